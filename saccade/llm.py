@@ -34,13 +34,13 @@ from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.front.assemble import build_front
 from saccade.front.content import message_from_object
 from saccade.front.conversation import Chat, Message
-from saccade.front.front import Finish, Front
-from saccade.front.intake import Ask
+from saccade.front.input_processor import GenerationRequest
 from saccade.front.loading import LoadingView
+from saccade.front.request_manager import Finish, RequestManager
 from saccade.text.answer import AnswerEvent, Call, gather
-from saccade.text.grammar import Wish, read_wish
-from saccade.text.offer import Offer, read_tools
+from saccade.text.grammar import OutputConstraint, read_wish
 from saccade.text.tool_calls import CallEnded
+from saccade.text.tools import ToolSet, read_tools
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
@@ -76,9 +76,9 @@ class _Settings:
     """What holds for every conversation of a call. variables: the client's own for the template."""
 
     sampling: SamplingParams
-    offer: Offer
+    offer: ToolSet
     variables: Mapping[str, Any]
-    wish: Wish | None
+    wish: OutputConstraint | None
     prompt_logprobs: int | None
 
 
@@ -106,7 +106,7 @@ class LLM:
         )
         self._thread.start()
         try:
-            self._front: Front = self._wait(_start(str(model), *chosen))
+            self._front: RequestManager = self._wait(_start(str(model), *chosen))
         except BaseException:
             self._end_loop()
             raise
@@ -172,7 +172,7 @@ class LLM:
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
             sampling or self._usual,
-            Offer(read_tools(tools), tool_choice, parallel_tool_calls),
+            ToolSet(read_tools(tools), tool_choice, parallel_tool_calls),
             chat_template_kwargs or {},
             read_wish(given),
             prompt_logprobs,
@@ -220,7 +220,9 @@ class LLM:
         params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         prepared = await self._front.prepare(
-            Ask(chat, set_fields, wish=set_to.wish, prompt_logprobs=set_to.prompt_logprobs)
+            GenerationRequest(
+                chat, set_fields, wish=set_to.wish, prompt_logprobs=set_to.prompt_logprobs
+            )
         )
         finish, tokens, cached = None, 0, 0
         parts: list[AnswerEvent] = []
@@ -298,7 +300,7 @@ async def _start(
     parallel: ParallelOptions,
     media: MediaOptions,
     pins: PinOptions,
-) -> Front:
+) -> RequestManager:
     front = build_front(model, options, engine, parallel, media, pins=pins)
     try:
         with LoadingView(Console(stderr=True), lines=False) as view:

@@ -22,7 +22,8 @@ import torch
 from saccade.core.config import EncoderConfig, KVConfig, KVDtype, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
-from saccade.kernels import device, sample_gpu
+from saccade.kernels import device
+from saccade.kernels.triton import sample as sample_gpu
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.lab.aot_launch import digest_of, once, stubbed

@@ -21,9 +21,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.lexicon import read_lexicon
-from saccade.sched.masks import Matchers
-from saccade.text.grammar import Grammars, Wish
+from saccade.core.grammar_vocab import read_lexicon
+from saccade.sched.grammar_state import Matchers
+from saccade.text.grammar import Grammars, OutputConstraint
 from saccade_bench.fixtures.schemas import SchemaMaker
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def main() -> None:
     maker, choose = SchemaMaker(2026), random.Random(0)
     row = np.zeros(matchers.words, np.uint32)
     for _ in range(options.schemas):
-        wish = Wish("json", maker.schema(), "schema")
+        wish = OutputConstraint("json", maker.schema(), "schema")
         try:
             grammar = timed("front: compile and check", partial(grammars.compile, wish)).text
         except InvalidRequest:

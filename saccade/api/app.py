@@ -45,14 +45,14 @@ from saccade.api.chat.write import (
 )
 from saccade.api.encode import encode_routes
 from saccade.api.files import file_routes
-from saccade.api.handlers import Door, Endpoint, json_response, send_json
+from saccade.api.handlers import Endpoint, RequestHandler, json_response, send_json
 from saccade.api.messages.handlers import message_routes
-from saccade.api.prompt_logprobs import PromptTeller, View, scroll_count, texts_of
+from saccade.api.prompt_logprobs import PromptTeller, PromptView, scroll_count, texts_of
 from saccade.api.responses.handlers import response_routes
 from saccade.api.responses.store import ResponseStore
-from saccade.api.stream import Choices, Told, UsageWanted
+from saccade.api.stream import AnswerContext, Choices, UsageWanted
 from saccade.api.trace.image_trace import ImageCost
-from saccade.api.trace.request_trace import Journey, Journeys, note_failure
+from saccade.api.trace.request_trace import Journeys, RequestTimeline, note_failure
 from saccade.core.config import MIB, Role
 from saccade.core.errors import (
     InternalError,
@@ -68,7 +68,7 @@ from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
 from saccade.edge.refusal import ErrorBody, body_for, refusal
 from saccade.front.conversation import Chat
-from saccade.front.front import Front
+from saccade.front.request_manager import RequestManager
 
 log = logging.getLogger("saccade")
 
@@ -82,13 +82,13 @@ WATCH = ObservabilityOptions()
 
 
 def build_app(
-    front: Front,
+    front: RequestManager,
     names: Sequence[str],
     options: ServerOptions,
     body_seconds: float,
     kept: ResponseOptions = KEPT,
     watch: ObservabilityOptions = WATCH,
-    record: Callable[[Journey], None] | None = None,
+    record: Callable[[RequestTimeline], None] | None = None,
     role: Role = "all",
 ) -> Starlette:
     """The ASGI application.
@@ -99,7 +99,7 @@ def build_app(
     """
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
-    door = Door(front, tuple(names), options, bodies, watch)
+    door = RequestHandler(front, tuple(names), options, bodies, watch)
     store = ResponseStore(kept, front.metrics)
     api = _Api(front, door, store.instance, int(time.time()))
     routes = encode_routes(door) if role == "encode" else _public_routes(door, api, store)
@@ -118,7 +118,7 @@ def build_app(
 def _middleware(
     options: ServerOptions,
     watch: ObservabilityOptions,
-    record: Callable[[Journey], None] | None,
+    record: Callable[[RequestTimeline], None] | None,
 ) -> list[Middleware]:
     """What every request passes, from the outside in."""
     middleware = [Middleware(RequestIds)]
@@ -143,7 +143,7 @@ def _middleware(
     return middleware
 
 
-def _public_routes(door: Door, api: _Api, store: ResponseStore) -> list[Route]:
+def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> list[Route]:
     """What clients ask a language model."""
     largest = door.options.max_body_mb * MIB
     return [
@@ -182,8 +182,8 @@ class _Api:
     `started`: seconds since the epoch, which the model list calls the model's creation.
     """
 
-    front: Front
-    door: Door
+    front: RequestManager
+    door: RequestHandler
     instance: str
     started: int
 
@@ -196,18 +196,18 @@ class _Api:
                 isinstance(ask.prompt, Chat) and ask.prompt.offer.open,
                 answer.include_reasoning is not False,
             )
-            tell = self._choices(shape, reply, View(top=answer.prompt_logprobs))
+            tell = self._choices(shape, reply, PromptView(top=answer.prompt_logprobs))
             await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             asks, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
-            view = View(top=prompt.prompt_logprobs)
+            view = PromptView(top=prompt.prompt_logprobs)
             if prompt.echo:
                 read = partial(texts_of, asks, self.front.intake)
                 texts = await self.front.intake.in_thread(read)
-                view = View(texts, prompt.logprobs, prompt.prompt_logprobs)
+                view = PromptView(texts, prompt.logprobs, prompt.prompt_logprobs)
             tell = self._choices(shape, reply, view)
             await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
 
@@ -236,17 +236,17 @@ class _Api:
             await send_json(send, TokenText(text))
 
     def _choices(
-        self, shape: Shape, reply: Reply, view: View
-    ) -> Callable[[Told], Choices | PromptTeller]:
+        self, shape: Shape, reply: Reply, view: PromptView
+    ) -> Callable[[AnswerContext], Choices | PromptTeller]:
         """Tells in OpenAI's words."""
         usage: UsageWanted = (
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
         )
 
-        def tell(told: Told) -> Choices | PromptTeller:
+        def tell(told: AnswerContext) -> Choices | PromptTeller:
             writer = Writer(shape, self.door.name_of(reply.model))
             choices = Choices(writer, told, usage)
-            if view == View():
+            if view == PromptView():
                 return choices
             return PromptTeller(choices, view, told.prepared, self.front.vocabulary)
 

@@ -41,7 +41,7 @@ class Field:
     required: bool
 
 
-class Form(Generic[F]):
+class BodySchema(Generic[F]):
     """Reads bodies of one class."""
 
     def __init__(

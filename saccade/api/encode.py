@@ -20,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from saccade.api.handlers import Door, Endpoint
+from saccade.api.handlers import Endpoint, RequestHandler
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
 from saccade.core.exchange import (
@@ -34,25 +34,25 @@ from saccade.core.types import Image, Request, SamplingParams, Span
 from saccade.edge.auth import client_of
 from saccade.edge.body import Held, pieces
 from saccade.edge.disconnect import while_connected
-from saccade.front.front import Event
-from saccade.front.intake import Prepared
+from saccade.front.input_processor import PreparedRequest
+from saccade.front.request_manager import AnswerUpdate
 from saccade.media.content import Budget
+from saccade.media.fairness import Requester
 from saccade.media.media import ImageSource, OpenedImage
-from saccade.media.turns import Asker
 
 PIECE = 256 * 1024
 """Bytes that are handed to the connection at a time."""
 UNKNOWN = "this image is not known here by its key: send its bytes"
 
 
-def encode_routes(door: Door) -> Sequence[Route]:
+def encode_routes(door: RequestHandler) -> Sequence[Route]:
     return (Route(ENCODE_PATH, Endpoint(EmbeddingDoor(door).embedding), methods=["POST"]),)
 
 
 class EmbeddingDoor:
     """The handler."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: RequestHandler) -> None:
         self._door = door
         self._front = door.front
         self._media = door.front.intake.media
@@ -124,7 +124,7 @@ class EmbeddingDoor:
     async def _open(self, wanted: EmbeddingWanted, body: bytes, held: Held) -> OpenedImage:
         """The image, as any client's. Raises OtherTower where it is not the one that is wanted."""
         budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
-        asker = Asker(held.client.share(""), held.client.name, held)
+        asker = Requester(held.client.share(""), held.client.name, held)
         salt = wanted.image.key.salt
         opened = await self._media.open(ImageSource(body, "image", budget), salt, asker)
         if opened.image != wanted.image:
@@ -136,7 +136,7 @@ class EmbeddingDoor:
         return opened
 
     @asynccontextmanager
-    async def _embedded(self, prepared: Prepared) -> AsyncIterator[Event]:
+    async def _embedded(self, prepared: PreparedRequest) -> AsyncIterator[AnswerUpdate]:
         """The last event; the embedding stays in shared memory until the end."""
         try:
             async with aclosing(self._front.generate(prepared)) as events:
@@ -145,7 +145,7 @@ class EmbeddingDoor:
         finally:
             self._front.taken(f"{prepared.request.id}-0")  # also where it came too late
 
-    async def _send(self, send: Send, wanted: EmbeddingWanted, event: Event) -> None:
+    async def _send(self, send: Send, wanted: EmbeddingWanted, event: AnswerUpdate) -> None:
         assert event.embedding is not None
         found = event.found[0]
         values = self._media.embedding(*event.embedding)
@@ -173,7 +173,7 @@ def _too_large(field: str, number: int) -> InvalidRequest:
     )
 
 
-def _prepare(wanted: EmbeddingWanted, opened: OpenedImage | None, held: Held) -> Prepared:
+def _prepare(wanted: EmbeddingWanted, opened: OpenedImage | None, held: Held) -> PreparedRequest:
     """An engine request for one image; its tokens stand for nothing."""
     image = wanted.image
     request = Request(
@@ -186,7 +186,7 @@ def _prepare(wanted: EmbeddingWanted, opened: OpenedImage | None, held: Held) ->
         time.monotonic(),
         held.client.share(image.key.salt),
     )
-    return Prepared(request, () if opened is None else (opened,), ("image",))
+    return PreparedRequest(request, () if opened is None else (opened,), ("image",))
 
 
 def _digest(values: memoryview) -> str:

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from saccade.api.chat.fields import Reply
-from saccade.api.chat.write import Tally
-from saccade.api.prompt_logprobs import Scroll, score_bytes
-from saccade.api.stream import Teller, Told, stream
+from saccade.api.chat.write import UsageCounter
+from saccade.api.prompt_logprobs import StreamedBody, score_bytes
+from saccade.api.stream import AnswerContext, ResponseWriter, stream
 from saccade.api.trace.image_trace import Tracer
 from saccade.api.trace.request_trace import AnswerTold, journey
 from saccade.core.config import MIB
@@ -31,8 +31,8 @@ from saccade.core.options import ObservabilityOptions, ServerOptions
 from saccade.edge.auth import client_of
 from saccade.edge.body import Bodies, Held, read_json
 from saccade.edge.headers import request_id
-from saccade.front.front import Front
-from saccade.front.intake import Ask, Prepared
+from saccade.front.input_processor import GenerationRequest, PreparedRequest
+from saccade.front.request_manager import RequestManager
 
 log = logging.getLogger("saccade")
 
@@ -43,10 +43,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class RequestHandler:
     """`names`: what the API calls the model, the first being its own name for it."""
 
-    front: Front
+    front: RequestManager
     names: tuple[str, ...]
     options: ServerOptions
     bodies: Bodies
@@ -79,7 +79,12 @@ class Door:
                 yield body, held
 
     async def answer(
-        self, send: Send, reply: Reply, tell: Callable[[Told], Teller], asks: list[Ask], held: Held
+        self,
+        send: Send,
+        reply: Reply,
+        tell: Callable[[AnswerContext], ResponseWriter],
+        asks: list[GenerationRequest],
+        held: Held,
     ) -> None:
         """Prepare what is asked, and send the answer as it comes or at once."""
         model, way = self.name_of(reply.model), journey.get()
@@ -89,12 +94,12 @@ class Door:
         asks.clear()  # from here on the request holds no text of its pictures
         encoded = {opened.encoded for each in prepared for opened in each.opened}
         held.resize(sum(len(each.data) for each in encoded) + score_bytes(prepared))
-        tally = Tally(
+        tally = UsageCounter(
             sum(len(each.request.tokens) for each in prepared),
             prepared[0].n,
             sum(span.length for each in prepared for span in each.request.spans),
         )
-        told = Told(prepared, tally, Tracer(prepared, reply.trace))
+        told = AnswerContext(prepared, tally, Tracer(prepared, reply.trace))
         try:
             await self._tell(send, bool(reply.stream), told, tell(told))
         finally:
@@ -102,7 +107,9 @@ class Door:
                 way.answer = AnswerTold.of(prepared, tally, told.tracer)
         self.log(prepared, tally, told.tracer)
 
-    async def _tell(self, send: Send, streamed: bool, told: Told, teller: Teller) -> None:
+    async def _tell(
+        self, send: Send, streamed: bool, told: AnswerContext, teller: ResponseWriter
+    ) -> None:
         async with aclosing(self.front.generate(*told.prepared)) as events:
             if streamed:
                 await stream(send, told.counted(events), teller)
@@ -110,12 +117,12 @@ class Door:
             async for event in told.counted(events):
                 teller.keep(event)
         content = teller.whole()
-        if isinstance(content, Scroll):
+        if isinstance(content, StreamedBody):
             await self.send_scroll(send, content)
         else:
             await send_json(send, content)
 
-    async def send_scroll(self, send: Send, content: Scroll) -> None:
+    async def send_scroll(self, send: Send, content: StreamedBody) -> None:
         """A long body, piece by piece; each is written in a thread."""
         pieces = content.pieces()
         headers = [(b"content-type", b"application/json")]
@@ -124,7 +131,7 @@ class Door:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def log(self, prepared: Sequence[Prepared], tally: Tally, tracer: Tracer) -> None:
+    def log(self, prepared: Sequence[PreparedRequest], tally: UsageCounter, tracer: Tracer) -> None:
         """A line for every request, and what became of images in slow ones, where asked for."""
         request, usage = prepared[0].request, tally.usage
         if self.watch.log_requests:

@@ -29,8 +29,8 @@ from saccade.api.stream import Choices
 from saccade.core.errors import InvalidRequest, RequestError
 from saccade.core.types import PromptScores
 from saccade.front.conversation import Chat
-from saccade.front.front import Event
-from saccade.front.intake import Ask, Intake, Prepared
+from saccade.front.input_processor import GenerationRequest, InputProcessor, PreparedRequest
+from saccade.front.request_manager import AnswerUpdate
 from saccade.text.detokenize import Vocabulary
 
 MAX_PROMPT_SCORES = 1 << 20
@@ -42,7 +42,7 @@ _MARK = b"\0"
 """No JSON holds this byte: it encloses the numbers of runs that are written later."""
 
 
-def score_bytes(prepared: Sequence[Prepared]) -> int:
+def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
     """Bytes that scores of these prompts take until they are sent. Raises InvalidRequest where they
     are too many.
     """
@@ -61,7 +61,7 @@ def score_bytes(prepared: Sequence[Prepared]) -> int:
     return _SCORE_BYTES * values
 
 
-def texts_of(asks: Sequence[Ask], intake: Intake) -> list[str]:
+def texts_of(asks: Sequence[GenerationRequest], intake: InputProcessor) -> list[str]:
     """What an echo says of each prompt: the text that was sent, or that of the tokens."""
     most = intake.spec.vocab_size  # a token beyond is refused later
     return [
@@ -74,7 +74,7 @@ def texts_of(asks: Sequence[Ask], intake: Intake) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PromptView:
     """What a client wants to see of its prompts. `texts`: each prompt's own, where they are echoed.
     `echoed`: likeliest tokens beside each of an echo's, `top`: of `prompt_logprobs`; None: no
     log-probabilities there.
@@ -85,7 +85,7 @@ class View:
     top: int | None = None
 
 
-class Scroll:
+class StreamedBody:
     """A body too long to be written at once."""
 
     def __init__(self, content: object, runs: Sequence[Iterator[bytes]]) -> None:
@@ -102,13 +102,13 @@ class Scroll:
                 yield part
 
 
-def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> Scroll:
+def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> StreamedBody:
     """`count`, its tokens written piece by piece, and beside them how `name` writes each."""
     runs = [_pieces(iter(count.tokens), _PIECE)]
     if name is not None:
         runs.append(_pieces(map(name, count.tokens), _PIECE))
     tokens, strings = (_mark(index) for index in range(2))
-    return Scroll(
+    return StreamedBody(
         structs.replace(count, tokens=tokens, token_strs=UNSET if name is None else strings), runs
     )
 
@@ -119,7 +119,11 @@ class PromptTeller:
     """
 
     def __init__(
-        self, inner: Choices, view: View, prepared: Sequence[Prepared], vocabulary: Vocabulary
+        self,
+        inner: Choices,
+        view: PromptView,
+        prepared: Sequence[PreparedRequest],
+        vocabulary: Vocabulary,
     ) -> None:
         self._inner = inner
         self._view = view
@@ -128,7 +132,7 @@ class PromptTeller:
         self._prompts = [ScoredPrompt(each.request.tokens, vocabulary) for each in prepared]
         self._runs: list[Iterator[bytes]] = []
 
-    def shown(self, event: Event) -> bytes:
+    def shown(self, event: AnswerUpdate) -> bytes:
         return b"".join(map(self._inner.shown, self._opened(event)))
 
     def ending(self) -> bytes:
@@ -137,14 +141,14 @@ class PromptTeller:
     def failure(self, error: RequestError) -> bytes:
         return self._inner.failure(error)
 
-    def keep(self, event: Event) -> None:
+    def keep(self, event: AnswerUpdate) -> None:
         if event.scores is not None:
             self._prompts[event.choice // self._n].scores.append(event.scores)
             return
         for each in self._opened(event):
             self._inner.keep(each)
 
-    def whole(self) -> Completion | Scroll:
+    def whole(self) -> Completion | StreamedBody:
         completion = self._inner.whole()
         choices = [
             self._with_prompt(choice) if isinstance(choice, TextChoice) else choice
@@ -154,13 +158,13 @@ class PromptTeller:
         if self._view.top is not None and isinstance(choices[0], ChatChoice):
             entries = self._later(self._prompts[0].entries(self._view.top))
             completion = structs.replace(completion, prompt_logprobs=entries)
-        return Scroll(completion, self._runs) if self._runs else completion
+        return StreamedBody(completion, self._runs) if self._runs else completion
 
-    def _opened(self, event: Event) -> Iterable[Event]:
+    def _opened(self, event: AnswerUpdate) -> Iterable[AnswerUpdate]:
         """The echo comes before an answer's first text."""
         if self._view.texts and event.choice not in self._begun:
             self._begun.add(event.choice)
-            yield Event(event.choice, self._view.texts[event.choice // self._n])
+            yield AnswerUpdate(event.choice, self._view.texts[event.choice // self._n])
         yield event
 
     def _with_prompt(self, choice: TextChoice) -> TextChoice:

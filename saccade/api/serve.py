@@ -23,7 +23,7 @@ from saccade.api.app import KEPT, OPEN_PATHS, WATCH, build_app
 from saccade.api.trace.telemetry import Telemetry, check_installed
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.config import MIB, Role
-from saccade.core.garbage import settle
+from saccade.core.gc_freeze import settle
 from saccade.core.messages import Loading, Ready
 from saccade.core.options import (
     ConnectionOptions,
@@ -40,12 +40,12 @@ from saccade.core.options import (
 from saccade.core.secrets import KEY_VARIABLES, forget
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
-from saccade.edge.limits import Crowd, raise_descriptors
-from saccade.engine.words import describe_intake
+from saccade.edge.limits import ConnectionLimiter, raise_descriptors
+from saccade.engine.startup_report import describe_intake
 from saccade.front.assemble import build_front
-from saccade.front.front import Front
-from saccade.front.intake import Intake
+from saccade.front.input_processor import InputProcessor
 from saccade.front.loading import LoadingView
+from saccade.front.request_manager import RequestManager
 
 log = logging.getLogger("saccade")
 
@@ -65,7 +65,7 @@ class Server(Serving):
 
     def __init__(
         self,
-        front: Front,
+        front: RequestManager,
         names: Sequence[str],
         options: ServerOptions,
         edge: ConnectionOptions = EDGE,
@@ -79,7 +79,7 @@ class Server(Serving):
         record = None if self._telemetry is None else self._telemetry.record
         super().__init__(
             build_app(front, names, options, edge.body_timeout, kept, watch, record, role),
-            Crowd(edge, front.metrics),
+            ConnectionLimiter(edge, front.metrics),
             edge,
             options.max_body_mb * MIB,
             OPEN_PATHS,
@@ -184,7 +184,7 @@ def serve(
         check_installed()
     names = server.served_model_name or (model,)
 
-    def announce(address: str, ready: Ready, intake: Intake) -> None:
+    def announce(address: str, ready: Ready, intake: InputProcessor) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
         settle()
         sent = describe_intake(media) if intake.spec.sees_images else ()

@@ -2,7 +2,7 @@
 
 Owns the wire format of a stream and what becomes of an error in the middle of one. The response
 starts with the first event, so that whatever goes wrong before it is still an HTTP status of its
-own. Each API has a `Teller`; `Choices` is that of OpenAI's chat and text completions.
+own. Each API has a `ResponseWriter`; `Choices` is that of OpenAI's chat and text completions.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from saccade.api.chat.write import (
     CacheDiagnostics,
     ChoiceReply,
     Completion,
-    Tally,
     Usage,
+    UsageCounter,
     Writer,
 )
 from saccade.api.trace.image_trace import Trace, Tracer
 from saccade.api.trace.request_trace import note_failure
 from saccade.core.errors import InternalError, RequestError
 from saccade.edge.refusal import ErrorResponse
-from saccade.front.front import Event
-from saccade.front.intake import Prepared
+from saccade.front.input_processor import PreparedRequest
+from saccade.front.request_manager import AnswerUpdate
 
 log = logging.getLogger("saccade")
 
@@ -44,14 +44,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AnswerContext:
     """What is known of a request's answer while it is told."""
 
-    prepared: Sequence[Prepared]
-    tally: Tally
+    prepared: Sequence[PreparedRequest]
+    tally: UsageCounter
     tracer: Tracer
 
-    async def counted(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    async def counted(self, events: AsyncIterator[AnswerUpdate]) -> AsyncIterator[AnswerUpdate]:
         """`events`, each of which is counted before it is told."""
         try:
             async for event in events:
@@ -63,12 +63,12 @@ class Told:
             raise
 
 
-class Teller(Protocol):
+class ResponseWriter(Protocol):
     """How an API tells one request's answer, event by event or at once. Either `shown` is called
     for every event, or `keep`.
     """
 
-    def shown(self, event: Event) -> bytes:
+    def shown(self, event: AnswerUpdate) -> bytes:
         """What a stream says of an event; empty for nothing."""
         ...
 
@@ -80,7 +80,7 @@ class Teller(Protocol):
         """What a stream says when the answer fails on its way."""
         ...
 
-    def keep(self, event: Event) -> None:
+    def keep(self, event: AnswerUpdate) -> None:
         """An event of an answer that is told at once."""
         ...
 
@@ -89,13 +89,13 @@ class Teller(Protocol):
         ...
 
 
-async def stream(send: Send, events: AsyncIterator[Event], teller: Teller) -> None:
+async def stream(send: Send, events: AsyncIterator[AnswerUpdate], teller: ResponseWriter) -> None:
     """Send `events` as they come.
 
     Raises the RequestError that comes before the first event; a later one is sent as an error
     event.
     """
-    event: Event | None = await anext(events)
+    event: AnswerUpdate | None = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
     try:
         while event is not None:
@@ -114,7 +114,7 @@ async def stream(send: Send, events: AsyncIterator[Event], teller: Teller) -> No
 class Choices:
     """Completions and their chunks. `usage`: whether the last chunk says it, or every one."""
 
-    def __init__(self, writer: Writer, told: Told, usage: UsageWanted) -> None:
+    def __init__(self, writer: Writer, told: AnswerContext, usage: UsageWanted) -> None:
         self._writer = writer
         self._tally = told.tally
         self._tracer = told.tracer
@@ -124,7 +124,7 @@ class Choices:
         count = sum(each.n for each in told.prepared)
         self._answers = [ChoiceReply(writer.shape, i) for i in range(count)]
 
-    def shown(self, event: Event) -> bytes:
+    def shown(self, event: AnswerUpdate) -> bytes:
         """A chunk; before a choice's first, its opening."""
         writer = self._writer
         used: Usage | UnsetType | None = (
@@ -152,7 +152,7 @@ class Choices:
     def failure(self, error: RequestError) -> bytes:
         return _sse(ErrorResponse.of(error))
 
-    def keep(self, event: Event) -> None:
+    def keep(self, event: AnswerUpdate) -> None:
         self._answers[event.choice].add(event)
 
     def whole(self) -> Completion:

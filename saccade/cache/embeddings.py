@@ -19,10 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from saccade.cache.cache_tier import CacheTier
+from saccade.cache.ghost_list import GhostList
 from saccade.cache.pins import PinBook
 from saccade.cache.popularity import Popularity
-from saccade.cache.seen import Seen
-from saccade.cache.shelf import Shelf
 from saccade.core.config import EmbeddingBudgets, embedding_file_bytes
 from saccade.core.plan import Move, Place
 from saccade.core.types import Image, ImageKey, Missed, Tier
@@ -85,12 +85,12 @@ class EmbeddingCache:
         self.bytes_per_token = bytes_per_token
         self.pins = PinBook() if pins is None else pins
         self._kept: dict[ImageKey, set[str]] = {}  # by which clients
-        self.device = Shelf(budgets.device_bytes, self._kept)
-        self.host = Shelf(budgets.host_bytes, self._kept)
-        self.disk = Shelf(budgets.disk_bytes, self._kept, budgets.shared)
+        self.device = CacheTier(budgets.device_bytes, self._kept)
+        self.host = CacheTier(budgets.host_bytes, self._kept)
+        self.disk = CacheTier(budgets.disk_bytes, self._kept, budgets.shared)
         self.hits: Counter[Tier] = Counter()
         self.misses: Counter[Tier] = Counter()
-        self._seen = Seen()
+        self._seen = GhostList()
         self._popularity = Popularity()
         self._known: dict[ImageKey, _Known] = {}
         self._staged: set[ImageKey] = set()
@@ -137,9 +137,9 @@ class EmbeddingCache:
         return key in self.disk and not self.ready(key)
 
     @property
-    def tiers(self) -> dict[Tier, Shelf]:
+    def tiers(self) -> dict[Tier, CacheTier]:
         """The tiers that have room for anything, nearest first."""
-        every: dict[Tier, Shelf] = {"device": self.device, "host": self.host, "disk": self.disk}
+        every: dict[Tier, CacheTier] = {"device": self.device, "host": self.host, "disk": self.disk}
         return {
             tier: shelf for tier, shelf in every.items() if tier == "device" or shelf.budget_bytes
         }
@@ -237,7 +237,7 @@ class EmbeddingCache:
         for client, key in self.pins.in_order():
             self._let_go(client, key)
         keep = self.device.held | self.disk.held | self._staged
-        shelves: tuple[tuple[Place, Shelf], ...] = (
+        shelves: tuple[tuple[Place, CacheTier], ...] = (
             ("device", self.device),
             ("host", self.host),
             ("disk", self.disk),
@@ -351,7 +351,7 @@ class EmbeddingCache:
     def _bytes(self, key: ImageKey) -> int:
         return self._known[key].num_tokens * self.bytes_per_token
 
-    def _bytes_on(self, shelf: Shelf, key: ImageKey) -> int:
+    def _bytes_on(self, shelf: CacheTier, key: ImageKey) -> int:
         """What it takes of a tier."""
         return self._file_bytes(self._bytes(key)) if shelf is self.disk else self._bytes(key)
 
@@ -382,15 +382,15 @@ class EmbeddingCache:
             else [*dropped, Move(key, "device", "host", self._known[key].num_tokens)]
         )
 
-    def _shelve(self, shelf: Shelf, key: ImageKey) -> list[ImageKey]:
+    def _shelve(self, shelf: CacheTier, key: ImageKey) -> list[ImageKey]:
         """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""
         shelf.put(key, self._bytes_on(shelf, key), self._worth(key))
         return self._make_room(shelf, 0)
 
     def _make_room(
-        self, shelf: Shelf, nbytes: int, keep: Collection[ImageKey] = ()
+        self, shelf: CacheTier, nbytes: int, keep: Collection[ImageKey] = ()
     ) -> list[ImageKey]:
-        """`Shelf.make_room`; where that is not enough, what clients want kept goes too."""
+        """`CacheTier.make_room`; where that is not enough, what clients want kept goes too."""
         self.end_pins()
         evicted = shelf.make_room(nbytes, keep)
         while shelf.used_bytes + nbytes > shelf.budget_bytes:

@@ -28,7 +28,7 @@ from saccade.core.errors import (
 )
 from saccade.core.options import ConnectionOptions
 from saccade.edge.headers import Stamp, name_of
-from saccade.edge.limits import Crowd
+from saccade.edge.limits import ConnectionLimiter
 from saccade.edge.listener import TURNS_TO_READ
 from saccade.edge.refusal import refusal
 
@@ -135,7 +135,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(
         self,
-        crowd: Crowd,
+        crowd: ConnectionLimiter,
         options: ConnectionOptions,
         largest: int,
         open_paths: frozenset[bytes],
@@ -477,7 +477,7 @@ class Connection(HttpToolsProtocol):
 
 
 def connections(
-    crowd: Crowd,
+    crowd: ConnectionLimiter,
     options: ConnectionOptions,
     largest: int,
     open_paths: frozenset[bytes],

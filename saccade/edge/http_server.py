@@ -23,7 +23,7 @@ from saccade.core.errors import StartupError
 from saccade.core.options import ConnectionOptions
 from saccade.edge.connection import connections
 from saccade.edge.headers import Stamp
-from saccade.edge.limits import Crowd
+from saccade.edge.limits import ConnectionLimiter
 from saccade.edge.listener import Listener
 
 TICKS = 10
@@ -58,7 +58,7 @@ class Serving(Uvicorn):
     def __init__(
         self,
         app: ASGIApp,
-        crowd: Crowd,
+        crowd: ConnectionLimiter,
         edge: ConnectionOptions,
         largest: int,
         open_paths: frozenset[str],

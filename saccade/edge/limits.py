@@ -55,7 +55,7 @@ def raise_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class Crowd:
+class ConnectionLimiter:
     """The connections of one server.
 
     Raises ConfigError when the limit of open files leaves no room for --max-connections.

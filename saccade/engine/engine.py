@@ -32,7 +32,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
 from saccade.engine.language import LanguageHalf
-from saccade.engine.probe import StoreProbe
+from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import WorkersLost
 from saccade.sched.protocol import Scheduler
 

@@ -10,14 +10,14 @@ from saccade.core.errors import RequestError
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks
 from saccade.core.types import Delta, ImageKey, Request
-from saccade.engine.guides import Guides
+from saccade.engine.grammar_loader import GrammarLoader
 from saccade.sched.scheduler import GenerationScheduler
 
 
 class LanguageHalf:
     """`scheduler` is the one that the loop plans with."""
 
-    def __init__(self, scheduler: GenerationScheduler, guides: Guides) -> None:
+    def __init__(self, scheduler: GenerationScheduler, guides: GrammarLoader) -> None:
         self._scheduler = scheduler
         self._guides = guides
 

@@ -25,7 +25,7 @@ from saccade.core.child import AsyncChannel, ParentLink, enter
 from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
-from saccade.core.garbage import settle
+from saccade.core.gc_freeze import settle
 from saccade.core.messages import (
     ENGINE_END,
     EngineBoot,
@@ -42,12 +42,12 @@ from saccade.core.options import usable_cores
 from saccade.core.types import ImageKey, Tower
 from saccade.engine.claims import embedding_bytes_per_token
 from saccade.engine.engine import Engine
-from saccade.engine.guides import Guides
+from saccade.engine.grammar_loader import GrammarLoader
 from saccade.engine.language import LanguageHalf
-from saccade.engine.probe import StoreProbe
 from saccade.engine.ranks import pick_device, resolve_parallel, share_hardware
 from saccade.engine.sizing import pick_dtype, resolve, resolve_tower
-from saccade.engine.words import LoadFacts, describe
+from saccade.engine.startup_report import LoadFacts, describe
+from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.registry import load_spec
 from saccade.sched.encoding import EncodeScheduler
@@ -103,7 +103,7 @@ async def serve(
     spec = load_spec(Path(boot.folder), boot.model.family_option)
     words = await front.receive()
     assert isinstance(words, TokenizerText)
-    guides = Guides(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
+    guides = GrammarLoader(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
     front.send(Loading("starting PyTorch"))
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
     load = plan_load(boot, spec, devices)

@@ -26,10 +26,10 @@ from saccade.engine.sizing import arena_bytes, check_one_disk, resolve_encoder
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.front.compiler import Compiler
-from saccade.front.front import Front
-from saccade.front.intake import Intake, load_sampling_defaults
+from saccade.front.input_processor import InputProcessor, load_sampling_defaults
+from saccade.front.request_manager import RequestManager
 from saccade.media.media import Media
-from saccade.text.manner import find_manner
+from saccade.text.answer_format import find_manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
 
 
@@ -43,7 +43,7 @@ def build_front(
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
     role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
     answers: AnswerOptions = AnswerOptions(),  # noqa: B008 - frozen
-) -> Front:
+) -> RequestManager:
     """A front that has yet to be started.
 
     Call on a running event loop. Raises StartupError when files or options will not do.
@@ -65,7 +65,7 @@ def build_front(
     defaults = load_sampling_defaults(folder)
     if answers.default_max_tokens is not None:
         defaults = replace(defaults, max_tokens=answers.default_max_tokens)
-    intake = Intake(
+    intake = InputProcessor(
         spec,
         tokenizer,
         template,
@@ -76,7 +76,7 @@ def build_front(
         find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
     link = EngineProcess(folder, options, engine, parallel, arena, words, pins, role.role)
-    return Front(intake, link, metrics, max_requests)
+    return RequestManager(intake, link, metrics, max_requests)
 
 
 def check_role(role: Role, spec: FamilySpec) -> None:

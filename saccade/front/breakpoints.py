@@ -1,7 +1,7 @@
 """Where a client wants its prompt kept in the caches, and for how long, in the words of both APIs.
 
 Owns the schemas of marks and what they come to. Knows nothing of tokens: a mark is a place between
-parts until the prompt is rendered (`text/landmarks.py`).
+parts until the prompt is rendered (`text/message_offsets.py`).
 
     {"cache_control": {"type": "ephemeral", "ttl": "5m"}}               Anthropic's; 5 minutes
     {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}     OpenAI's; 30 minutes

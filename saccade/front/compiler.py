@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from llguidance import LLTokenizer
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.lexicon import read_lexicon
-from saccade.text.grammar import Grammar, Grammars, Wish
+from saccade.core.grammar_vocab import read_lexicon
+from saccade.text.grammar import Grammar, Grammars, OutputConstraint
 
 log = logging.getLogger("saccade")
 
-MakeWish = Callable[[LLTokenizer], Wish | None]
+MakeWish = Callable[[LLTokenizer], OutputConstraint | None]
 """A wish that depends on the lexicon, as a forced tool call does: its tags may be tokens. Called in
 the compiler's thread; may raise InvalidRequest. None: any text.
 """
@@ -43,7 +43,7 @@ class Compiler:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next client's first
 
     async def compile(
-        self, wish: Wish | MakeWish, thinks_until: str | None = None, client: str = ""
+        self, wish: OutputConstraint | MakeWish, thinks_until: str | None = None, client: str = ""
     ) -> Grammar | None:
         """The grammar of a wish; None where it turns out to allow any text. `thinks_until`: as in
         `Grammars.compile`. client: under which name it takes turns.
@@ -84,18 +84,20 @@ class Compiler:
                 return
         self._busy = False
 
-    def _compile(self, wish: Wish | MakeWish, thinks_until: str | None) -> Grammar | None:
+    def _compile(
+        self, wish: OutputConstraint | MakeWish, thinks_until: str | None
+    ) -> Grammar | None:
         lexicon = self._lexicon.result()  # this thread has read it before anything else
         if lexicon is None:
             raise InvalidRequest(
                 "this model's tokenizer cannot be read as one of bytes, so that no grammar can be "
                 "kept to: ask for the form in the prompt",
-                wish.param if isinstance(wish, Wish) else None,
+                wish.param if isinstance(wish, OutputConstraint) else None,
                 "unsupported_parameter",
             )
         if self._grammars is None:
             self._grammars = Grammars(lexicon, self._vocab_size)
-        made = wish if isinstance(wish, Wish) else wish(lexicon)
+        made = wish if isinstance(wish, OutputConstraint) else wish(lexicon)
         return None if made is None else self._grammars.compile(made, thinks_until)
 
 

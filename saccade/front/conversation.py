@@ -15,9 +15,9 @@ import msgspec
 
 from saccade.front.breakpoints import Mark
 from saccade.media.media import ImageSource
-from saccade.text.extent import extent
-from saccade.text.landmarks import TOOLS
-from saccade.text.offer import NO_TOOLS, Offer
+from saccade.text.json_size import extent
+from saccade.text.message_offsets import TOOLS
+from saccade.text.tools import NO_TOOLS, ToolSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Chat:
     """
 
     messages: tuple[Message, ...]
-    offer: Offer = NO_TOOLS
+    offer: ToolSet = NO_TOOLS
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     effort: str | None = None

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels import blockwise
+from saccade.kernels import long_attention as blockwise
 
 Backend = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 """Of attention within segments.
@@ -180,7 +180,7 @@ def _triton_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
     # Imported where there is a GPU: elsewhere Triton need not be installed.
-    from saccade.kernels.segments_gpu import launch_segments
+    from saccade.kernels.triton.segments import launch_segments
 
     assert len(k) == len(q)
     bounds = segments.bounds

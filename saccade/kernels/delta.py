@@ -86,7 +86,7 @@ def causal_conv(
     """
     if device.runs_triton(x):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.delta_gpu import launch_conv
+        from saccade.kernels.triton.delta import launch_conv
 
         return launch_conv(x, weight, states, rows)
     wide = weight.to(_wide(x))
@@ -120,7 +120,7 @@ def gated_delta(
     Dv] float32 are brought up to date.
     """
     if device.runs_triton(v):
-        from saccade.kernels.delta_gpu import launch_delta
+        from saccade.kernels.triton.delta import launch_delta
 
         return launch_delta(q, k, v, decay, beta, states, rows)
     q, k = _unit(q, v.shape[1]), _unit(k, v.shape[1])

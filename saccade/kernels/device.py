@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from saccade.kernels.vnni import runs_vnni
+from saccade.kernels.x86.vnni import runs_vnni
 
 FIRST_FP8 = (8, 9)
 """Compute capability from which on a GPU converts from and to FP8."""

@@ -32,7 +32,7 @@ def stacked_mlp(
     """
     if device.runs_triton(x):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.experts_gpu import launch_experts
+        from saccade.kernels.triton.experts import launch_experts
 
         return launch_experts(x, experts, shares, up, down, before)
     each = x.new_zeros(*experts.shape, expert(down, 0).shape[0])

@@ -111,7 +111,7 @@ def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
     """
     if device.runs_triton(x):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.scaled_gpu import launch_quantise
+        from saccade.kernels.triton.scaled import launch_quantise
 
         return launch_quantise(x, group)
     parts = x.float().unflatten(1, (-1, group))
@@ -163,7 +163,7 @@ def fp8_linear(x: Rows, matrix: Fp8Matrix, bias: torch.Tensor | None = None) -> 
     if isinstance(x, Fp8Rows):
         return scaled_linear(x, matrix, bias)
     if device.runs_triton(x):
-        from saccade.kernels.fp8_gpu import launch_fp8
+        from saccade.kernels.triton.fp8 import launch_fp8
 
         return launch_fp8(x, matrix, bias)
     return F.linear(x, dense(matrix).to(x.dtype), bias)

@@ -175,7 +175,7 @@ def int4_linear(
     """x [T, in] @ matrix.T + bias, [T, out] in the dtype of `x`."""
     if device.runs_triton(x):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.int4_gpu import launch_int4
+        from saccade.kernels.triton.int4 import launch_int4
 
         return launch_int4(x, matrix, bias)
     return F.linear(x, dense(matrix).to(x.dtype), bias)

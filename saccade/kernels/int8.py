@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from saccade.kernels.panels import STEPS, bytes_linear, pack_bytes, pad_scales
-from saccade.kernels.vnni import LARGEST, LEAST_SCALE, runs_vnni
+from saccade.kernels.x86.vnni import LARGEST, LEAST_SCALE, runs_vnni
+from saccade.kernels.x86.vnni_layout import STEPS, bytes_linear, pack_bytes, pad_scales
 
 ZERO = 128
 """What stands for 0 in a quantised row: oneDNN is fast for unsigned rows on every processor with

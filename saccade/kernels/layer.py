@@ -43,7 +43,7 @@ def turn_and_cache(
     """
     if device.runs_triton(qkv):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.layer_gpu import launch_turn_and_cache
+        from saccade.kernels.triton.layer import launch_turn_and_cache
 
         ready = rotation.ready()
         halves = rotation.pairs == "halves"
@@ -52,7 +52,7 @@ def turn_and_cache(
         )
     if _compiles(qkv, cache, qk_norm):
         # Imported where it runs: elsewhere Numba need not be installed.
-        from saccade.kernels.layer_cpu import compiled_turn_and_cache
+        from saccade.kernels.x86.layer import compiled_turn_and_cache
 
         ready = rotation.ready()
         across = rotation.pairs == "halves"
@@ -81,11 +81,11 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x + delta, its RMS norm), both [T, hidden]."""
     if device.runs_triton(x):
-        from saccade.kernels.layer_gpu import launch_add_norm
+        from saccade.kernels.triton.layer import launch_add_norm
 
         return launch_add_norm(x, delta, weight, None, eps)
     if device.runs_jit(x) and x.dtype == delta.dtype == weight.dtype:
-        from saccade.kernels.layer_cpu import compiled_rms_norm
+        from saccade.kernels.x86.layer import compiled_rms_norm
 
         return compiled_rms_norm(x, delta, weight, eps)
     total = x + delta
@@ -101,7 +101,7 @@ def add_rms_norm_rows(
     if not group or len(x) <= FEW_ROWS:
         return add_rms_norm(x, delta, weight, eps)
     if device.runs_triton(x):
-        from saccade.kernels.scaled_gpu import launch_add_norm_scaled
+        from saccade.kernels.triton.scaled import launch_add_norm_scaled
 
         return launch_add_norm_scaled(x, delta, weight, eps, group)
     total = x + delta
@@ -113,7 +113,7 @@ def add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x + delta, its layer norm), both [T, hidden]."""
     if device.runs_triton(x):
-        from saccade.kernels.layer_gpu import launch_add_norm
+        from saccade.kernels.triton.layer import launch_add_norm
 
         return launch_add_norm(x, delta, weight, bias, eps)
     total = x + delta
@@ -123,11 +123,11 @@ def add_layer_norm(
 def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
     """act(gate) * up of gate_up [T, 2 I]: the gate's values, then up's. [T, I]"""
     if act == "silu" and device.runs_triton(gate_up):
-        from saccade.kernels.layer_gpu import launch_silu_gate
+        from saccade.kernels.triton.layer import launch_silu_gate
 
         return launch_silu_gate(gate_up)
     if act == "silu" and device.runs_jit(gate_up):
-        from saccade.kernels.layer_cpu import compiled_silu_gate
+        from saccade.kernels.x86.layer import compiled_silu_gate
 
         return compiled_silu_gate(gate_up)
     left, right = gate_up.chunk(2, dim=-1)
@@ -139,7 +139,7 @@ def gate_rows(gate_up: torch.Tensor, act: Activation, group: int) -> Rows:
     if not group or len(gate_up) <= FEW_ROWS:
         return gate(gate_up, act)
     if act == "silu" and device.runs_triton(gate_up):
-        from saccade.kernels.scaled_gpu import launch_silu_gate_scaled
+        from saccade.kernels.triton.scaled import launch_silu_gate_scaled
 
         return launch_silu_gate_scaled(gate_up, group)
     return quantise_rows(gate(gate_up, act), group)

@@ -26,8 +26,8 @@ from saccade.kernels.fp8 import (
 )
 from saccade.kernels.int4 import Int4Matrix, int4_linear, pad_int4_inputs, pad_int4_outputs
 from saccade.kernels.int8 import Int8Matrix, int8_linear
-from saccade.kernels.panels import Int4Panels, pack_panels, panels_linear
-from saccade.kernels.vnni import runs_vnni
+from saccade.kernels.x86.vnni import runs_vnni
+from saccade.kernels.x86.vnni_layout import Int4Panels, pack_panels, panels_linear
 
 Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix | Int4Panels
 """A weight of products. An Int8Matrix is packed, wherever there is one."""

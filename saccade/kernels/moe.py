@@ -84,7 +84,7 @@ def expert_mlp(
         for expert, rows in groupby(numbers[place] for place in order)
     ]
     if experts.places is not None and len(x) <= FEW_ROWS and act == "silu":
-        from saccade.kernels.moe_cpu import compiled_experts
+        from saccade.kernels.x86.moe import compiled_experts
 
         return compiled_experts(x, routes.shares, order, runs, experts.places)
     if not order:
@@ -101,7 +101,7 @@ def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Addresses | None:
     """Where packed matrices lie, if products with them are compiled; None if they are not."""
     if not isinstance(up[0], torch.Tensor) or not device.runs_jit(up[0]):
         return None
-    from saccade.kernels.moe_cpu import address, reads
+    from saccade.kernels.x86.moe import address, reads
 
     ups = [each for each in up if isinstance(each, torch.Tensor) and each.is_mkldnn]
     downs = [each for each in down if isinstance(each, torch.Tensor) and each.is_mkldnn]

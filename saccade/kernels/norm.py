@@ -24,7 +24,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x.float(), weight, eps).to(x.dtype)
     if weight.dim() == 1 and device.runs_jit(x) and x.is_contiguous():
         # Imported where it runs: elsewhere Numba need not be installed.
-        from saccade.kernels.layer_cpu import compiled_rms_norm
+        from saccade.kernels.x86.layer import compiled_rms_norm
 
         return compiled_rms_norm(x, None, weight, eps)[1]
     if x.device.type == "cpu" and x.numel() <= FEW_VALUES:

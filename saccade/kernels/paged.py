@@ -64,7 +64,7 @@ def plan_decode(rows: PagedRows, kv_heads: int) -> PagedRows:
     """The same rows with what `paged_attention` of all layers needs to know of them."""
     if not rows.singles or not device.runs_triton(rows.kv_lengths):
         return rows
-    from saccade.kernels.paged_decode_gpu import share_keys
+    from saccade.kernels.triton.paged_decode import share_keys
 
     return replace(rows, work=share_keys(rows, kv_heads))
 
@@ -77,7 +77,7 @@ def paged_attention(
     """
     if device.runs_triton(q):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.paged_gpu import launch_paged
+        from saccade.kernels.triton.paged import launch_paged
 
         return launch_paged(q, cache, rows, scale)
     return paged_attention_reference(q, cache, rows, scale)

@@ -91,7 +91,7 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
     """
     if device.runs_triton(x):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.rotary_gpu import launch
+        from saccade.kernels.triton.rotary import launch
 
         launch(
             x,

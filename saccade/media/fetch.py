@@ -29,11 +29,11 @@ from saccade.core.errors import ImageError, TooLarge
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.address import PinnedNetwork, Resolve, resolve
+from saccade.media.fairness import FairPermits, Requester
 from saccade.media.flights import ByteFlight, Flights
 from saccade.media.http_cache import HttpAnswer, HTTPCache
 from saccade.media.inline import decode_base64
 from saccade.media.network import GIVEN_UP
-from saccade.media.turns import Asker, Turns
 
 MAX_REDIRECTS = 5
 MAX_FETCHES = 128
@@ -84,21 +84,21 @@ class Fetcher:
             network_backend=PinnedNetwork(options.allow_private_media, resolve),
         )
         self._cache = HTTPCache(CACHE_BYTES)
-        self._turns = Turns(MAX_FETCHES, CLIENT_FETCHES, REQUEST_FETCHES)
+        self._turns = FairPermits(MAX_FETCHES, CLIENT_FETCHES, REQUEST_FETCHES)
         self._flights = Flights(self._turns.enter)
-        self._disk_turns = Turns(LOCAL_READS, CLIENT_READS, REQUEST_READS)
+        self._disk_turns = FairPermits(LOCAL_READS, CLIENT_READS, REQUEST_READS)
         self._local = Flights(self._disk_turns.enter)
         self._readers = ThreadPoolExecutor(LOCAL_READS, "saccade-local")
         self._exchanges: set[asyncio.Task[HttpAnswer]] = set()
 
-    async def fetch(self, url: str, salt: str, asker: Asker | None = None) -> bytes:
+    async def fetch(self, url: str, salt: str, asker: Requester | None = None) -> bytes:
         """The encoded bytes; those that were not sent with the request are counted in the asker's
         room.
 
         Raises ImageError when they cannot or must not be had, TooLarge beyond --max-image-bytes,
         and Overloaded when there is no room, or no turn within `PATIENCE`.
         """
-        asker = asker or Asker()
+        asker = asker or Requester()
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
             return await self._decode_data_url(url)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
 
 from saccade.core.errors import RequestError
-from saccade.media.turns import Asker, Ticket
+from saccade.media.fairness import Requester, Ticket
 
 
 @dataclass(slots=True, eq=False)
 class _Seat:
     """One who waits."""
 
-    asker: Asker
+    asker: Requester
     data: asyncio.Future[bytes]
     reserved: int = 0
 
@@ -69,7 +69,7 @@ class ByteFlight:
 class Flights:
     """At most one flight per key. `on_join` hears of everybody who joins one."""
 
-    def __init__(self, on_join: Callable[[Ticket, Asker], None] | None = None) -> None:
+    def __init__(self, on_join: Callable[[Ticket, Requester], None] | None = None) -> None:
         self._on_join = on_join
         self._flights: dict[Hashable, ByteFlight] = {}
         self._tasks: dict[ByteFlight, asyncio.Task[bytes]] = {}
@@ -77,7 +77,7 @@ class Flights:
     async def join(
         self,
         key: Hashable,
-        asker: Asker,
+        asker: Requester,
         bring: Callable[[ByteFlight], Coroutine[None, None, bytes]],
     ) -> bytes:
         """The bytes that `bring` returns, which stay counted in the asker's room.

@@ -45,15 +45,15 @@ from saccade.media.content import (
     identify,
     read_raw,
 )
+from saccade.media.decode_dedup import Decoders
+from saccade.media.decode_queue import Job, check_memory
 from saccade.media.encoders import Encoders
+from saccade.media.fairness import Requester
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
 from saccade.media.flights import ByteFlight, Flights
-from saccade.media.jobs import Job, check_memory
-from saccade.media.pixels import Decoders
 from saccade.media.pool import DecodePool
 from saccade.media.stock import Stocks
-from saccade.media.turns import Asker
 from saccade.media.uploads import Uploads
 
 REMEMBERED_HEADERS = 1 << 16
@@ -140,7 +140,7 @@ class OpenedImage:
     probe: Probe
     recipe: ImageRecipe
     encoded: EncodedBytes
-    asker: Asker
+    asker: Requester
     fetch_ms: float
     digest_ms: float
     read: float
@@ -214,7 +214,7 @@ class Media:
         self.files.close()
 
     async def open_all(
-        self, sources: Sequence[ImageSource], salt: str, asker: Asker | None = None
+        self, sources: Sequence[ImageSource], salt: str, asker: Requester | None = None
     ) -> tuple[OpenedImage, ...]:
         """Open a request's pictures beside each other; what several of them name is read once.
 
@@ -222,7 +222,7 @@ class Media:
         the salt. Raises as `open` does.
         """
         self.check_sources(sources)
-        asker, reads = asker or Asker(salt), dict[Hashable, asyncio.Task[_Read]]()
+        asker, reads = asker or Requester(salt), dict[Hashable, asyncio.Task[_Read]]()
         for source in sources:
             if (name := _name(source.url)) not in reads:
                 reads[name] = asyncio.create_task(self._read(source.url, salt, asker))
@@ -254,7 +254,9 @@ class Media:
                 code="too_many_images",
             )
 
-    async def open(self, source: ImageSource, salt: str, asker: Asker | None = None) -> OpenedImage:
+    async def open(
+        self, source: ImageSource, salt: str, asker: Requester | None = None
+    ) -> OpenedImage:
         """Name a picture and say what it costs, without decoding it.
 
         Bytes that do not come with the request are counted in the asker's room before they are
@@ -264,7 +266,7 @@ class Media:
         return (await self.open_all((source,), salt, asker))[0]
 
     async def _identify(
-        self, source: ImageSource, salt: str, asker: Asker, reading: asyncio.Task[_Read]
+        self, source: ImageSource, salt: str, asker: Requester, reading: asyncio.Task[_Read]
     ) -> OpenedImage:
         try:
             read = await reading
@@ -289,7 +291,7 @@ class Media:
             source.budget,
         )
 
-    async def _read(self, url: Address, salt: str, asker: Asker) -> _Read:
+    async def _read(self, url: Address, salt: str, asker: Requester) -> _Read:
         """The bytes of a source, their digest, and their header."""
         if isinstance(url, KnownImage):
             return self._recall(url, salt)
@@ -331,7 +333,9 @@ class Media:
             self._probes[name] = found
         return found
 
-    async def _bytes(self, url: str | bytes | Base64 | FileId, salt: str, asker: Asker) -> bytes:
+    async def _bytes(
+        self, url: str | bytes | Base64 | FileId, salt: str, asker: Requester
+    ) -> bytes:
         match url:
             case bytes():
                 return url
@@ -342,7 +346,7 @@ class Media:
             case _:
                 return await self._fetcher.fetch(url, salt, asker)
 
-    async def _upload(self, id: str, asker: Asker) -> bytes:
+    async def _upload(self, id: str, asker: Requester) -> bytes:
         """The content of a file of the asker's own, from a request in flight that holds the same
         bytes if there is one.
         """
@@ -366,7 +370,7 @@ class Media:
         try:
             self._fetcher.check_size(len(data))
             name = await asyncio.to_thread(digest, data)
-            await self._header(name, data, Asker().request)
+            await self._header(name, data, Requester().request)
         except (ImageError, TooLarge) as error:
             raise _at(error, param) from error
 

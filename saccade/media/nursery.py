@@ -36,7 +36,7 @@ import PIL.Image
 
 from saccade.core.arena import Arena
 from saccade.core.child import Channel, Disconnected, Frames, ParentLink, enter
-from saccade.core.garbage import settle
+from saccade.core.gc_freeze import settle
 from saccade.media.sandbox import confine
 from saccade.media.worker import (
     EXIT_STATUS,

@@ -24,7 +24,7 @@ from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.content import Probe
-from saccade.media.jobs import BYTES_PER_PIXEL, Job, JobQueue, decoding_bytes
+from saccade.media.decode_queue import BYTES_PER_PIXEL, Job, JobQueue, decoding_bytes
 from saccade.media.lanes import Lanes, WorkerLane, WorkerLost
 from saccade.media.stock import Stocks
 from saccade.media.worker import HEADER_BYTES, Decode, Decoded, Header, ReadHeaders

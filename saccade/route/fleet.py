@@ -19,7 +19,7 @@ from saccade.core.metrics import Metrics
 from saccade.edge.headers import INSTANCE_HEADER
 from saccade.edge.rank import rank
 from saccade.edge.upstream import Upstream, WorkerGone, parse_worker
-from saccade.route.keys import Bearing
+from saccade.route.affinity import AffinityKey
 
 log = logging.getLogger("saccade")
 
@@ -105,7 +105,7 @@ class Fleet:
         of = {state: [each for each in self.replicas if each.state == state] for state in ASKED}
         return next((found for found in of.values() if found), [])
 
-    def order(self, bearing: Bearing) -> list[Backend]:
+    def order(self, bearing: AffinityKey) -> list[Backend]:
         """Those that are ready, in the order in which a request should try them."""
         ready = self.ready
         load = {replica.name: replica.load for replica in ready}
@@ -116,7 +116,7 @@ class Fleet:
 
     @asynccontextmanager
     async def take(
-        self, bearing: Bearing, tried: Container[Backend]
+        self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
         """The worker that a request should try next; the request counts as its own meanwhile. None:
         there is nobody left.

@@ -36,11 +36,11 @@ from saccade.edge.headers import request_id
 from saccade.edge.metrics_text import CONTENT_TYPE, render
 from saccade.edge.refusal import failure_event, refusal
 from saccade.edge.upstream import Head, WorkerGone
+from saccade.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
+from saccade.route.broadcast import is_for_everyone, tell_everyone
 from saccade.route.events import Events
-from saccade.route.everyone import is_for_everyone, tell_everyone
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import answer_headers, request_head
-from saccade.route.keys import Bearing, bearing_of_body, bearing_of_path
 
 log = logging.getLogger("saccade")
 
@@ -124,7 +124,7 @@ class Proxy:
                     work = self._forward(scope, send, body, bearing, held)
                 await while_connected(receive, work)
 
-    async def _bearing(self, scope: Scope, body: bytearray) -> Bearing:
+    async def _bearing(self, scope: Scope, body: bytearray) -> AffinityKey:
         began = time.perf_counter()
         if not body:
             bearing = bearing_of_path(scope["path"])
@@ -138,7 +138,7 @@ class Proxy:
         return bearing if self._options.affinity == "image" else bearing.blind()
 
     async def _forward(
-        self, scope: Scope, send: Send, body: bytearray, bearing: Bearing, held: Held
+        self, scope: Scope, send: Send, body: bytearray, bearing: AffinityKey, held: Held
     ) -> None:
         """Raises RequestError before the answer has begun, from when on the body is let go."""
         tried: dict[Backend, str] = {}

@@ -40,11 +40,11 @@ from saccade.core.route_options import SpreadOptions
 from saccade.edge.body import Bodies
 from saccade.edge.headers import RequestIds
 from saccade.edge.rank import rank
+from saccade.route.affinity import AffinityKey
 from saccade.route.deploy import ENCODER, ENGINE, INGRESS, REQUESTS
 from saccade.route.fleet import Backend, Fleet
-from saccade.route.keys import Bearing
-from saccade.route.owned import OwnedServer
 from saccade.route.proxy import Proxy
+from saccade.route.server_process import OwnedServer
 
 log = logging.getLogger("saccade")
 
@@ -235,7 +235,7 @@ class RayFleet(Fleet):
 
     @asynccontextmanager
     async def take(
-        self, bearing: Bearing, tried: Container[Backend]
+        self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
         """As Fleet's; raises Overloaded where no server has a place."""
         vain = [name for each, name in self._names.items() if each in tried]

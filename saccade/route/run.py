@@ -19,7 +19,7 @@ from saccade.edge.body import Bodies
 from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import RequestIds, Stamp
 from saccade.edge.http_server import Serving, address_of, listen
-from saccade.edge.limits import Crowd, raise_descriptors
+from saccade.edge.limits import ConnectionLimiter, raise_descriptors
 from saccade.route.fleet import Fleet
 from saccade.route.origins import Origins
 from saccade.route.proxy import OWN_PATHS, Proxy
@@ -35,7 +35,7 @@ class RouteServer(Serving):
         self.metrics = Metrics(ROUTED)
         self._options = options
         self._fleet = Fleet(options.workers, self.metrics)
-        crowd = Crowd(edge, self.metrics)
+        crowd = ConnectionLimiter(edge, self.metrics)
         bodies = Bodies(options.inflight_bytes, self.metrics, edge.body_timeout)
         proxy = Proxy(self._fleet, options, self.metrics, bodies)
         app: ASGIApp = Origins(proxy, options.cors_origins)

@@ -84,7 +84,7 @@ class DecodeAttention:
     def rows(self, batch: Batch, mine: slice) -> Attend:
         """For rows `mine` of the batch."""
         # Imported where it runs: elsewhere Numba need not be installed.
-        from saccade.kernels.paged_cpu import decode_paged, scratch_values
+        from saccade.kernels.x86.paged import decode_paged, scratch_values
 
         rows = PagedRows(
             batch.q_starts[mine.start : mine.stop + 1],

@@ -20,7 +20,7 @@ from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParam
 from saccade.nn.transfer import send
 
 if TYPE_CHECKING:
-    from saccade.kernels.edits_gpu import EditTables
+    from saccade.kernels.triton.edits import EditTables
 
 NEUTRAL = 1.0, 0.0, 0.0
 """Repetition, presence and frequency penalties that change nothing."""
@@ -171,7 +171,7 @@ class SlotEdits:
         self, vocab_size: int, slots: int, stop_ids: Sequence[int], device: torch.device
     ) -> None:
         # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.edits_gpu import EditTables
+        from saccade.kernels.triton.edits import EditTables
 
         ends = tuple(dict.fromkeys(stop_ids))
         width = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + len(ends)
@@ -224,13 +224,13 @@ class SlotEdits:
 
     def edit(self, logits: torch.Tensor, slots: torch.Tensor, masked: bool) -> None:
         """Change the logits [D, V] of `slots` [D], on the device, in place."""
-        from saccade.kernels.edits_gpu import launch_edit
+        from saccade.kernels.triton.edits import launch_edit
 
         launch_edit(logits, slots, self.tables, masked)
 
     def count(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """`tokens` [D] were drawn by `slots` [D]."""
-        from saccade.kernels.edits_gpu import launch_count
+        from saccade.kernels.triton.edits import launch_count
 
         launch_count(slots, self.tables, tokens)
 
@@ -239,7 +239,7 @@ class SlotEdits:
 
     def _list(self, slot: int, params: SamplingParams) -> list[int]:
         """Tokens that are biased or banned, each once, now in the slot's list."""
-        from saccade.kernels.edits_gpu import BANNED
+        from saccade.kernels.triton.edits import BANNED
 
         added = dict[int, float]()
         for token, amount in params.logit_bias:
@@ -265,7 +265,7 @@ class SlotEdits:
         self, line: int, tokens: Sequence[int], prompt_length: int, listed: Sequence[int]
     ) -> None:
         """The line's numbers, of a prompt and what an answer has so far."""
-        from saccade.kernels.edits_gpu import LISTED, SEEN
+        from saccade.kernels.triton.edits import LISTED, SEEN
 
         ids = np.array((*tokens, *listed), np.int64)
         unique, places = np.unique(ids, return_inverse=True)

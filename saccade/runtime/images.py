@@ -16,15 +16,15 @@ from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.plan import Plan
 from saccade.core.types import ImageKey
-from saccade.kernels import blockwise
+from saccade.kernels import long_attention as blockwise
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import Shard
+from saccade.runtime.begun_step import Step
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, CudaCapture, eager
 from saccade.runtime.memory import DTYPES, EmbeddingMemory
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.step import Step
 from saccade.runtime.vision import VisionEncoder
 
 

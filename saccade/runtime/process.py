@@ -28,7 +28,7 @@ from saccade.core.arena import Arena
 from saccade.core.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
 from saccade.core.config import Hardware
 from saccade.core.errors import StartupError
-from saccade.core.garbage import settle
+from saccade.core.gc_freeze import settle
 from saccade.core.messages import (
     PEER_LOST_STATUS,
     WORKER_END,
@@ -51,11 +51,11 @@ from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.parallel import PeerLost, Shard, join, leave
+from saccade.runtime.begun_step import Step
 from saccade.runtime.gauge import Told, untold
 from saccade.runtime.kv_scales import read_kv_scales
 from saccade.runtime.memory import DTYPES
 from saccade.runtime.quantized import LoadTally
-from saccade.runtime.step import Step
 from saccade.runtime.streams import put_first
 from saccade.runtime.tower import TowerWorker
 from saccade.runtime.weights import load_net, load_tower

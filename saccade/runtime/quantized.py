@@ -19,7 +19,7 @@ from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Experts, Fp8Matrix
 from saccade.kernels.int4 import Int4Matrix, quantise_int4
 from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix, runs_int8
 from saccade.kernels.linear import Matrix
-from saccade.kernels.vnni import runs_vnni
+from saccade.kernels.x86.vnni import runs_vnni
 from saccade.nn.weights import Part
 
 BLOCK_VALUES = 1 << 20

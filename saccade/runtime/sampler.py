@@ -197,7 +197,7 @@ class Sampler:
         if allowed is None and all(params.temperature == 0.0 for params in asked):
             return logits.argmax(dim=-1)  # several programs to a row, where the kernel has one
         # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.sample_gpu import launch_sample
+        from saccade.kernels.triton.sample import launch_sample
 
         table = logits, draws.slots, self._params, self._top_ks, draws.uniforms
         if allowed is None:

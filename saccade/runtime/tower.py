@@ -13,9 +13,9 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Deliver, Plan
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import WHOLE, Shard
+from saccade.runtime.begun_step import MaskSource, Step
 from saccade.runtime.images import ImageExecutor
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.step import MaskSource, Step
 
 
 class TowerWorker:

@@ -19,6 +19,7 @@ from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, PageTable
+from saccade.runtime.begun_step import MaskSource, Step
 from saccade.runtime.finite import NO_TOKEN, finite_rows, quieten
 from saccade.runtime.images import ImageExecutor, begin_captures
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
@@ -26,8 +27,7 @@ from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Sampler
 from saccade.runtime.scores import Scorer
 from saccade.runtime.states import StateMemory
-from saccade.runtime.step import MaskSource, Step
-from saccade.runtime.steps import StepGraphs, StepMemory
+from saccade.runtime.step_graphs import StepGraphs, StepMemory
 from saccade.runtime.streams import FIRST
 from saccade.runtime.warm import compile_decode, warm_up
 

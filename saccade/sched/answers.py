@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saccade.core.types import Delta, FinishReason, Request, TokenLogprobs
-from saccade.sched.masks import Guide
+from saccade.sched.grammar_state import GrammarState
 from saccade.sched.sequence import Sequence
 
 
@@ -25,7 +25,7 @@ def end_reason(
 
 def follow(
     sequence: Sequence,
-    guide: Guide,
+    guide: GrammarState,
     reason: FinishReason | None,
     eos: frozenset[int],
     token_limit: int,
@@ -53,7 +53,7 @@ def follow(
 
 
 def _jump(
-    sequence: Sequence, guide: Guide, drawing: int, eos: frozenset[int], token_limit: int
+    sequence: Sequence, guide: GrammarState, drawing: int, eos: frozenset[int], token_limit: int
 ) -> FinishReason | None:
     """Take the tokens that must follow; why the answer ends within them, or after."""
     forced = guide.jump(planned=drawing > 0)

@@ -12,9 +12,9 @@ from saccade.cache.content import Content, overlapping
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.types import ImageKey
 from saccade.sched.builder import PlanBuilder
-from saccade.sched.gallery import Gallery
+from saccade.sched.image_scheduler import ImageScheduler
+from saccade.sched.kv_cache_manager import KVCacheManager
 from saccade.sched.limits import Counts, SchedulerLimits
-from saccade.sched.room import PageRoom
 from saccade.sched.sequence import Run, Sequence
 
 
@@ -41,9 +41,9 @@ class ImageChunks:
 
     def __init__(
         self,
-        gallery: Gallery,
+        gallery: ImageScheduler,
         embeddings: EmbeddingCache,
-        room: PageRoom,
+        room: KVCacheManager,
         limits: SchedulerLimits,
         counts: Counts,
     ) -> None:

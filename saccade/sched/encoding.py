@@ -18,7 +18,7 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.plan import Deliver, Place, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Request
 from saccade.sched.builder import PlanBuilder
-from saccade.sched.gallery import Gallery
+from saccade.sched.image_scheduler import ImageScheduler
 from saccade.sched.limits import NO_MEMORY_IMAGE, Counts, SchedulerLimits
 from saccade.sched.sequence import Sequence, State
 from saccade.sched.slots import Allocator, Notices, aligned
@@ -41,7 +41,7 @@ class EncodeScheduler:
         self.counts = Counts()
         half = limits.arena_bytes // 2
         self.limits = replace(limits, arena_bytes=half)
-        self.gallery = Gallery(self.limits, embeddings, self.counts)
+        self.gallery = ImageScheduler(self.limits, embeddings, self.counts)
         self.running: list[Sequence] = []  # whose embeddings are being copied
         self.waiting = TurnQueue()
         self._base = self.gallery.slots.size

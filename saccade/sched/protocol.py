@@ -12,7 +12,7 @@ from typing import Protocol
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.plan import Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
-from saccade.sched.gallery import Gallery
+from saccade.sched.image_scheduler import ImageScheduler
 from saccade.sched.limits import Counts
 from saccade.sched.slots import Notices
 
@@ -22,7 +22,7 @@ class Scheduler(Protocol):
 
     counts: Counts
     embeddings: EmbeddingCache
-    gallery: Gallery
+    gallery: ImageScheduler
 
     @property
     def running(self) -> Sized:

@@ -28,9 +28,11 @@ from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder
+from saccade.sched.cache_control import CacheControlTracker
 from saccade.sched.chunk import ImageChunks
-from saccade.sched.gallery import Gallery
-from saccade.sched.keeping import Keeping
+from saccade.sched.grammar_state import GrammarState
+from saccade.sched.image_scheduler import ImageScheduler
+from saccade.sched.kv_cache_manager import KVCacheManager
 from saccade.sched.limits import (
     NO_MEMORY_IMAGE,
     NO_MEMORY_STEP,
@@ -38,12 +40,10 @@ from saccade.sched.limits import (
     SchedulerLimits,
     refusal,
 )
-from saccade.sched.masks import Guide
-from saccade.sched.room import PageRoom
 from saccade.sched.run_slots import RunSlots
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.slots import Notices
-from saccade.sched.states import keep_snapshots
+from saccade.sched.snapshot_scheduler import keep_snapshots
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
 NOT_FINITE = (
@@ -68,12 +68,12 @@ class GenerationScheduler:
         self.prefix = prefix
         self.embeddings = embeddings
         self.counts = Counts()
-        self.gallery = Gallery(limits, embeddings, self.counts)
+        self.gallery = ImageScheduler(limits, embeddings, self.counts)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
         self._snapshots = keep_snapshots(prefix, pool.page_size, limits.snapshot_tokens)
-        keeping = Keeping(prefix, embeddings, pool.page_size)
-        self._room = PageRoom(pool, prefix, keeping, self._snapshots, self.token_limit)
+        keeping = CacheControlTracker(prefix, embeddings, pool.page_size)
+        self._room = KVCacheManager(pool, prefix, keeping, self._snapshots, self.token_limit)
         self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
@@ -92,7 +92,7 @@ class GenerationScheduler:
         """No request is alive and the workers hold nothing for one."""
         return not (self._ids or self._slots.closing or self._flights or self.gallery.busy)
 
-    def add(self, request: Request, guide: Guide | None = None) -> list[Delta]:
+    def add(self, request: Request, guide: GrammarState | None = None) -> list[Delta]:
         """Queue a request; its id must be new. `guide`: of its grammar, if it has one.
 
         One that can never be served, or whose answer can only be empty, gets its terminal delta at

@@ -27,7 +27,7 @@ from saccade.core.types import (
     Missed,
     Request,
 )
-from saccade.sched.masks import Guide
+from saccade.sched.grammar_state import GrammarState
 
 Source = Literal["none", "pixels", "encoder"]
 """What an image was encoded from, as `ImageOutcome.level` calls it."""
@@ -153,7 +153,7 @@ class Sequence:
         "told",
     )
 
-    def __init__(self, request: Request, order: int, guide: Guide | None = None) -> None:
+    def __init__(self, request: Request, order: int, guide: GrammarState | None = None) -> None:
         self.request = request
         self.guide = guide
         self.order = order

@@ -20,7 +20,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.lexicon import begin_match, fill_mask, mask_words, tag_term
+from saccade.core.grammar_vocab import begin_match, fill_mask, mask_words, tag_term
 from saccade.text.schema import place_name, prepare_schema, subschemas
 
 MAX_GRAMMAR_BYTES = 65_536
@@ -82,7 +82,7 @@ FREE = Spacing((",", ":"), _BREAKS)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class OutputConstraint:
     """What an answer must be. `param`: the field that said so, as the client wrote it.
 
     json: `value` is a schema. regex, lark: their text. choice: the texts of which the answer is
@@ -94,7 +94,7 @@ class Wish:
     value: Any
     param: str
     spacing: Spacing = AS_DUMPED
-    inner: tuple[Wish, ...] = ()
+    inner: tuple[OutputConstraint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Grammar:
     digest: str
 
 
-def read_wish(fields: Mapping[str, Any]) -> Wish | None:
+def read_wish(fields: Mapping[str, Any]) -> OutputConstraint | None:
     """What a request wishes, in whichever spelling: `response_format`, `structured_outputs`,
     `guided_*`; None: any text. Raises InvalidRequest that names the field, where two say something
     too.
@@ -128,7 +128,7 @@ def read_wish(fields: Mapping[str, Any]) -> Wish | None:
 
 def read_response_format(
     value: Mapping[str, Any] | None, param: str = "response_format"
-) -> Wish | None:
+) -> OutputConstraint | None:
     """OpenAI's `response_format`, which stands at `param`; None: any text.
 
     Raises InvalidRequest.
@@ -136,7 +136,7 @@ def read_response_format(
     if value is None or value.get("type") == "text":
         return None
     if value.get("type") == "json_object":
-        return Wish("json", _ANY_OBJECT, param)
+        return OutputConstraint("json", _ANY_OBJECT, param)
     if value.get("type") != "json_schema":
         raise InvalidRequest(
             f"{param}.type: only text, json_object or json_schema is supported", f"{param}.type"
@@ -147,7 +147,7 @@ def read_response_format(
     return read_json_schema(inner, param)
 
 
-def read_json_schema(value: Mapping[str, Any], param: str) -> Wish:
+def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
     """The named schema of `response_format.json_schema`, or of Responses' `text.format`.
 
     `strict` may be either: a schema is always kept to. Raises InvalidRequest.
@@ -164,10 +164,10 @@ def read_json_schema(value: Mapping[str, Any], param: str) -> Wish:
     if not isinstance(value.get("schema"), Mapping):
         where = f"{param}.schema"
         raise InvalidRequest(f"{where}: expected a JSON schema, an object", where)
-    return Wish("json", value["schema"], f"{param}.schema")
+    return OutputConstraint("json", value["schema"], f"{param}.schema")
 
 
-def read_structured_outputs(value: Mapping[str, Any], param: str) -> Wish | None:
+def read_structured_outputs(value: Mapping[str, Any], param: str) -> OutputConstraint | None:
     """vLLM's `structured_outputs`: one of json, regex, choice, grammar (Lark) or json_object, and
     how JSON is spaced. Raises InvalidRequest.
     """
@@ -194,7 +194,7 @@ def read_structured_outputs(value: Mapping[str, Any], param: str) -> Wish | None
     return _read_mode(given[0], value[given[0]], f"{param}.{given[0]}", spacing)
 
 
-def read_guided(fields: Mapping[str, Any]) -> Wish | None:
+def read_guided(fields: Mapping[str, Any]) -> OutputConstraint | None:
     """vLLM's older fields: guided_json, guided_regex, guided_choice, guided_grammar and
     guided_whitespace_pattern. Raises InvalidRequest.
     """
@@ -211,7 +211,7 @@ def read_guided(fields: Mapping[str, Any]) -> Wish | None:
     return _read_mode(given[0], fields[param], param, spacing)
 
 
-def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> Wish | None:
+def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> OutputConstraint | None:
     match mode:
         case "json":
             if isinstance(value, str):
@@ -219,19 +219,19 @@ def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> Wish | No
                     value = json.loads(value)
                 except (ValueError, RecursionError) as error:
                     raise InvalidRequest(f"{param}: not JSON: {error}", param) from None
-            return Wish("json", value, param, spacing)
+            return OutputConstraint("json", value, param, spacing)
         case "json_object":
             if not isinstance(value, bool):
                 raise InvalidRequest(f"{param}: expected true or false", param)
-            return Wish("json", _ANY_OBJECT, param, spacing) if value else None
+            return OutputConstraint("json", _ANY_OBJECT, param, spacing) if value else None
         case "choice":
             whole = isinstance(value, list | tuple) and 0 < len(value) <= MAX_CHOICES
             if not whole or not all(isinstance(each, str) for each in value):
                 raise InvalidRequest(f"{param}: expected a list of 1 to {MAX_CHOICES} texts", param)
-            return Wish("choice", list(value), param)
+            return OutputConstraint("choice", list(value), param)
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{param}: expected a text that is not empty", param)
-    return Wish("regex" if mode == "regex" else "lark", value, param)
+    return OutputConstraint("regex" if mode == "regex" else "lark", value, param)
 
 
 def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
@@ -279,7 +279,7 @@ class Grammars:
         self._most = most
         self._known: OrderedDict[str, Grammar] = OrderedDict()
 
-    def compile(self, wish: Wish, thinks_until: str | None = None) -> Grammar:
+    def compile(self, wish: OutputConstraint, thinks_until: str | None = None) -> Grammar:
         """The grammar of `wish`; takes milliseconds, or none when it was seen lately.
 
         thinks_until: what ends the reasoning that comes before the answer, e.g. "</think>"; the
@@ -303,7 +303,7 @@ class Grammars:
         self._known.move_to_end(key)
         return known
 
-    def _parts(self, wish: Wish) -> list[Part]:
+    def _parts(self, wish: OutputConstraint) -> list[Part]:
         param = wish.param
         match wish.kind:
             case "json":
@@ -354,7 +354,7 @@ class Grammars:
             matcher.try_consume_tokens(matcher.compute_ff_tokens())
         return matcher.get_error()
 
-    def _explain(self, wish: Wish, error: str) -> InvalidRequest:
+    def _explain(self, wish: OutputConstraint, error: str) -> InvalidRequest:
         """The library's words; for a schema, of the innermost place that has a fault by itself,
         where that is found soon.
         """

@@ -14,13 +14,13 @@ from typing import Any, Literal
 from llguidance import LLTokenizer
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.lexicon import tag_term
+from saccade.core.grammar_vocab import tag_term
 from saccade.text.call_xml import allowed_types
-from saccade.text.extent import extent
-from saccade.text.grammar import Part, Wish, lark_part, schema_part
-from saccade.text.offer import Tool
+from saccade.text.grammar import OutputConstraint, Part, lark_part, schema_part
+from saccade.text.json_size import extent
 from saccade.text.schema import as_root, place_name, prepare_schema
 from saccade.text.tool_calls import CLOSE, OPEN, Form
+from saccade.text.tools import Tool
 
 _MAY_BE_ANY = {"type": "object"}
 
@@ -72,8 +72,8 @@ def read_tool_choice(
     tools: Sequence[Tool],
     style: Style,
     parallel: bool = True,
-    answer: Wish | None = None,
-) -> Wish | None:
+    answer: OutputConstraint | None = None,
+) -> OutputConstraint | None:
     """The grammar that `tool_choice` asks for; None: the answer is free.
 
     "none" and "auto" leave it free, but for "auto" with a strict tool: then text is free, and what
@@ -113,8 +113,8 @@ def _allowed(
     tools: Sequence[Tool],
     style: Style,
     parallel: bool,
-    answer: Wish | None,
-) -> Wish:
+    answer: OutputConstraint | None,
+) -> OutputConstraint:
     """Calls of some of the tools alone: they may come (`auto`), or must (`required`)."""
     where = "tool_choice.allowed_tools"
     if mode not in ("auto", "required"):
@@ -143,8 +143,8 @@ def calls_wish(
     need: Need,
     parallel: bool,
     param: str,
-    answer: Wish | None = None,
-) -> Wish:
+    answer: OutputConstraint | None = None,
+) -> OutputConstraint:
     """A grammar of calls of `tools`. must: one call, or with `parallel` one after another; or else
     `answer`. may: text, in which every <tool_call> begins a call. Raises InvalidRequest that names
     the place within a tool's schema.
@@ -175,13 +175,15 @@ def calls_wish(
     if answer is not None:
         parts.add(_answer_part(answer))
     lark = "\n".join([*start, f"called: {any_tool}", *rules]) + "\n"
-    schemas = [Wish("json", tool.parameters, tool.param) for tool in tools]
+    schemas = [OutputConstraint("json", tool.parameters, tool.param) for tool in tools]
     if answer is not None:
         schemas.append(answer)
-    return Wish("parts", [lark_part("calls", lark), *parts.made], param, inner=tuple(schemas))
+    return OutputConstraint(
+        "parts", [lark_part("calls", lark), *parts.made], param, inner=tuple(schemas)
+    )
 
 
-def _answer_part(answer: Wish) -> Part:
+def _answer_part(answer: OutputConstraint) -> Part:
     if answer.kind != "json":
         raise InvalidRequest(
             f"{answer.param}: beside tools that may be called, only JSON can be asked for; send "

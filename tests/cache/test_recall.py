@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from saccade.cache.recall import MOST_PROMPTS, PROMPT_BYTES, Recall
+from saccade.cache.prompt_history import MOST_PROMPTS, PROMPT_BYTES, PromptHistory
 from saccade.core.types import CacheMiss, CacheMissReason, Caching, Request, Span
 from tests.sched.simulator import Simulation
 from tests.sched.test_pins import Pinned, shown
@@ -122,7 +122,7 @@ def test_prompts_of_one_name_are_compared_however_early_they_differ() -> None:
 
 
 def test_what_is_remembered_is_bounded_and_a_flood_takes_nothing_from_another() -> None:
-    recall = Recall(4, lambda: 0.0)
+    recall = PromptHistory(4, lambda: 0.0)
     sim = Simulation(Pinned().scheduler.limits, 40, 4)
     mine = replace(sim.request([1] * 400), client="mine")
     recall.add(mine, 0)

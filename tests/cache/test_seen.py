@@ -4,7 +4,7 @@ another.
 
 from __future__ import annotations
 
-from saccade.cache.seen import KEYS_PER_DIGEST, Seen
+from saccade.cache.ghost_list import KEYS_PER_DIGEST, GhostList
 from saccade.core.types import ImageKey
 
 
@@ -13,21 +13,21 @@ def key(digest: int = 1, settings: int = 1, salt: str = "") -> ImageKey:
 
 
 def test_what_was_never_encoded_was_never_seen() -> None:
-    seen = Seen()
+    seen = GhostList()
     assert seen.why_missing(key()) == "never seen"
     seen.add(key())
     assert seen.why_missing(key(digest=2)) == "never seen"
 
 
 def test_what_was_encoded_has_been_evicted() -> None:
-    seen = Seen()
+    seen = GhostList()
     seen.add(key())
     seen.add(key(settings=2))
     assert seen.why_missing(key()) == seen.why_missing(key(settings=2)) == "evicted"
 
 
 def test_other_settings_and_the_empty_salt_are_named() -> None:
-    seen = Seen()
+    seen = GhostList()
     seen.add(key())
     assert seen.why_missing(key(settings=2)) == "other settings"
     assert seen.why_missing(key(salt="mine")) == "other salt"
@@ -35,14 +35,14 @@ def test_other_settings_and_the_empty_salt_are_named() -> None:
 
 
 def test_a_tenant_never_learns_what_another_has_sent() -> None:
-    seen = Seen()
+    seen = GhostList()
     seen.add(key(salt="mine"))
     assert seen.why_missing(key(salt="yours")) == seen.why_missing(key()) == "never seen"
     assert seen.why_missing(key(settings=2, salt="mine")) == "other settings"
 
 
 def test_memory_is_bounded_by_pictures_and_by_ways_to_see_one() -> None:
-    seen = Seen(size=2)
+    seen = GhostList(size=2)
     for digest in (1, 2, 3):
         seen.add(key(digest))
     assert [seen.why_missing(key(digest)) for digest in (1, 2, 3)] == [

@@ -40,7 +40,7 @@ from saccade.engine.claims import scoring_bytes, step_graph_bytes
 from saccade.engine.process import limits_of
 from saccade.engine.ranks import resolve_parallel
 from saccade.engine.sizing import VIT_GRAPH_SIZES, arena_bytes, kv_page_bytes, resolve
-from saccade.engine.words import LoadFacts, describe, describe_intake
+from saccade.engine.startup_report import LoadFacts, describe, describe_intake
 from saccade.families.checkpoint import DEMO, Section
 from saccade.families.registry import load_spec
 from saccade_bench.lab.qwen import qwen

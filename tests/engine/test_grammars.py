@@ -12,11 +12,11 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from saccade.core.lexicon import read_lexicon
+from saccade.core.grammar_vocab import read_lexicon
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.nn.protocol import FamilyNet
-from saccade.sched.masks import Matchers
-from saccade.text.grammar import Grammars, Wish
+from saccade.sched.grammar_state import Matchers
+from saccade.text.grammar import Grammars, OutputConstraint
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
@@ -50,7 +50,9 @@ def words(net: FamilyNet, tokenizer: Tokenizer) -> tuple[Matchers, str]:
     spec = net.spec
     lexicon = read_lexicon(tokenizer.to_str(), spec.vocab_size, spec.eos_token_ids)
     matchers = Matchers(lexicon, spec.vocab_size, spec.eos_token_ids)
-    return matchers, Grammars(lexicon, spec.vocab_size).compile(Wish("json", SCHEMA, "x")).text
+    return matchers, Grammars(lexicon, spec.vocab_size).compile(
+        OutputConstraint("json", SCHEMA, "x")
+    ).text
 
 
 def run(

@@ -11,8 +11,8 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.config import EmbeddingBudgets, embedding_file_bytes
 from saccade.core.store import file_name
 from saccade.core.types import Image, ImageKey, Request, SamplingParams
-from saccade.engine import probe
-from saccade.engine.probe import Sight, StoreProbe
+from saccade.engine import store_lookup as probe
+from saccade.engine.store_lookup import Sight, StoreProbe
 
 TOKENS, ROW = 4, 1024
 FILE = embedding_file_bytes(TOKENS * ROW)

@@ -18,10 +18,10 @@ from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.types import Request
 from saccade.engine.ranks import resolve_parallel
 from saccade.engine.sizing import kv_page_bytes, resolve
-from saccade.engine.words import LoadFacts, describe
+from saccade.engine.startup_report import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
-from saccade.sched.states import ANSWER_TOKENS
+from saccade.sched.snapshot_scheduler import ANSWER_TOKENS
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import FamilyName, Reference, picture
 from saccade_bench.lab.qwen import qwen

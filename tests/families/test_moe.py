@@ -123,7 +123,7 @@ def test_a_few_rows_compiled_are_the_products_one_by_one(rows: int) -> None:
 
 @needs_numba
 def test_compiled_products_read_the_experts_that_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from saccade.kernels import moe_cpu
+    from saccade.kernels.x86 import moe as moe_cpu
 
     layer = layer_of(128, 64, 6)
     if layer.places is None:
@@ -146,7 +146,7 @@ def test_compiled_products_read_the_experts_that_have_rows(monkeypatch: pytest.M
 
 @needs_numba
 def test_matrices_in_an_unknown_layout_are_left_to_their_products() -> None:
-    from saccade.kernels import moe_cpu
+    from saccade.kernels.x86 import moe as moe_cpu
 
     assert not moe_cpu.reads(80, 64) and not moe_cpu.reads(128, 60)
     assert layer_of(64, 40, 2).places is None, "40 values of an expert are no panel"

@@ -30,7 +30,7 @@ from saccade.core.options import (
 )
 from saccade.engine.ranks import resolve_parallel
 from saccade.engine.sizing import arena_bytes, resolve
-from saccade.engine.words import LoadFacts, describe
+from saccade.engine.startup_report import LoadFacts, describe
 from saccade.families.registry import load_spec
 from saccade.front.assemble import check_role
 from saccade.media.media import ImageSource, Media

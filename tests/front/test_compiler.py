@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from saccade.front.compiler import Compiler
-from saccade.text.grammar import Wish
+from saccade.text.grammar import OutputConstraint
 from tests.server.conftest import TOKENIZER
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB
 
@@ -16,7 +16,7 @@ def test_clients_take_turns_at_the_compiler() -> None:
     order: list[str] = []
 
     async def ask(client: str, number: int) -> None:
-        wish = Wish("regex", f"{client}{number}", "guided_regex")
+        wish = OutputConstraint("regex", f"{client}{number}", "guided_regex")
         assert await compiler.compile(wish, client=client) is not None
         order.append(f"{client}{number}")
 
@@ -27,7 +27,7 @@ def test_clients_take_turns_at_the_compiler() -> None:
         await asyncio.sleep(0)
         asks[3].cancel()
         await asyncio.gather(*asks, return_exceptions=True)
-        assert await compiler.compile(Wish("regex", "later", "r")) is not None
+        assert await compiler.compile(OutputConstraint("regex", "later", "r")) is not None
 
     asyncio.run(run())
     assert order == ["a0", "a1", "b0", "c0", "a2", "a4", "a5"]
@@ -38,7 +38,7 @@ def test_a_turn_that_nobody_waits_for_any_more_is_passed_on() -> None:
 
     async def run() -> None:
         first, *others = [
-            asyncio.create_task(compiler.compile(Wish("regex", f"x{number}", "r")))
+            asyncio.create_task(compiler.compile(OutputConstraint("regex", f"x{number}", "r")))
             for number in range(4)
         ]
         await asyncio.sleep(0)
@@ -46,6 +46,9 @@ def test_a_turn_that_nobody_waits_for_any_more_is_passed_on() -> None:
             task.cancel()
         first.cancel()
         await asyncio.gather(first, *others, return_exceptions=True)
-        assert await asyncio.wait_for(compiler.compile(Wish("regex", "y", "r")), 60) is not None
+        assert (
+            await asyncio.wait_for(compiler.compile(OutputConstraint("regex", "y", "r")), 60)
+            is not None
+        )
 
     asyncio.run(run())

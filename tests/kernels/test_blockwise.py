@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.kernels import attention, blockwise
+from saccade.kernels import attention
+from saccade.kernels import long_attention as blockwise
 from tests.kernels.test_attention import expected
 
 DIM = 16

@@ -11,13 +11,13 @@ import torch
 
 pytest.importorskip("numba")
 from saccade.kernels import device as placement
-from saccade.kernels.blockwise_cpu import softmax_to_bfloat16
-from saccade.kernels.jit import SHARED_VALUES
 from saccade.kernels.layer import QKNorm, add_rms_norm, gate, turn_and_cache
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
-from saccade.kernels.paged_cpu import BLOCK_KEYS, decode_paged, scratch_values
 from saccade.kernels.rotary import Pairs, Rotation, rotary_tables
+from saccade.kernels.x86.jit import SHARED_VALUES
+from saccade.kernels.x86.long_attention import softmax_to_bfloat16
+from saccade.kernels.x86.paged import BLOCK_KEYS, decode_paged, scratch_values
 
 if not placement.has_numba():
     pytest.skip("only for x86-64", allow_module_level=True)
@@ -164,7 +164,7 @@ def test_only_bfloat16_is_compiled_for() -> None:
 def test_kernels_are_kept_by_what_their_source_is(tmp_path: Path) -> None:
     import numba
 
-    from saccade.kernels import jit
+    from saccade.kernels.x86 import jit
 
     assert jit._caches()
     assert Path(numba.config.CACHE_DIR).name.startswith("kernels-")

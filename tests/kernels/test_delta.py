@@ -105,7 +105,7 @@ def test_chunks_of_packed_sequences_go_on_from_their_states(
     scan: Callable[..., torch.Tensor] = gated_delta
     where = "cpu"
     if kind != "torch":
-        from saccade.kernels.delta_gpu import HALF, launch_conv, launch_delta
+        from saccade.kernels.triton.delta import HALF, launch_conv, launch_delta
 
         convolve, scan, where = launch_conv, launch_delta, device
         if kind == "triton of 64" and device == "cpu":  # its products round, but not interpreted
@@ -143,7 +143,7 @@ def test_chunks_of_packed_sequences_go_on_from_their_states(
 
 def test_one_token_alone_needs_no_stride_in_common(device: str) -> None:
     """The step of a single row that decodes: views of one token have strides of any size."""
-    from saccade.kernels.delta_gpu import launch_delta
+    from saccade.kernels.triton.delta import launch_delta
 
     q, k, v, decay, beta = inputs(1, seed=7)
     before = torch.randn(LINES, HV, DK, DV, generator=torch.Generator().manual_seed(8))
@@ -160,7 +160,7 @@ def test_one_token_alone_needs_no_stride_in_common(device: str) -> None:
 @pytest.mark.slow
 def test_heads_of_real_checkpoints(device: str) -> None:
     """128 by 128: two sequences of several chunks, then one token more of each."""
-    from saccade.kernels.delta_gpu import launch_delta
+    from saccade.kernels.triton.delta import launch_delta
 
     draw = torch.Generator().manual_seed(9)
     q, k = (torch.randn(102, 1, 128, generator=draw) for _ in range(2))

@@ -21,7 +21,7 @@ from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime import weights
-from saccade.runtime.step import Step
+from saccade.runtime.begun_step import Step
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, Outcome

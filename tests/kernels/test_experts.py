@@ -17,8 +17,8 @@ from saccade.kernels.experts import Stack, expert, stacked_mlp
 from saccade.kernels.fp8 import Fp8Experts, to_fp8
 
 pytest.importorskip("triton")
-from saccade.kernels import experts_gpu
-from saccade.kernels.experts_gpu import by_expert, launch_experts
+from saccade.kernels.triton import experts as experts_gpu
+from saccade.kernels.triton.experts import by_expert, launch_experts
 from tests.families.forwarding import Session, load
 from tests.kernels.conftest import HAS_GPU, bounds
 

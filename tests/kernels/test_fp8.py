@@ -12,8 +12,9 @@ import torch
 from saccade.kernels.fp8 import FP8, Fp8Matrix, dense, fp8_linear, put_rows, to_fp8
 
 pytest.importorskip("triton")
-from saccade.kernels import fp8_gpu, tiling
-from saccade.kernels.fp8_gpu import launch_fp8
+from saccade.kernels import tiling
+from saccade.kernels.triton import fp8 as fp8_gpu
+from saccade.kernels.triton.fp8 import launch_fp8
 from tests.kernels.conftest import bounds
 
 TOLERANCE = bounds(2e-5, 2e-2)

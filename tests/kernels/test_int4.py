@@ -19,7 +19,7 @@ from saccade.kernels.int4 import (
 )
 
 pytest.importorskip("triton")
-from saccade.kernels.int4_gpu import launch_int4
+from saccade.kernels.triton.int4 import launch_int4
 from tests.kernels.conftest import bounds
 
 TOLERANCE = bounds(2e-5, 2e-2)

@@ -12,7 +12,7 @@ from saccade.kernels.paged import PagedCache
 from saccade.kernels.rotary import Pairs, Rotation, rotary_tables
 
 pytest.importorskip("triton")
-from saccade.kernels.layer_gpu import (
+from saccade.kernels.triton.layer import (
     launch_add_norm,
     launch_silu_gate,
     launch_turn_and_cache,

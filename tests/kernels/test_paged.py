@@ -12,9 +12,8 @@ from saccade.kernels import device as placement
 from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
 
 pytest.importorskip("triton")
-from saccade.kernels.attention_gpu import Tile
-from saccade.kernels.paged_decode_gpu import MOST_PIECES, share_keys
-from saccade.kernels.paged_gpu import (
+from saccade.kernels.triton.attention import Tile
+from saccade.kernels.triton.paged import (
     PREFILL,
     PREFILL_LARGE_SMALL,
     PREFILL_SMALL,
@@ -22,6 +21,7 @@ from saccade.kernels.paged_gpu import (
     prefill_splits,
     prefill_tile,
 )
+from saccade.kernels.triton.paged_decode import MOST_PIECES, share_keys
 from tests.kernels.conftest import bounds
 
 TOLERANCE = bounds(2e-6, 2e-3)

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels import native, vnni
 from saccade.kernels.int4 import Int4Matrix, dense, pack_int4, quantise_int4
 from saccade.kernels.int8 import int8_linear, pack_int8, quantise_matrix
-from saccade.kernels.panels import PANEL, pack_panels, panels_linear, panels_reference
+from saccade.kernels.x86 import jit_cache as native
+from saccade.kernels.x86 import vnni
+from saccade.kernels.x86.vnni_layout import PANEL, pack_panels, panels_linear, panels_reference
 
 pytestmark = pytest.mark.skipif(
     not vnni.runs_vnni(), reason="the processor has no AVX512-VNNI, or llvmlite is not installed"

@@ -12,8 +12,8 @@ from saccade.kernels import device as placement
 from saccade.runtime.sampler import Draws, Sampler, uniform
 
 pytest.importorskip("triton")
-from saccade.kernels import sample_gpu
-from saccade.kernels.sample_gpu import launch_sample
+from saccade.kernels.triton import sample as sample_gpu
+from saccade.kernels.triton.sample import launch_sample
 
 VOCAB = 300
 WORDS = -(-VOCAB // 32)

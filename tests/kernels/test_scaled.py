@@ -31,7 +31,7 @@ from saccade.kernels.layer import add_rms_norm, add_rms_norm_rows, gate_rows
 from tests.quantising import SCALES_BY_ROWS
 
 pytest.importorskip("triton")
-from saccade.kernels.scaled_gpu import (
+from saccade.kernels.triton.scaled import (
     launch_add_norm_scaled,
     launch_quantise,
     launch_silu_gate_scaled,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from saccade.kernels import segments_gpu
-from saccade.kernels.attention_gpu import HeadCut, Tile
-from saccade.kernels.segments_gpu import launch_segments
+from saccade.kernels.triton import segments as segments_gpu
+from saccade.kernels.triton.attention import HeadCut, Tile
+from saccade.kernels.triton.segments import launch_segments
 from tests.kernels.conftest import bounds
 
 TOLERANCE = bounds(2e-6, 2e-3)

@@ -28,8 +28,8 @@ from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
 from saccade.media import pool as media_pool
 from saccade.media.content import Probe, digest, encode_array
+from saccade.media.decode_queue import OVERTAKEN, Job, JobQueue
 from saccade.media.header import probe
-from saccade.media.jobs import OVERTAKEN, Job, JobQueue
 from saccade.media.pool import BATCH_IMAGES, DecodePool
 from saccade.media.worker import TimeUp, limited_time
 from tests.media.conftest import MakePath
@@ -543,7 +543,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.content import encode_array, read_raw
 from saccade.media.pool import DecodePool
-from saccade.media.jobs import Job
+from saccade.media.decode_queue import Job
 import numpy as np
 
 async def main():

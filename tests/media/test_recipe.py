@@ -12,7 +12,7 @@ from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, Resample
 from saccade.media import decode as decoding
 from saccade.media.content import Probe, encode_array
 from saccade.media.decode import Pixels, decode_into
-from saccade.media.jobs import decoding_bytes
+from saccade.media.decode_queue import decoding_bytes
 from tests.media.pictures import photo
 
 SIDE = 32

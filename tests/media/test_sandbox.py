@@ -22,8 +22,8 @@ from saccade.core.recipe import whole
 from saccade.media import sandbox, stock
 from saccade.media.content import Probe
 from saccade.media.decode import FORMATS
+from saccade.media.decode_queue import Job
 from saccade.media.header import probe
-from saccade.media.jobs import Job
 from saccade.media.pool import DecodePool
 from tests.media import hostile
 from tests.media.pictures import decoded, encode, photo, resized, with_orientation

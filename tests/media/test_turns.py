@@ -15,6 +15,7 @@ import pytest
 
 from saccade.core.errors import ImageError, Overloaded, RequestError
 from saccade.media import fetch as fetch_module
+from saccade.media.fairness import FairPermits, Requester, Ticket
 from saccade.media.fetch import (
     CLIENT_FETCHES,
     LOCAL_READS,
@@ -24,7 +25,6 @@ from saccade.media.fetch import (
     Fetcher,
 )
 from saccade.media.media import FileId, ImageSource
-from saccade.media.turns import Asker, Ticket, Turns
 from tests.media.conftest import MakePath
 from tests.media.pictures import encode, noise
 from tests.media.test_fetch import PICTURE, fetcher, ok, origin
@@ -61,8 +61,8 @@ def given(tickets: list[Ticket]) -> list[int]:
 
 def test_places_go_round_between_clients_and_between_their_requests() -> None:
     async def scenario() -> None:
-        turns = Turns(places=4, per_client=3, per_request=2)
-        one, other, stranger = Asker("a"), Asker("a"), Asker("b")
+        turns = FairPermits(places=4, per_client=3, per_request=2)
+        one, other, stranger = Requester("a"), Requester("a"), Requester("b")
         tickets = [Ticket() for _ in range(9)]
         for ticket in tickets[:5]:
             turns.enter(ticket, one)
@@ -89,8 +89,8 @@ def test_places_go_round_between_clients_and_between_their_requests() -> None:
 
 def test_what_several_ask_for_has_the_first_turn_of_any() -> None:
     async def scenario() -> None:
-        turns = Turns(places=2, per_client=1, per_request=1)
-        hog, guest = Asker("a"), Asker("b")
+        turns = FairPermits(places=2, per_client=1, per_request=1)
+        hog, guest = Requester("a"), Requester("b")
         held, shared = Ticket(), Ticket()
         turns.enter(held, hog)
         turns.enter(shared, hog)
@@ -103,15 +103,15 @@ def test_what_several_ask_for_has_the_first_turn_of_any() -> None:
 
 def test_who_waits_too_long_is_told_and_leaves_nothing() -> None:
     async def scenario() -> None:
-        turns = Turns(places=1, per_client=1, per_request=1)
+        turns = FairPermits(places=1, per_client=1, per_request=1)
         first, second, third = Ticket(), Ticket(), Ticket()
-        turns.enter(first, Asker())
-        turns.enter(second, Asker())
+        turns.enter(first, Requester())
+        turns.enter(second, Requester())
         with pytest.raises(Overloaded, match="wait for their turn"):
             await turns.wait(second, 0.01)
         turns.leave(second)
         turns.leave(first)
-        turns.enter(third, Asker())
+        turns.enter(third, Requester())
         assert third.turn.done()
 
     asyncio.run(scenario())
@@ -129,7 +129,7 @@ def test_after_a_thousand_fetches_that_timed_out_the_next_is_like_the_first() ->
         ):
             assert await fetch.fetch(f"{server.url}/kept-alive", "") == PICTURE
             for turn in range(4):
-                asker = Asker()
+                asker = Requester()
                 fetches = [
                     asyncio.create_task(fetch.fetch(f"{silent.url}/{turn}/{n}", "", asker))
                     for n in range(256)
@@ -167,7 +167,7 @@ def test_whenever_a_fetch_is_given_up_no_connection_is_lost() -> None:
 
             async def leave_sometime(n: int) -> None:
                 url = chance.choice([silent.url, one.url, other.url, one.url, other.url])
-                task = asyncio.create_task(fetch.fetch(f"{url}/{n}", "", Asker(str(n % 7))))
+                task = asyncio.create_task(fetch.fetch(f"{url}/{n}", "", Requester(str(n % 7))))
                 if chance.random() < 0.6:
                     for _ in range(chance.randrange(10)):
                         await asyncio.sleep(0)
@@ -195,22 +195,22 @@ def test_no_request_and_no_client_holds_every_place() -> None:
             fetcher() as (fetch, _),
         ):
 
-            def ask(asker: Asker, request: int) -> list[asyncio.Task[bytes]]:
+            def ask(asker: Requester, request: int) -> list[asyncio.Task[bytes]]:
                 return [
                     asyncio.create_task(fetch.fetch(f"{silent.url}/{request}/{n}", "", asker))
                     for n in range(MAX_FETCHES)
                 ]
 
-            tasks = ask(Asker("hog"), 0)
+            tasks = ask(Requester("hog"), 0)
             while len(silent.requests) < REQUEST_FETCHES:
                 await asyncio.sleep(0.01)
             async with asyncio.timeout(5):
-                assert await fetch.fetch(f"{server.url}/1", "", Asker("hog")) == PICTURE
-            tasks += [task for request in range(1, 4) for task in ask(Asker("hog"), request)]
+                assert await fetch.fetch(f"{server.url}/1", "", Requester("hog")) == PICTURE
+            tasks += [task for request in range(1, 4) for task in ask(Requester("hog"), request)]
             while len(silent.requests) < CLIENT_FETCHES:
                 await asyncio.sleep(0.01)
             async with asyncio.timeout(5):
-                assert await fetch.fetch(f"{server.url}/2", "", Asker("guest")) == PICTURE
+                assert await fetch.fetch(f"{server.url}/2", "", Requester("guest")) == PICTURE
             assert len(silent.requests) == CLIENT_FETCHES
             for task in tasks:
                 task.cancel()
@@ -228,7 +228,7 @@ def test_the_clock_of_a_fetch_starts_with_its_turn(monkeypatch: pytest.MonkeyPat
             await ok(path, writer)
 
         async with origin(slow) as server, fetcher(fetch_timeout=1.5) as (fetch, _):
-            asker = Asker()
+            asker = Requester()
             fetched = await asyncio.gather(
                 *(fetch.fetch(f"{server.url}/{n}", "", asker) for n in range(6))
             )  # one after another: 1.8 s
@@ -257,7 +257,7 @@ def test_what_is_kept_needs_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.sleep(0.01)
             room = Counted(len(PICTURE))
             async with asyncio.timeout(5):
-                assert await fetch.fetch(f"{server.url}/a", "", Asker(room=room)) == PICTURE
+                assert await fetch.fetch(f"{server.url}/a", "", Requester(room=room)) == PICTURE
             assert room.held == len(PICTURE), "kept bytes count like all others"
             waiting.cancel()
 
@@ -278,7 +278,7 @@ def test_a_name_server_that_does_not_answer_holds_up_no_other_work(
         monkeypatch.setattr(socket, "getaddrinfo", hang)
         async with fetcher(allow_private_media=False) as (fetch, _):
             lookups = [
-                asyncio.create_task(fetch.fetch(f"http://host{n}.test/", "", Asker(str(n))))
+                asyncio.create_task(fetch.fetch(f"http://host{n}.test/", "", Requester(str(n))))
                 for n in range(MAX_FETCHES)
             ]
             await asyncio.sleep(0.1)
@@ -332,7 +332,7 @@ def test_local_files_take_no_place_of_other_fetches_and_give_their_own_back(
             fetcher(allowed_local_media_path=str(tmp_path), fetch_timeout=0.5) as (fetch, _),
             origin(ok) as server,
         ):
-            asker = Asker("one")
+            asker = Requester("one")
             for _ in range(2 * MAX_FETCHES):
                 assert await fetch.fetch(f"file://{tmp_path}/a.png", "", asker) == b"a"
             assert await fetch.fetch(f"{server.url}/a", "", asker) == PICTURE
@@ -360,7 +360,7 @@ def test_a_folder_that_does_not_answer_holds_up_nobody_else(
     async def scenario() -> None:
         folder = str(tmp_path)
         async with fetcher(allowed_local_media_path=folder, fetch_timeout=0.2) as (fetch, _):
-            urls, hung = [f"file://{tmp_path}/{n}" for n in range(40)], Asker("hung")
+            urls, hung = [f"file://{tmp_path}/{n}" for n in range(40)], Requester("hung")
             ends = await asyncio.gather(
                 *(fetch.fetch(url, "", hung) for url in urls), return_exceptions=True
             )
@@ -368,7 +368,7 @@ def test_a_folder_that_does_not_answer_holds_up_nobody_else(
             assert codes == {"ImageError": REQUEST_READS, "Overloaded": 40 - REQUEST_READS}
             assert len(begun) == REQUEST_READS, "each thread that hangs holds a place"
             await asyncio.to_thread(int)
-            assert await fetch.fetch(f"file://{tmp_path}/here", "", Asker("other")) == b"a"
+            assert await fetch.fetch(f"file://{tmp_path}/here", "", Requester("other")) == b"a"
             back.set()
             assert await fetch.fetch(urls[0], "", hung) == b"a", "places come back with the folder"
             async with asyncio.timeout(30):
@@ -408,7 +408,7 @@ def test_what_comes_by_url_is_counted_as_it_comes_and_ends_where_there_is_no_roo
         ):
             for url in (endless.url, honest.url):  # the second never sends a byte of its body
                 with pytest.raises(Overloaded):
-                    await fetch.fetch(url, "", Asker(room=room))
+                    await fetch.fetch(url, "", Requester(room=room))
                 assert room.held == 0
             assert room.most <= 1 << 20 and sent < 500
 
@@ -420,8 +420,8 @@ def test_of_two_who_share_a_fetch_only_the_one_without_room_is_refused() -> None
         async with origin(ok) as server, fetcher() as (fetch, _):
             narrow, wide = Counted(10), Counted(1 << 20)
             refused, fetched = await asyncio.gather(
-                fetch.fetch(server.url, "", Asker(room=narrow)),
-                fetch.fetch(server.url, "", Asker(room=wide)),
+                fetch.fetch(server.url, "", Requester(room=narrow)),
+                fetch.fetch(server.url, "", Requester(room=wide)),
                 return_exceptions=True,
             )
             assert isinstance(refused, RequestError) and fetched == PICTURE
@@ -451,12 +451,12 @@ def test_a_file_named_many_times_is_read_once_and_held_once(
             ]
             rooms = [Counted(1 << 20) for _ in range(3)]
             requests = await asyncio.gather(
-                *(path.media.open_all(sources, "", Asker(room=room)) for room in rooms)
+                *(path.media.open_all(sources, "", Requester(room=room)) for room in rooms)
             )
             pictures = [picture for request in requests for picture in request]
             assert reads == 1 and len({picture.encoded for picture in pictures}) == 1
             assert all(room.most <= 2 * len(data) for room in rooms), "once for each id"
-            late = (await path.media.open_all(sources[:1], "", Asker()))[0]
+            late = (await path.media.open_all(sources[:1], "", Requester()))[0]
             assert reads == 1 and late.encoded is pictures[0].encoded
 
     asyncio.run(scenario())
@@ -471,7 +471,7 @@ def test_a_file_that_does_not_fit_is_not_read(media_path: MakePath, tmp_path: Pa
             room = Counted(len(data) - 1)
             with pytest.raises(Overloaded):
                 await path.media.open_all(
-                    [ImageSource(FileId(stored.id), "here")], "", Asker(room=room)
+                    [ImageSource(FileId(stored.id), "here")], "", Requester(room=room)
                 )
             assert room.most == 0 and next(tmp_path.glob("*/content"), None)
 

@@ -17,10 +17,11 @@ import pytest
 from saccade.core.options import ConnectionOptions
 from saccade.core.route_options import RouteOptions
 from saccade.edge.upstream import MOST_WAITING, PIECE_BYTES, Upstream, WorkerGone
-from saccade.route import fleet, keys
+from saccade.route import affinity as keys
+from saccade.route import fleet
+from saccade.route.affinity import MOST_PARTS, MOST_VALUES, AffinityKey, bearing_of_body
 from saccade.route.events import MOST_WAITING as MOST_EVENT
 from saccade.route.events import Events
-from saccade.route.keys import MOST_PARTS, MOST_VALUES, Bearing, bearing_of_body
 from saccade.route.run import RouteServer
 from tests.abuse.values import BODIES
 
@@ -539,7 +540,7 @@ def test_the_key_of_a_large_body_takes_little_memory(name: str) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found == Bearing() and peak < 1 << 20
+    assert found == AffinityKey() and peak < 1 << 20
 
 
 def test_only_so_many_parts_are_looked_at() -> None:

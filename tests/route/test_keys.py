@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 
 from saccade.media.inline import decode_base64
-from saccade.route.keys import Bearing, bearing_of_body, bearing_of_path
+from saccade.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
 
 DATA = b"\x89PNG not one at all, and nobody looks"
 DIGEST = blake3(DATA).digest()
@@ -19,7 +19,7 @@ OTHER = "data:image/png;base64," + base64.b64encode(b"another").decode()
 ANSWER = {"role": "assistant", "content": "yes"}
 
 
-def bearing(**body: Any) -> Bearing:
+def bearing(**body: Any) -> AffinityKey:
     return bearing_of_body(json.dumps(body).encode())
 
 
@@ -117,7 +117,7 @@ def test_what_continues_a_response_goes_where_it_is_kept() -> None:
     assert bearing(input="and?", previous_response_id=["x"]).holder == ""
     assert bearing_of_path(f"/v1/responses/{name}/input_items").holder == "0badcafe"
     assert bearing_of_path(f"/v1/files/{FILE}/content").keys == (DIGEST,)
-    assert bearing_of_path("/v1/models") == Bearing()
+    assert bearing_of_path("/v1/models") == AffinityKey()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_continues_a_response_goes_where_it_is_kept() -> None:
     ids=range(12),
 )
 def test_what_makes_no_sense_has_no_key(body: bytes) -> None:
-    assert bearing_of_body(body) == Bearing()
+    assert bearing_of_body(body) == AffinityKey()
 
 
 def test_an_image_that_is_no_base64_still_has_a_key() -> None:
@@ -153,7 +153,7 @@ def test_nothing_is_decoded_after_the_first_image(monkeypatch: pytest.MonkeyPatc
     decoded: list[int] = []
     real = decode_base64
     monkeypatch.setattr(
-        "saccade.route.keys.decode_base64",
+        "saccade.route.affinity.decode_base64",
         lambda *args: (decoded.append(len(args[0])), real(*args))[1],
     )
     bearing(messages=[user(image(OTHER)), *(user(image(URL)) for _ in range(50))])

@@ -18,8 +18,8 @@ from saccade.core.errors import CheckpointError
 from saccade.kernels import linear
 from saccade.kernels.int4 import Int4Matrix
 from saccade.kernels.int8 import Int8Matrix
-from saccade.kernels.panels import Int4Panels
-from saccade.kernels.vnni import runs_vnni
+from saccade.kernels.x86.vnni import runs_vnni
+from saccade.kernels.x86.vnni_layout import Int4Panels
 from saccade.runtime import weights
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import set_threads

@@ -15,8 +15,8 @@ from saccade.core.child import Channel
 from saccade.core.messages import WORKER_END, WORKERS_END, Finish, FromWorker, ToWorker
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan, Row, StepResult
+from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.process import carry_out
-from saccade.runtime.step import MaskSource
 
 MASKED = Row(0, 0, 1, (), sample=True, masked=True)
 

@@ -24,8 +24,8 @@ from saccade.families.registry import load_spec
 from saccade.kernels import device, linear
 from saccade.kernels.fp8 import FEW_ROWS, Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, runs_int8
-from saccade.kernels.panels import Int4Panels
-from saccade.kernels.vnni import runs_vnni
+from saccade.kernels.x86.vnni import runs_vnni
+from saccade.kernels.x86.vnni_layout import Int4Panels
 from saccade.nn.decoder import Decoder
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.net import WholeNet

@@ -156,7 +156,7 @@ def test_no_request_compiles_a_product_in_int4(
 ) -> None:
     """Of few rows, of some or of many."""
     monkeypatch.setattr(weights, "has_int4", lambda *_: True)
-    module = import_module("saccade.kernels.int4_gpu")
+    module = import_module("saccade.kernels.triton.int4")
     for kind, rows in (("FEW", 3), ("SOME", 9)):  # so that a chunk has many
         cuts = [cut._replace(rows=rows) for cut in getattr(module, kind)]
         monkeypatch.setattr(module, kind, cuts)

@@ -19,8 +19,8 @@ from saccade.cache.prefix import PrefixCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Masks, Plan, StepResult
 from saccade.core.types import Delta, Request, SamplingParams
+from saccade.sched.grammar_state import SLOW_SECONDS, GrammarState, Matchers
 from saccade.sched.limits import SchedulerLimits
-from saccade.sched.masks import SLOW_SECONDS, Guide, Matchers
 from saccade.sched.scheduler import GenerationScheduler
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
 
@@ -47,7 +47,7 @@ class Answer:
 
 class Drawing:
     """A scheduler, and what carries its plans out. `depth`: plans in flight. `slow_seconds`: as in
-    `Guide`.
+    `GrammarState`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Drawing:
         if grammar:
             matcher = self.matchers.begin(grammar)
             words = self.matchers.words
-            guide = Guide(matcher, words, THREADS, self._woken.set, self._slow_seconds)
+            guide = GrammarState(matcher, words, THREADS, self._woken.set, self._slow_seconds)
         self.answers[id] = Answer()
         self._note(self.scheduler.add(request, guide))
 

@@ -14,18 +14,20 @@ import jsonschema
 import pytest
 from llguidance import LLParserLimits
 
-from saccade.core import lexicon
+from saccade.core import grammar_vocab as lexicon
 from saccade.core.errors import InvalidRequest
 from saccade.core.plan import Masks, Plan, StepResult
-from saccade.sched import masks
-from saccade.text.grammar import Grammars, Wish
+from saccade.sched import grammar_state as masks
+from saccade.text.grammar import Grammars, OutputConstraint
 from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.sched.drawing import Drawing
 from tests.text.lexicons import DEMO_VOCAB, demo_lexicon
 
 GRAMMARS = Grammars(demo_lexicon(), DEMO_VOCAB)
-COLOURS = GRAMMARS.compile(Wish("choice", ["red", "green", "greenish", "blue"], "x")).text
-LETTERS = GRAMMARS.compile(Wish("regex", "[a-z]{300,400}", "x")).text
+COLOURS = GRAMMARS.compile(
+    OutputConstraint("choice", ["red", "green", "greenish", "blue"], "x")
+).text
+LETTERS = GRAMMARS.compile(OutputConstraint("regex", "[a-z]{300,400}", "x")).text
 
 
 def draw_schemas(count: int, seed: int) -> list[tuple[Any, str]]:
@@ -34,7 +36,7 @@ def draw_schemas(count: int, seed: int) -> list[tuple[Any, str]]:
     while len(found) < count:
         schema = maker.schema()
         try:
-            found.append((schema, GRAMMARS.compile(Wish("json", schema, "x")).text))
+            found.append((schema, GRAMMARS.compile(OutputConstraint("json", schema, "x")).text))
         except InvalidRequest as error:
             assert error.param and error.param.startswith("x")
     return found
@@ -107,7 +109,7 @@ def test_an_answer_that_nothing_can_follow_ends_without_an_end_token() -> None:
     for answer in answers.values():
         assert answer.text in ("red", "green", "greenish", "blue") or answer.finish == "length"
     assert answers["a"].finish == answers["ignoring"].finish == "stop"
-    empty = GRAMMARS.compile(Wish("choice", [""], "x")).text
+    empty = GRAMMARS.compile(OutputConstraint("choice", [""], "x")).text
     drawing.add("nothing", empty)
     assert (drawing.run()["nothing"].finish, answers["nothing"].text) == ("stop", "")
 
@@ -154,7 +156,7 @@ def test_a_grammar_whose_masks_take_too_long_together_ends_its_request_alone(
     monkeypatch: pytest.MonkeyPatch, slow_seconds: float
 ) -> None:
     lark = 'start: e "!!"\ne: e e | e e e | e e e e | /[a-z ]{1,5}/ | " "'
-    slow = GRAMMARS.compile(Wish("lark", lark, "x")).text
+    slow = GRAMMARS.compile(OutputConstraint("lark", lark, "x")).text
     monkeypatch.setattr(masks, "MASK_SECONDS", 0.2)  # of one answer to `slow`: many seconds
     drawing = Drawing(slow_seconds=slow_seconds)
     drawing.add("slow", slow, max_tokens=400)
@@ -171,7 +173,7 @@ def test_a_grammar_that_becomes_too_complex_ends_its_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pattern = "(.*[ab].{14}c)|(.*[bd].{15}e)|(.*[ac].{16}f)"
-    heavy = GRAMMARS.compile(Wish("regex", pattern, "x")).text
+    heavy = GRAMMARS.compile(OutputConstraint("regex", pattern, "x")).text
     few = LLParserLimits(max_lexer_states=500, verbose_errors=False)
     drawing = Drawing()
     with monkeypatch.context() as patch:
@@ -262,7 +264,7 @@ def test_forced_tokens_are_computed_together_and_never_drawn() -> None:
         "required": ["a_long_name_of_a_property", "another_name_which_is_long"],
         "additionalProperties": False,
     }
-    grammar = GRAMMARS.compile(Wish("json", schema, "x")).text
+    grammar = GRAMMARS.compile(OutputConstraint("json", schema, "x")).text
     for depth in (1, 2):
         drawing = Drawing(depth)
         drawing.add("a", grammar, seed=1)
@@ -290,7 +292,7 @@ def test_an_answer_is_the_same_where_forced_tokens_are_drawn_one_by_one() -> Non
 
 def test_an_answer_that_is_forced_whole_takes_no_step_and_may_be_cut() -> None:
     drawing = Drawing()
-    whole = GRAMMARS.compile(Wish("choice", ["nothing else"], "x")).text
+    whole = GRAMMARS.compile(OutputConstraint("choice", ["nothing else"], "x")).text
     drawing.add("whole", whole)
     drawing.add("cut", whole, max_tokens=2)
     answers = drawing.answers

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from saccade.core.allocated import allocated_bytes
 from saccade.core.errors import InternalError, InvalidRequest
-from saccade.sched.masks import Matcher, Matchers
+from saccade.sched.grammar_state import Matcher, Matchers
 from tests.text.lexicons import (
     DEMO,
     DEMO_ENDS,

@@ -30,11 +30,11 @@ from saccade.core.options import (
 )
 from saccade.core.route_options import RouteOptions
 from saccade.families.registry import load_spec
-from saccade.front.front import Front
-from saccade.front.intake import Intake, load_sampling_defaults
+from saccade.front.input_processor import InputProcessor, load_sampling_defaults
+from saccade.front.request_manager import RequestManager
 from saccade.media.media import Media
 from saccade.route.run import RouteServer
-from saccade.text.manner import SILENT, Manner
+from saccade.text.answer_format import SILENT, AnswerFormat
 from saccade.text.prompt import ChatTemplate, Tokenizer
 from tests.helpers.stocks import image_stocks
 from tests.server.echo import ARENA_BYTES, CONTEXT, EchoEngine
@@ -53,7 +53,7 @@ class Served:
     openai: Any
     """An `openai.OpenAI`; tests send plain dicts, which its TypedDicts would refuse."""
     engine: EchoEngine
-    front: Front
+    front: RequestManager
     server: Server
     loop: asyncio.AbstractEventLoop
 
@@ -66,8 +66,8 @@ def build_front(
     max_requests: int,
     files: str,
     template: ChatTemplate | None = None,
-    manner: Manner = SILENT,
-) -> Front:
+    manner: AnswerFormat = SILENT,
+) -> RequestManager:
     spec, metrics = load_spec(FOLDER), Metrics()
     media = Media(
         spec,
@@ -76,7 +76,7 @@ def build_front(
         metrics,
         stocks=image_stocks(),
     )
-    intake = Intake(
+    intake = InputProcessor(
         spec,
         TOKENIZER,
         template or ChatTemplate.load(FOLDER, TOKENIZER, None, spec.templates),
@@ -84,7 +84,7 @@ def build_front(
         load_sampling_defaults(FOLDER),
         manner=manner,
     )
-    return Front(intake, engine, metrics, max_requests)
+    return RequestManager(intake, engine, metrics, max_requests)
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def serving(
     options: ServerOptions | None = None,
     edge: ConnectionOptions | None = None,
     template: ChatTemplate | None = None,
-    manner: Manner = SILENT,
+    manner: AnswerFormat = SILENT,
     context: int = CONTEXT,
     watch: ObservabilityOptions | None = None,
 ) -> Iterator[Served]:
@@ -183,7 +183,7 @@ def module_server() -> Iterator[Served]:
 @pytest.fixture(scope="session")
 def caller() -> Iterator[Served]:
     """A model that calls tools as Hermes does, for all modules that ask about calls."""
-    with serving(manner=Manner("hermes"), context=8192) as served:
+    with serving(manner=AnswerFormat("hermes"), context=8192) as served:
         yield served
 
 
@@ -191,7 +191,7 @@ def caller() -> Iterator[Served]:
 def thinker() -> Iterator[Served]:
     """One that reasons before it answers, and calls in XML."""
     template = ChatTemplate({"default": THINKING}, TOKENIZER.named_tokens)
-    with serving(manner=Manner("xml", True), context=8192, template=template) as served:
+    with serving(manner=AnswerFormat("xml", True), context=8192, template=template) as served:
         yield served
 
 

@@ -16,10 +16,10 @@ from saccade.api.messages.write import MessageStream, MessageUsage, WholeMessage
 from saccade.core.errors import InvalidRequest, Overloaded
 from saccade.edge.refusal import error_body
 from saccade.front.conversation import Chat, MessageText, tool_call
-from saccade.front.intake import Ask
+from saccade.front.input_processor import GenerationRequest
 from saccade.media.media import Base64, FileId, ImageSource
 from saccade.text.answer import AnswerReader
-from saccade.text.grammar import Wish
+from saccade.text.grammar import OutputConstraint
 from saccade.text.tool_calls import CallArguments, CallStarted
 
 PIXEL = "iVBORw0KGgo="
@@ -42,16 +42,16 @@ def client_of(answer: Any) -> anthropic.Anthropic:
     )
 
 
-def read(body: dict[str, Any]) -> Ask:
+def read(body: dict[str, Any]) -> GenerationRequest:
     return read_message(bytearray(msgspec.json.encode(body)), CONTEXT).asks[0]
 
 
-def chat_of(ask: Ask) -> Chat:
+def chat_of(ask: GenerationRequest) -> Chat:
     assert isinstance(ask.prompt, Chat)
     return ask.prompt
 
 
-def sent(**fields: Any) -> Ask:
+def sent(**fields: Any) -> GenerationRequest:
     """What the SDK's request for `fields` asks for."""
     bodies: list[bytes] = []
 
@@ -242,7 +242,7 @@ def test_the_rest_of_a_body_becomes_settings() -> None:
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": {}}},
     )
     assert made.sampling == {"max_tokens": 9, "stop": ("\n\n",)}
-    assert made.wish == Wish("json", {}, "output_config.format.schema")
+    assert made.wish == OutputConstraint("json", {}, "output_config.format.schema")
     chat = chat_of(made)
     assert chat.thinks is False and not chat.variables
     assert chat.continue_final_message and not chat.add_generation_prompt

@@ -11,7 +11,7 @@ from saccade.core.client import client_address
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.core.options import ConnectionOptions
-from saccade.edge.limits import PIECES_PER_TURN, Crowd
+from saccade.edge.limits import PIECES_PER_TURN, ConnectionLimiter
 
 
 class Member:
@@ -28,12 +28,12 @@ class Member:
         self.dropped = reason
 
 
-def crowd(most: int = 16, per_address: int | None = None) -> tuple[Crowd, Metrics]:
+def crowd(most: int = 16, per_address: int | None = None) -> tuple[ConnectionLimiter, Metrics]:
     metrics = Metrics()
-    return Crowd(ConnectionOptions(most, per_address), metrics), metrics
+    return ConnectionLimiter(ConnectionOptions(most, per_address), metrics), metrics
 
 
-def join(crowd: Crowd, count: int, host: str = "10.0.0.1") -> list[Member]:
+def join(crowd: ConnectionLimiter, count: int, host: str = "10.0.0.1") -> list[Member]:
     members = [Member() for _ in range(count)]
     welcome = [crowd.join(member, host) for member in members]
     assert all(welcome)
@@ -165,10 +165,10 @@ def test_descriptors_are_left_for_files_and_health(
     descriptors: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
-    found = Crowd(ConnectionOptions(), Metrics())
+    found = ConnectionLimiter(ConnectionOptions(), Metrics())
     assert (found.limit, found.limit_per_address) == (limit, limit // 2)
     with pytest.raises(ConfigError, match=r"--max-connections 999999.*ulimit"):
-        Crowd(ConnectionOptions(max_connections=999_999), Metrics())
+        ConnectionLimiter(ConnectionOptions(max_connections=999_999), Metrics())
 
 
 def test_who_has_sent_what_nobody_has_looked_at_is_not_idle() -> None:

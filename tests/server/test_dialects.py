@@ -17,14 +17,14 @@ from saccade.api.messages.read import read_message
 from saccade.api.responses.read import read_responses, response_ask
 from saccade.core.errors import InvalidRequest
 from saccade.front.content import LONGEST_NAME, MOST_CALLS
-from saccade.front.intake import Ask
-from saccade.text.offer import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
+from saccade.front.input_processor import GenerationRequest
+from saccade.text.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
 
 CONTEXT = 4096
-Read = Callable[[bytearray], Ask]
+Read = Callable[[bytearray], GenerationRequest]
 
 
-def read_response(body: bytearray) -> Ask:
+def read_response(body: bytearray) -> GenerationRequest:
     inquiry = read_responses(body, CONTEXT)
     return response_ask(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
 

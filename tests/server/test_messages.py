@@ -17,7 +17,7 @@ from PIL import Image
 from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.text.manner import Manner
+from saccade.text.answer_format import AnswerFormat
 from saccade.text.prompt import ChatTemplate
 from saccade_bench.attacks import raw
 from tests.server.conftest import FOLDER, TOKENIZER, Served, serving
@@ -299,7 +299,7 @@ def able() -> Iterator[Served]:
     off = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
     sources = {"default": plain + off, "tool_use": calling + off}
     template = ChatTemplate(sources, TOKENIZER.named_tokens, shows_calls=False)
-    with serving(manner=Manner("hermes", True), context=4096, template=template) as served:
+    with serving(manner=AnswerFormat("hermes", True), context=4096, template=template) as served:
         yield served
 
 

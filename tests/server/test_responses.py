@@ -25,10 +25,10 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
 from saccade.front.conversation import Chat, MessageText
-from saccade.front.intake import Ask
+from saccade.front.input_processor import GenerationRequest
 from saccade.media.media import ImageSource
 from saccade.text.answer import AnswerReader
-from saccade.text.grammar import Wish
+from saccade.text.grammar import OutputConstraint
 from tests.server.conftest import TOKENIZER, Served, serving
 from tests.server.test_lifecycle import eventually
 
@@ -211,14 +211,14 @@ def test_items_of_every_kind_become_one_conversation(served: Served) -> None:
     assert len(submitted(served)[0].images) == 1 and prompt.endswith("assistant\n")
 
 
-def asked_of(*items: Any, **fields: Any) -> Ask:
+def asked_of(*items: Any, **fields: Any) -> GenerationRequest:
     """The request that these items are read into."""
     body = bytearray(msgspec.json.encode({"input": list(items), **fields}))
     inquiry = read_responses(body, CONTEXT)
     return response_ask(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
 
 
-def chat_of(ask: Ask) -> Chat:
+def chat_of(ask: GenerationRequest) -> Chat:
     assert isinstance(ask.prompt, Chat)
     return ask.prompt
 
@@ -259,7 +259,7 @@ def test_tools_and_formats_are_read() -> None:
     assert tool.param == "tools[0].parameters"
     assert chat.offer.choice == {"type": "function", "function": {"name": "look"}}
     assert chat.offer.parallel is False and chat.effort == "high"
-    assert ask.wish == Wish("json", schema, "text.format.schema")
+    assert ask.wish == OutputConstraint("json", schema, "text.format.schema")
 
 
 @pytest.mark.parametrize(

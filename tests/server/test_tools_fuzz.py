@@ -12,18 +12,18 @@ from dataclasses import replace
 import pytest
 
 from saccade.front.conversation import Chat, Message
-from saccade.front.front import Event
-from saccade.front.intake import Ask, Prepared
+from saccade.front.input_processor import GenerationRequest, PreparedRequest
+from saccade.front.request_manager import AnswerUpdate
 from saccade.text.answer import AnswerEvent, Reasoned, gather
-from saccade.text.manner import Manner
-from saccade.text.offer import Offer, read_tools
+from saccade.text.answer_format import AnswerFormat
 from saccade.text.prompt import ChatTemplate
 from saccade.text.tool_calls import CallBroken, Form
+from saccade.text.tools import ToolSet, read_tools
 from tests.server.conftest import TOKENIZER, Served, serving
 from tests.text.templates import QWEN3_VL, THINKING
 from tests.text.test_tool_calls import HERMES, TOOLS, XML, check_accounts, mutated
 
-OFFER = Offer(
+OFFER = ToolSet(
     read_tools(
         [
             {"type": "function", "function": {"name": name, "parameters": schema}}
@@ -44,7 +44,9 @@ def fronts(request: pytest.FixtureRequest) -> Iterator[tuple[Form, Served]]:
     form: Form = request.param
     source = QWEN3_VL if form == "hermes" else THINKING
     template = ChatTemplate({"default": source}, TOKENIZER.named_tokens)
-    with serving(manner=Manner(form, form == "xml"), context=16384, template=template) as served:
+    with serving(
+        manner=AnswerFormat(form, form == "xml"), context=16384, template=template
+    ) as served:
         yield form, served
 
 
@@ -55,7 +57,7 @@ def tokens_of(choose: random.Random, text: str) -> list[int]:
     return [token for piece in pieces if piece for token in TOKENIZER.encode(piece)]
 
 
-async def collect(served: Served, prepared: Prepared) -> list[Event]:
+async def collect(served: Served, prepared: PreparedRequest) -> list[AnswerUpdate]:
     found = []
     async with aclosing(served.front.generate(prepared)) as events:
         async for event in events:
@@ -63,15 +65,15 @@ async def collect(served: Served, prepared: Prepared) -> list[Event]:
     return found
 
 
-def answers(served: Served, texts: list[str], choose: random.Random) -> list[list[Event]]:
+def answers(served: Served, texts: list[str], choose: random.Random) -> list[list[AnswerUpdate]]:
     """The events of each text, said by the engine."""
     said: dict[str, list[int]] = {}
     served.engine.reply = lambda request: said[request.id.rpartition("-")[0]]
 
-    async def run() -> list[list[Event]]:
+    async def run() -> list[list[AnswerUpdate]]:
         chat = Chat((Message("user", "Hi"),), OFFER)
-        first = await served.front.prepare(Ask(chat, {"max_tokens": 2000}))
-        found: list[list[Event]] = []
+        first = await served.front.prepare(GenerationRequest(chat, {"max_tokens": 2000}))
+        found: list[list[AnswerUpdate]] = []
         for at in range(0, len(texts), BESIDE):
             some = []
             for number, text in enumerate(texts[at : at + BESIDE]):

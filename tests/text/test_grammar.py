@@ -8,11 +8,11 @@ import pytest
 
 from saccade.core.allocated import allocated_bytes
 from saccade.core.errors import InvalidRequest
-from saccade.sched.masks import Matchers
+from saccade.sched.grammar_state import Matchers
 from saccade.text.grammar import (
     FREE,
     Grammars,
-    Wish,
+    OutputConstraint,
     read_guided,
     read_response_format,
     read_structured_outputs,
@@ -35,7 +35,7 @@ def matchers() -> Matchers:
     return Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
 
 
-def format_of(schema: Any) -> Wish:
+def format_of(schema: Any) -> OutputConstraint:
     wish = read_response_format(
         {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     )
@@ -90,7 +90,7 @@ def test_any_text_needs_no_grammar() -> None:
     ],
 )
 def test_a_wish_allows_what_it_says(
-    grammars: Grammars, matchers: Matchers, wish: Wish, whole: str, wrong: str
+    grammars: Grammars, matchers: Matchers, wish: OutputConstraint, whole: str, wrong: str
 ) -> None:
     grammar = grammars.compile(wish).text
     assert takes(matchers, grammar, whole)
@@ -281,7 +281,7 @@ def check_schemas(grammars: Grammars, matchers: Matchers, count: int, seed: int)
         schema = maker.schema()
         wish = format_of(schema)
         if number % 3 == 0:
-            wish = Wish("json", schema, SCHEMA, FREE)
+            wish = OutputConstraint("json", schema, SCHEMA, FREE)
         try:
             grammar = grammars.compile(wish).text
         except InvalidRequest as refusal:
@@ -314,7 +314,7 @@ def test_a_pattern_that_expands_without_measure_is_refused_and_nothing_is_kept(
     grammars, before = Grammars(demo_lexicon(), DEMO_VOCAB), allocated_bytes()
     for _ in range(3):
         with pytest.raises(InvalidRequest) as refused:
-            grammars.compile(Wish("regex", pattern, "guided_regex"))
+            grammars.compile(OutputConstraint("regex", pattern, "guided_regex"))
         assert refused.value.param == "guided_regex"
     assert grammars.nbytes == 0
     assert allocated_bytes() - before < 30 << 20

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saccade.text.landmarks import TOOLS, Landmark, find, flagged
+from saccade.text.message_offsets import TOOLS, Landmark, find, flagged
 from saccade.text.prompt import ChatTemplate
 
 TURN = "{% for m in messages %}[{{ m.role }}]"

@@ -7,8 +7,8 @@ import pytest
 
 import saccade.demo
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.text.extent import Extent, extent
-from saccade.text.manner import Manner, ReasoningParser, ToolParser, find_manner
+from saccade.text.answer_format import AnswerFormat, ReasoningParser, ToolParser, find_manner
+from saccade.text.json_size import Extent, extent
 from saccade.text.prompt import ChatTemplate, Tokenizer
 from tests.text.templates import QWEN2_VL, QWEN3_VL, STRICT, THINKING
 
@@ -25,27 +25,29 @@ def loaded(source: str, tmp_path: Path) -> ChatTemplate:
 @pytest.mark.parametrize(
     ("source", "manner"),
     [
-        (QWEN2_VL, Manner("hermes")),  # has none of its own and gets ours
-        (QWEN3_VL, Manner("hermes")),
-        (THINKING, Manner("xml", True)),
-        (STRICT, Manner()),
-        ("{{ tools }}<|im_start|><|vision_start|>", Manner()),
+        (QWEN2_VL, AnswerFormat("hermes")),  # has none of its own and gets ours
+        (QWEN3_VL, AnswerFormat("hermes")),
+        (THINKING, AnswerFormat("xml", True)),
+        (STRICT, AnswerFormat()),
+        ("{{ tools }}<|im_start|><|vision_start|>", AnswerFormat()),
     ],
 )
-def test_a_template_shows_how_its_model_writes(source: str, manner: Manner, tmp_path: Path) -> None:
+def test_a_template_shows_how_its_model_writes(
+    source: str, manner: AnswerFormat, tmp_path: Path
+) -> None:
     assert find_manner(loaded(source, tmp_path).sources, "auto", "auto") == manner
 
 
 @pytest.mark.parametrize(
     ("tools", "reasoning", "manner"),
     [
-        ("xml", "none", Manner("xml", False)),
-        ("none", "think", Manner(None, True)),
-        ("hermes", "auto", Manner("hermes", True)),
+        ("xml", "none", AnswerFormat("xml", False)),
+        ("none", "think", AnswerFormat(None, True)),
+        ("hermes", "auto", AnswerFormat("hermes", True)),
     ],
 )
 def test_the_operator_knows_better(
-    tools: ToolParser, reasoning: ReasoningParser, manner: Manner
+    tools: ToolParser, reasoning: ReasoningParser, manner: AnswerFormat
 ) -> None:
     assert find_manner([THINKING], tools, reasoning) == manner
     assert all(value for _, value in manner.described())

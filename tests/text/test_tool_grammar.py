@@ -7,12 +7,12 @@ import jsonschema
 import pytest
 
 from saccade.core.errors import InvalidRequest
-from saccade.sched.masks import Matchers
+from saccade.sched.grammar_state import Matchers
 from saccade.text.answer import AnswerReader, gather
-from saccade.text.grammar import Grammars, Wish
-from saccade.text.offer import Tool, read_tools
+from saccade.text.grammar import Grammars, OutputConstraint
 from saccade.text.tool_calls import Form
 from saccade.text.tool_grammar import Style, read_tool_choice
+from saccade.text.tools import Tool, read_tools
 from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.text.lexicons import (
     DEMO_ENDS,
@@ -69,7 +69,7 @@ def takes(matchers: Matchers, grammar: str, text: str) -> bool:
     return matcher.may_end
 
 
-def wish(choice: Any, form: Form, parallel: bool = True, tools: Any = TOOLS) -> Wish:
+def wish(choice: Any, form: Form, parallel: bool = True, tools: Any = TOOLS) -> OutputConstraint:
     made = read_tool_choice(choice, tools, Style.of(form, demo_lexicon()), parallel)
     assert made is not None
     return made
@@ -239,7 +239,7 @@ def test_values_that_refer_to_others_do_not_make_a_grammar_of_any_size() -> None
 def test_an_answer_is_a_call_or_what_else_is_asked_for(
     grammars: Grammars, matchers: Matchers, form: Form
 ) -> None:
-    answer = Wish("json", {"type": "object", "required": ["sum"]}, "response_format")
+    answer = OutputConstraint("json", {"type": "object", "required": ["sum"]}, "response_format")
     style = Style.of(form, demo_lexicon())
     made = read_tool_choice("auto", TOOLS, style, True, answer)
     assert made is not None
@@ -251,6 +251,6 @@ def test_an_answer_is_a_call_or_what_else_is_asked_for(
     forced = read_tool_choice("required", TOOLS, style, True, answer)
     assert forced is not None
     assert not takes(matchers, grammars.compile(forced).text, '{"sum": 3}')
-    regex = Wish("regex", "a", "structured_outputs.regex")
+    regex = OutputConstraint("regex", "a", "structured_outputs.regex")
     with pytest.raises(InvalidRequest, match="only JSON can be asked for"):
         read_tool_choice("auto", TOOLS, style, True, regex)

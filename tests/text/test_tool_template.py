@@ -11,7 +11,7 @@ import saccade.families.internvl
 import saccade.families.qwen_vl
 from saccade.families.registry import load_spec
 from saccade.text.answer import AnswerReader, gather
-from saccade.text.manner import Manner, find_manner
+from saccade.text.answer_format import AnswerFormat, find_manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
 from saccade_bench.lab import tiles
 from tests.text.templates import QWEN2_VL
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_tiles_calls_as_hermes_does(checkpoint: Callable[..., Pa
     folder = checkpoint("internvl")
     tokenizer = Tokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer, None, load_spec(folder).templates)
-    assert find_manner(template.sources, "auto", "auto") == Manner("hermes")
+    assert find_manner(template.sources, "auto", "auto") == AnswerFormat("hermes")
     chat = [{"role": "user", "content": "Hi"}]
     assert "<tools>" in template.render(chat, tools=[TOOL])
     assert "<tools>" not in template.render(chat)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 from llguidance import LLTokenizer
 
-from saccade.sched.masks import Matcher, Matchers
+from saccade.sched.grammar_state import Matcher, Matchers
 
 
 def allowed_tokens(matcher: Matcher, words: int) -> np.ndarray:

@@ -14,11 +14,11 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.attention_gpu import Tile
 from saccade.kernels.fp8 import FP8, to_fp8
 from saccade.kernels.paged import PagedCache, PagedRows
-from saccade.kernels.paged_gpu import launch_paged
-from saccade.kernels.segments_gpu import launch_segments
+from saccade.kernels.triton.attention import Tile
+from saccade.kernels.triton.paged import launch_paged
+from saccade.kernels.triton.segments import launch_segments
 from saccade_bench.gpu_check.clock import copies_for, device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from saccade.kernels.paged import PagedCache, PagedRows
-from saccade.kernels.paged_gpu import launch_paged
+from saccade.kernels.triton.paged import launch_paged
 from saccade_bench.gpu_check.attention import DIM, HEADS, KV_HEADS, PAGE
 from saccade_bench.gpu_check.clock import copies_for, device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments

@@ -19,8 +19,8 @@ from saccade.core.plan import PLANS_IN_FLIGHT, Plan
 from saccade.core.types import Image, ImageKey, Request, SamplingParams
 from saccade.engine.process import build_scheduler
 from saccade.engine.sizing import resolve
+from saccade.runtime.begun_step import Step
 from saccade.runtime.process import measure_hardware
-from saccade.runtime.step import Step
 from saccade.runtime.streams import put_first
 from saccade.runtime.worker import Worker
 from saccade_bench.gpu_check.model import RandomModel

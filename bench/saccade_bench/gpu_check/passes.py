@@ -13,11 +13,11 @@ from functools import partial
 import torch
 
 from saccade.kernels.layer import QKNorm
-from saccade.kernels.layer_gpu import launch_add_norm, launch_silu_gate, launch_turn_and_cache
 from saccade.kernels.paged import PagedCache
 from saccade.kernels.rotary import rotary_tables
-from saccade.kernels.rotary_gpu import launch as launch_rotary
-from saccade.kernels.sample_gpu import launch_sample
+from saccade.kernels.triton.layer import launch_add_norm, launch_silu_gate, launch_turn_and_cache
+from saccade.kernels.triton.rotary import launch as launch_rotary
+from saccade.kernels.triton.sample import launch_sample
 from saccade_bench.gpu_check.clock import copies_for, device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 

@@ -23,7 +23,7 @@ from saccade.kernels.fp8 import (
     scaled_linear,
     to_fp8,
 )
-from saccade.kernels.fp8_gpu import launch_fp8
+from saccade.kernels.triton.fp8 import launch_fp8
 from saccade_bench.gpu_check.clock import copies_for, device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.int4 import MIDDLE, dense, pack_int4
-from saccade.kernels.int4_gpu import launch_int4
+from saccade.kernels.triton.int4 import launch_int4
 from saccade_bench.gpu_check.clock import copies_for, device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 from saccade_bench.gpu_check.products import ROWS, SHAPES

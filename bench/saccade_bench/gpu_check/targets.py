@@ -142,13 +142,13 @@ RULES = (
     Rule(
         "cliff, *",
         "Some programs have much more work than others, or there are too few: count programs and "
-        "keys of each against what the device has (kernels/paged_gpu.py).",
+        "keys of each against what the device has (kernels/triton/paged.py).",
         below=0.3,
     ),
     Rule(
         "paged decode, *",
         "Compare pieces in the same table: if another size is faster, change LEAST_PIECE in "
-        "kernels/paged_decode_gpu.py; if none is, try DECODE tiles of 32 or 128 keys, or 3 "
+        "kernels/triton/paged_decode.py; if none is, try DECODE tiles of 32 or 128 keys, or 3 "
         "PROGRAMS a multiprocessor.",
     ),
     Rule(
@@ -160,7 +160,7 @@ RULES = (
     Rule(
         "tower attention, *, best",
         "If a library leads, choose it inside graphs; if Triton's best tile leads, make it TILE "
-        "in kernels/segments_gpu.py.",
+        "in kernels/triton/segments.py.",
         below=0.6,
     ),
     Rule(
@@ -183,7 +183,7 @@ RULES = (
     Rule(
         "product, *, 1 rows*",
         "Few rows are the weights' way through memory: split the inputs among programs where "
-        "outputs alone do not fill 132 multiprocessors (kernels/fp8_gpu.py).",
+        "outputs alone do not fill 132 multiprocessors (kernels/triton/fp8.py).",
     ),
     Rule(
         "product, *",

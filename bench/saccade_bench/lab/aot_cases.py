@@ -7,20 +7,6 @@ from functools import partial
 
 import torch
 
-from saccade.kernels import (
-    delta_gpu,
-    edits_gpu,
-    experts_gpu,
-    fp8_gpu,
-    int4_gpu,
-    layer_gpu,
-    paged_decode_gpu,
-    paged_gpu,
-    rotary_gpu,
-    sample_gpu,
-    scaled_gpu,
-    segments_gpu,
-)
 from saccade.kernels.delta import StateRows
 from saccade.kernels.experts import Stack
 from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix
@@ -28,6 +14,18 @@ from saccade.kernels.int4 import pack_int4
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.paged import PagedCache, PagedRows
 from saccade.kernels.rotary import rotary_tables
+from saccade.kernels.triton import delta as delta_gpu
+from saccade.kernels.triton import edits as edits_gpu
+from saccade.kernels.triton import experts as experts_gpu
+from saccade.kernels.triton import fp8 as fp8_gpu
+from saccade.kernels.triton import int4 as int4_gpu
+from saccade.kernels.triton import layer as layer_gpu
+from saccade.kernels.triton import paged as paged_gpu
+from saccade.kernels.triton import paged_decode as paged_decode_gpu
+from saccade.kernels.triton import rotary as rotary_gpu
+from saccade.kernels.triton import sample as sample_gpu
+from saccade.kernels.triton import scaled as scaled_gpu
+from saccade.kernels.triton import segments as segments_gpu
 from saccade_bench.lab.aot import KernelCase, Promise
 
 HALF = torch.bfloat16

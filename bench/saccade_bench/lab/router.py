@@ -41,6 +41,6 @@ class SimulatedRouter:
 
 
 def bearing(call: TracedCall, session: int) -> bytes:
-    """What stands for the key of `saccade.route.keys`."""
+    """What stands for the key of `saccade.route.affinity`."""
     shown = next((piece.shown for piece in call.pieces if piece.shown is not None), None)
     return session.to_bytes(8, "big") if shown is None else shown.image.key.digest

@@ -14,7 +14,7 @@ import msgspec
 from saccade import __version__
 from saccade.api.about import page
 from saccade.api.about.openapi_form import describe_fields, finish, streams
-from saccade.api.body_schema import Form
+from saccade.api.body_schema import BodySchema
 from saccade.api.chat import fields as chat_fields
 from saccade.api.chat import write as answers
 from saccade.api.messages import fields as messages_fields
@@ -25,7 +25,7 @@ from saccade.edge.refusal import ErrorResponse, speaks_anthropic
 from saccade.front.content import ChatMessage
 
 _REF = "#/components/schemas/{name}"
-_BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
+_BODIES: dict[str, tuple[str, BodySchema[Any] | None, str]] = {
     "/v1/chat/completions": ("ChatCompletionRequest", chat_fields.CHAT, "ChatCompletion"),
     "/v1/completions": ("CompletionRequest", chat_fields.COMPLETION, "TextCompletion"),
     "/v1/responses": ("ResponsesRequest", responses_fields.RESPONSES, "Response"),
@@ -136,7 +136,7 @@ _ITEMS: tuple[type[Any], ...] = (
     responses_items.ReasoningItem,
     responses_items.ReferenceItem,
 )
-_TOKENIZE: tuple[Form[Any], ...] = (chat_fields.TOKENIZE_CHAT, chat_fields.TOKENIZE_TEXT)
+_TOKENIZE: tuple[BodySchema[Any], ...] = (chat_fields.TOKENIZE_CHAT, chat_fields.TOKENIZE_TEXT)
 
 
 def _raw(kind: type[Any]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _completion(choice: str) -> dict[str, Any]:
     }
 
 
-def _merged(form: Form[Any], components: dict[str, Any]) -> dict[str, Any]:
+def _merged(form: BodySchema[Any], components: dict[str, Any]) -> dict[str, Any]:
     """One object of all groups' fields."""
     found = [components[group.__name__] for group in form.groups]
     return {

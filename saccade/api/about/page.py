@@ -19,10 +19,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from saccade import __version__
-from saccade.api.handlers import Door, json_response
+from saccade.api.handlers import RequestHandler, json_response
 from saccade.core.client import Client
 from saccade.edge.auth import client_of
-from saccade.front.front import Front
+from saccade.front.request_manager import RequestManager
 
 WEB = Path(__file__).parent / "web"
 INDEX = "index.html"
@@ -80,7 +80,7 @@ class ServerState(Struct):
     answers: list[Underway]
 
     @classmethod
-    def of(cls, front: Front, model: str, started: int, client: Client) -> ServerState:
+    def of(cls, front: RequestManager, model: str, started: int, client: Client) -> ServerState:
         """`started`: seconds since the epoch."""
         status, reason = front.health
         ready = front.check_ready() if front.state == "ready" else None
@@ -96,7 +96,7 @@ class ServerState(Struct):
         )
 
 
-def page_routes(door: Door, started: int) -> list[Route]:
+def page_routes(door: RequestHandler, started: int) -> list[Route]:
     """/saccade/state, and, unless there is to be no page, a route for each of its files, which are
     read once. `started`: seconds since the epoch.
     """

@@ -1,9 +1,9 @@
 """OpenAI's request bodies: what is accepted, checked and refused.
 
-Owns the fields of each body, by topic, and their translation into an `Ask`. A field that is unknown
-or unsupported is a 400 that names it; nothing is accepted and ignored that would change the answer.
-Messages are `front/content.py`'s, `body_schema.py` reads the fields. Knows nothing of tokens,
-templates or the engine.
+Owns the fields of each body, by topic, and their translation into a `GenerationRequest`. A field
+that is unknown or unsupported is a 400 that names it; nothing is accepted and ignored that would
+change the answer. Messages are `front/content.py`'s, `body_schema.py` reads the fields. Knows
+nothing of tokens, templates or the engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from saccade.api.body_schema import Form, Neutral, open_object
+from saccade.api.body_schema import BodySchema, Neutral, open_object
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_LOGPROBS
 from saccade.front.breakpoints import (
@@ -28,9 +28,9 @@ from saccade.front.breakpoints import (
 from saccade.front.content import ImageLimits, check_lengths, message_from_json
 from saccade.front.conversation import Chat
 from saccade.front.fields import Integer, Natural, too_long, unsupported
-from saccade.front.intake import Ask
+from saccade.front.input_processor import GenerationRequest
 from saccade.text.grammar import read_wish
-from saccade.text.offer import Offer, read_tools
+from saccade.text.tools import ToolSet, read_tools
 
 NO_LIMIT = -1
 """`max_tokens` of llama.cpp's and LM Studio's clients that want none."""
@@ -213,7 +213,7 @@ class ChatAnswer(Struct, kw_only=True):
 
 
 class ToolUse(Struct, kw_only=True):
-    """Tools, and what the model may do with them (`text/offer.py`)."""
+    """Tools, and what the model may do with them (`text/tools.py`)."""
 
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -360,28 +360,32 @@ _IGNORED = frozenset(
 _MOST_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
 """A schema with all its white space; without, its own limit is an eighth."""
 
-CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED, _MOST_BYTES)
-COMPLETION = Form(
+CHAT = BodySchema(ChatCompletionRequest, _NEUTRAL, _IGNORED, _MOST_BYTES)
+COMPLETION = BodySchema(
     CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED, _MOST_BYTES
 )
-TOKENIZE_CHAT = Form(TokenizeChatRequest, _NEUTRAL, _IGNORED)
-TOKENIZE_TEXT = Form(TokenizeTextRequest, _NEUTRAL, _IGNORED)
-DETOKENIZE = Form(DetokenizeRequest, {"skip_special_tokens": (False,)}, _IGNORED)
+TOKENIZE_CHAT = BodySchema(TokenizeChatRequest, _NEUTRAL, _IGNORED)
+TOKENIZE_TEXT = BodySchema(TokenizeTextRequest, _NEUTRAL, _IGNORED)
+DETOKENIZE = BodySchema(DetokenizeRequest, {"skip_special_tokens": (False,)}, _IGNORED)
 
 
-def read_chat(body: bytearray, context_length: int) -> tuple[Ask, Reply, ChatAnswer]:
+def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, Reply, ChatAnswer]:
     """What a chat's body asks for. Raises InvalidRequest that names the field."""
     request = CHAT.read(body, context_length)
     return chat_ask(request, context_length), request.reply, request.answer
 
 
-def read_completion(body: bytearray, context_length: int) -> tuple[list[Ask], Reply, TextPrompt]:
+def read_completion(
+    body: bytearray, context_length: int
+) -> tuple[list[GenerationRequest], Reply, TextPrompt]:
     """What a text completion's body asks for, one per prompt. Raises as `read_chat`."""
     request = COMPLETION.read(body, context_length)
     return completion_asks(request, context_length), request.reply, request.text
 
 
-def read_tokenize(body: bytearray, context_length: int) -> tuple[Ask, Reply, Counting]:
+def read_tokenize(
+    body: bytearray, context_length: int
+) -> tuple[GenerationRequest, Reply, Counting]:
     """What is to be counted: a chat if it has messages, else one text. Raises as `read_chat`."""
     if "messages" in open_object(body):
         chat = TOKENIZE_CHAT.read(body, context_length)
@@ -404,7 +408,7 @@ def read_detokenize(body: bytearray, context_length: int) -> Tokens:
     return tokens
 
 
-def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
+def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationRequest:
     """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
@@ -429,7 +433,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         effort=request.thinking.effort,
         thinks=request.thinking.thinks,
         tool_marks=read_tool_marks(request.tool_use.tools),
-        offer=Offer(
+        offer=ToolSet(
             read_tools(request.tool_use.tools),
             request.tool_use.tool_choice,
             request.tool_use.parallel_tool_calls is not False,
@@ -437,7 +441,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         verbosity=request.thinking.verbosity,
     )
     reply = request.reply
-    return Ask(
+    return GenerationRequest(
         prompt=chat,
         sampling=sampling,
         n=reply.n or 1,
@@ -476,7 +480,7 @@ def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
     return {"max_tokens": given}
 
 
-def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask]:
+def completion_asks(request: CompletionRequest, context_length: int) -> list[GenerationRequest]:
     """What a completion request asks for, one per prompt."""
     reply = request.reply
     _check_stream(reply)
@@ -487,7 +491,7 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     text, echo = request.text, bool(request.text.echo)
     tops = (text.prompt_logprobs, text.logprobs if echo else None)
     top = max((each for each in tops if each is not None), default=None)
-    ask = Ask(
+    ask = GenerationRequest(
         prompt="",
         sampling=sampling,
         n=reply.n or 1,

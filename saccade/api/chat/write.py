@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.api.trace.image_trace import ImageCost, Trace
 from saccade.core.types import CacheMiss, CacheMissReason, TokenLogprobs
-from saccade.front.front import Event, Finish
+from saccade.front.request_manager import AnswerUpdate, Finish
 from saccade.text.answer import AnswerEvent, Reasoned, gather
 from saccade.text.detokenize import Vocabulary
 from saccade.text.tool_calls import CallArguments, CallEnded, CallStarted, Text
@@ -271,7 +271,7 @@ class ChoiceReply:
         self._shape = shape
         self._choice = choice
 
-    def add(self, event: Event) -> None:
+    def add(self, event: AnswerUpdate) -> None:
         self.texts.append(event.text)
         self.parts += event.parts
         self.finish = event.finish
@@ -284,7 +284,7 @@ class ChoiceReply:
         return "".join(self.texts)
 
 
-class Tally:
+class UsageCounter:
     """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as its first answer
     found them.
 
@@ -301,7 +301,7 @@ class Tally:
         self._completion = 0
         self._cached = 0
 
-    def add(self, event: Event) -> None:
+    def add(self, event: AnswerUpdate) -> None:
         self._completion += event.num_tokens
         if event.choice % self._n == 0:
             self._cached += event.cached_tokens
@@ -334,7 +334,7 @@ class Shape(Protocol):
         """As the client reads them; None if it did not ask. Called once per token, in order."""
         ...
 
-    def chunks(self, event: Event) -> Sequence[ChunkChoice | TextChoice]:
+    def chunks(self, event: AnswerUpdate) -> Sequence[ChunkChoice | TextChoice]:
         """What a stream shows of an event, in order."""
         ...
 
@@ -364,7 +364,7 @@ class ChatShape:
     def opening(self, choice: int) -> ChunkChoice | None:
         return ChunkChoice(choice, AnswerDelta(role="assistant", content=self._empty))
 
-    def chunks(self, event: Event) -> list[ChunkChoice]:
+    def chunks(self, event: AnswerUpdate) -> list[ChunkChoice]:
         deltas = [delta for part in event.parts if (delta := self._delta(event.choice, part))]
         logprobs = self.logprobs(event.choice, event.logprobs)
         if not deltas and (event.logprobs or event.finish):
@@ -455,7 +455,7 @@ class TextShape:
 
     def opening(self, choice: int) -> None: ...
 
-    def chunks(self, event: Event) -> list[TextChoice]:
+    def chunks(self, event: AnswerUpdate) -> list[TextChoice]:
         logprobs = self.logprobs(event.choice, event.logprobs)
         if not (event.text or event.logprobs or event.finish):
             return []

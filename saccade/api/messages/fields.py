@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from saccade.api.body_schema import Form
+from saccade.api.body_schema import BodySchema
 from saccade.front.breakpoints import CacheControl
 from saccade.front.content import Name
 from saccade.front.fields import Positive
@@ -275,5 +275,5 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 _IGNORED = frozenset({"betas"})
 
-COUNT_TOKENS = Form(CountTokensRequest, {**_NEUTRAL, "max_tokens": ()}, _IGNORED)
-MESSAGES = Form(MessagesRequest, _NEUTRAL, _IGNORED)
+COUNT_TOKENS = BodySchema(CountTokensRequest, {**_NEUTRAL, "max_tokens": ()}, _IGNORED)
+MESSAGES = BodySchema(MessagesRequest, _NEUTRAL, _IGNORED)

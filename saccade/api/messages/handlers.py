@@ -15,7 +15,7 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from saccade.api.handlers import Door, Endpoint, send_json
+from saccade.api.handlers import Endpoint, RequestHandler, send_json
 from saccade.api.messages.read import AskedMessage, read_count, read_message
 from saccade.api.messages.write import (
     Ending,
@@ -24,18 +24,18 @@ from saccade.api.messages.write import (
     StreamEvent,
     WholeMessage,
 )
-from saccade.api.stream import Told
+from saccade.api.stream import AnswerContext
 from saccade.core.errors import RequestError
 from saccade.core.types import CacheMiss
 from saccade.edge.disconnect import while_connected
 from saccade.edge.headers import request_id
 from saccade.edge.refusal import error_body
-from saccade.front.front import Event
+from saccade.front.request_manager import AnswerUpdate
 
 _encode = msgspec.json.Encoder().encode
 
 
-def message_routes(door: Door) -> list[Route]:
+def message_routes(door: RequestHandler) -> list[Route]:
     messages = _Messages(door)
     return [
         Route("/v1/messages", Endpoint(messages.create), methods=["POST"]),
@@ -47,7 +47,7 @@ def message_routes(door: Door) -> list[Route]:
 class _Messages:
     """The handlers."""
 
-    door: Door
+    door: RequestHandler
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
@@ -100,7 +100,7 @@ class MessageTeller:
     computed with one, which is not told.
     """
 
-    def __init__(self, model: str, asked: AskedMessage, told: Told) -> None:
+    def __init__(self, model: str, asked: AskedMessage, told: AnswerContext) -> None:
         self._tally = told.tally
         self._diagnoses = told.prepared[0].request.caching.diagnose
         self._room = told.prepared[0].request.sampling.max_tokens
@@ -109,7 +109,7 @@ class MessageTeller:
         self._begun = False
         self._message = WholeMessage()
 
-    def shown(self, event: Event) -> bytes:
+    def shown(self, event: AnswerUpdate) -> bytes:
         return b"".join(_sse(each) for each in self._told(event))
 
     def ending(self) -> bytes:
@@ -118,14 +118,14 @@ class MessageTeller:
     def failure(self, error: RequestError) -> bytes:
         return _sse(error_body(error, request_id.get()))
 
-    def keep(self, event: Event) -> None:
+    def keep(self, event: AnswerUpdate) -> None:
         for each in self._told(event):
             self._message.add(each)
 
     def whole(self) -> dict[str, Any]:
         return self._message.told()
 
-    def _told(self, event: Event) -> list[StreamEvent]:
+    def _told(self, event: AnswerUpdate) -> list[StreamEvent]:
         events = [] if self._begun else self._stream.begin(self._usage, self._diagnosis)
         self._begun = True
         if self._most:

@@ -1,7 +1,7 @@
 """Anthropic's bodies as conversations.
 
-Owns how a body's messages, blocks, tools and settings become an `Ask`, each with its place in that
-body. Knows nothing of routes, of answers or of what a cache mark does.
+Owns how a body's messages, blocks, tools and settings become a `GenerationRequest`, each with its
+place in that body. Knows nothing of routes, of answers or of what a cache mark does.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from saccade.front.breakpoints import CacheControl, CacheWish, Mark, control_mar
 from saccade.front.content import MOST_CALLS, check_lengths, image_url
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
 from saccade.front.fields import Reader
-from saccade.front.intake import Ask
+from saccade.front.input_processor import GenerationRequest
 from saccade.media.media import Base64, FileId, ImageSource
-from saccade.text.grammar import Wish
-from saccade.text.offer import Offer, Tool, read_each, read_function
+from saccade.text.grammar import OutputConstraint
+from saccade.text.tools import Tool, ToolSet, read_each, read_function
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
 """How a system block begins that is for Anthropic's accounts and not for the model. As it differs
@@ -64,7 +64,7 @@ class AskedMessage:
     answer may have.
     """
 
-    asks: list[Ask]
+    asks: list[GenerationRequest]
     reply: Reply
     most: int = 0
     shows_thinking: bool = True
@@ -88,7 +88,9 @@ def read_count(body: bytearray, context_length: int) -> AskedMessage:
     return AskedMessage([message_ask(request, context_length)], Reply(model=request.inquiry.model))
 
 
-def message_ask(request: CountTokensRequest | MessagesRequest, context_length: int) -> Ask:
+def message_ask(
+    request: CountTokensRequest | MessagesRequest, context_length: int
+) -> GenerationRequest:
     """What a request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
     inquiry = request.inquiry
     if inquiry.thread is not None:
@@ -121,7 +123,7 @@ def message_ask(request: CountTokensRequest | MessagesRequest, context_length: i
         tool_marks=tool_marks,
     )
     diagnose = isinstance(request, MessagesRequest) and request.sender.diagnostics is not None
-    return Ask(
+    return GenerationRequest(
         chat,
         _sampling(request) if isinstance(request, MessagesRequest) else {},
         wish=_wish(inquiry),
@@ -130,13 +132,13 @@ def message_ask(request: CountTokensRequest | MessagesRequest, context_length: i
     )
 
 
-def _wish(inquiry: Inquiry) -> Wish | None:
+def _wish(inquiry: Inquiry) -> OutputConstraint | None:
     """The form of the answer, by its newer name or its older."""
     config = inquiry.output_config
     if config is not None and config.format is not None:
-        return Wish("json", config.format.schema, "output_config.format.schema")
+        return OutputConstraint("json", config.format.schema, "output_config.format.schema")
     older = inquiry.output_format
-    return None if older is None else Wish("json", older.schema, "output_format.schema")
+    return None if older is None else OutputConstraint("json", older.schema, "output_format.schema")
 
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
@@ -152,16 +154,16 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _offer(tools: tuple[Tool, ...], choice: ToolChoice | None) -> Offer:
+def _offer(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet:
     if choice is None:
-        return Offer(tools)
+        return ToolSet(tools)
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequest(
             'tool_choice.name: stands with type "tool", and only there', "tool_choice.name"
         )
     named = {"type": "function", "function": {"name": choice.name}}
     openais: Any = {"any": "required", "tool": named}.get(choice.type, choice.type)
-    return Offer(tools, openais, not choice.disable_parallel_tool_use)
+    return ToolSet(tools, openais, not choice.disable_parallel_tool_use)
 
 
 def _read_tools(given: list[msgspec.Raw] | None) -> tuple[tuple[Tool, ...], tuple[Mark, ...]]:

@@ -26,8 +26,8 @@ from saccade.api.chat.fields import Reply
 from saccade.api.chat.write import ChatShape
 from saccade.api.handlers import (
     SMALL_BODY,
-    Door,
     Endpoint,
+    RequestHandler,
     json_response,
     send_json,
 )
@@ -44,7 +44,7 @@ from saccade.api.responses.read import (
 )
 from saccade.api.responses.store import KeptTurn, Packed, ResponseStore
 from saccade.api.responses.write import Ended, ResponseEvent, ResponseStream
-from saccade.api.stream import Told
+from saccade.api.stream import AnswerContext
 from saccade.core.client import Client
 from saccade.core.errors import Cancelled, InvalidRequest, NotFound, RequestError
 from saccade.core.types import CacheMiss, SamplingParams
@@ -52,8 +52,8 @@ from saccade.edge.auth import client_of
 from saccade.edge.body import Held
 from saccade.edge.disconnect import while_connected
 from saccade.front.fields import unsupported
-from saccade.front.front import Event, Finish
-from saccade.front.intake import Ask
+from saccade.front.input_processor import GenerationRequest
+from saccade.front.request_manager import AnswerUpdate, Finish
 
 CANCEL_SECONDS = 1.0
 """How long a cancel waits for the stream that it ends to have said so."""
@@ -62,7 +62,7 @@ MOST_LISTED, USUALLY_LISTED = 100, 20
 _encode = msgspec.json.Encoder().encode
 
 
-def response_routes(door: Door, store: ResponseStore) -> list[Route]:
+def response_routes(door: RequestHandler, store: ResponseStore) -> list[Route]:
     responses = _Responses(door, store)
     one = "/v1/responses/{id}"
     return [
@@ -94,7 +94,7 @@ class ResponseAsked:
     """
 
     request: ResponsesRequest
-    asks: list[Ask]
+    asks: list[GenerationRequest]
     reply: Reply
     before: KeptTurn | None
     packed: tuple[Packed, ...] | None
@@ -113,7 +113,7 @@ class ResponseTeller:
     def __init__(
         self,
         stream: ResponseStream,
-        told: Told,
+        told: AnswerContext,
         asked: ResponseAsked,
         logprobs: ChatShape,
         on_end: Callable[[dict[str, Any]], None],
@@ -127,7 +127,7 @@ class ResponseTeller:
         self._finish: Finish | None = None
         self._reasoned = 0  # tokens
 
-    def shown(self, event: Event) -> bytes:
+    def shown(self, event: AnswerUpdate) -> bytes:
         begun = [] if self._began else self._stream.begin()
         self._began = True
         return _sse([*begun, *self._feed(event)])
@@ -141,14 +141,14 @@ class ResponseTeller:
             return _sse(self._end("cancelled"))
         return _sse(self._stream.fail(error))
 
-    def keep(self, event: Event) -> None:
+    def keep(self, event: AnswerUpdate) -> None:
         self._feed(event)
 
     def whole(self) -> dict[str, Any]:
         self.ending()
         return self._stream.response
 
-    def _feed(self, event: Event) -> list[ResponseEvent]:
+    def _feed(self, event: AnswerUpdate) -> list[ResponseEvent]:
         self._finish = event.finish or self._finish
         logprobs = self._shape.logprobs(event.choice, event.logprobs)
         events = self._stream.feed(event.parts, () if logprobs is None else logprobs.content)
@@ -188,7 +188,7 @@ class ResponseTeller:
 class _Responses:
     """The handlers."""
 
-    def __init__(self, door: Door, store: ResponseStore) -> None:
+    def __init__(self, door: RequestHandler, store: ResponseStore) -> None:
         self._door = door
         self._store = store
         self._running: dict[tuple[str, str], Running] = {}  # by owner and id
@@ -273,7 +273,7 @@ class _Responses:
         logprobs = LOGPROBS in (found.request.form.include or ())
         shape = ChatShape(self._door.front.vocabulary, logprobs)
 
-        def tell(told: Told) -> ResponseTeller:
+        def tell(told: AnswerContext) -> ResponseTeller:
             prepared = told.prepared[0].request
             model = self._door.name_of(found.reply.model)
             held.reserve(found.nbytes)

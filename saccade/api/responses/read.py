@@ -1,7 +1,7 @@
 """The body of POST /v1/responses as a conversation.
 
-Owns its fields, what is refused by name, and how they become an `Ask`. Items are `items.py`'s.
-Knows nothing of routes, of stores or of answers.
+Owns its fields, what is refused by name, and how they become a `GenerationRequest`. Items are
+`items.py`'s. Knows nothing of routes, of stores or of answers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from saccade.api.body_schema import Form, Neutral
+from saccade.api.body_schema import BodySchema, Neutral
 from saccade.api.chat.fields import (
     LONGEST_SALT,
     SERVICE_TIERS,
@@ -30,9 +30,9 @@ from saccade.front.breakpoints import PromptCacheOptions, read_cache_wish
 from saccade.front.content import ImageLimits, check_lengths
 from saccade.front.conversation import Chat
 from saccade.front.fields import Integer, Positive, unsupported
-from saccade.front.intake import Ask
-from saccade.text.grammar import Wish, read_json_schema, read_response_format
-from saccade.text.offer import Offer, Tool, read_each, read_function
+from saccade.front.input_processor import GenerationRequest
+from saccade.text.grammar import OutputConstraint, read_json_schema, read_response_format
+from saccade.text.tools import Tool, ToolSet, read_each, read_function
 
 MOST_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -170,7 +170,7 @@ _NEUTRAL: Neutral = {
 }
 _IGNORED = frozenset({"request_id"})
 
-RESPONSES: Form[ResponsesRequest] = Form(ResponsesRequest, _NEUTRAL, _IGNORED)
+RESPONSES: BodySchema[ResponsesRequest] = BodySchema(ResponsesRequest, _NEUTRAL, _IGNORED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,9 @@ _NAMES = FieldNames(
 )
 
 
-def response_ask(request: ResponsesRequest, before: Sequence[Item], items: Sequence[Item]) -> Ask:
+def response_ask(
+    request: ResponsesRequest, before: Sequence[Item], items: Sequence[Item]
+) -> GenerationRequest:
     """What a request asks for. `before`: the conversation so far; `items`: those that it adds.
 
     Raises InvalidRequest that names the field.
@@ -245,7 +247,9 @@ def response_ask(request: ResponsesRequest, before: Sequence[Item], items: Seque
     tools = read_each(form.tools, _tool)
     chat = Chat(
         messages,
-        Offer(tools, _tool_choice(form.tool_choice, tools), form.parallel_tool_calls is not False),
+        ToolSet(
+            tools, _tool_choice(form.tool_choice, tools), form.parallel_tool_calls is not False
+        ),
         effort=None if form.reasoning is None else form.reasoning.effort,
         verbosity=text.verbosity,
         variables=asked.chat_template_kwargs or {},
@@ -255,7 +259,7 @@ def response_ask(request: ResponsesRequest, before: Sequence[Item], items: Seque
         sampling["max_tokens"] = most
     if LOGPROBS in (form.include or ()):
         sampling["logprobs"] = form.top_logprobs or 0
-    return Ask(
+    return GenerationRequest(
         chat,
         sampling,
         cache_salt=asked.cache_salt or "",
@@ -271,7 +275,7 @@ def response_ask(request: ResponsesRequest, before: Sequence[Item], items: Seque
     )
 
 
-def _wish(text: TextFormat | None) -> Wish | None:
+def _wish(text: TextFormat | None) -> OutputConstraint | None:
     if text is None or text.type == "text":
         return None
     if text.type == "json_object":

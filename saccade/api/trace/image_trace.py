@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from saccade.core.types import CacheMiss, CacheReport, Missed, Tier
-from saccade.front.front import Event, FoundImage, Level
-from saccade.front.intake import Prepared
+from saccade.front.input_processor import PreparedRequest
+from saccade.front.request_manager import AnswerUpdate, FoundImage, Level
 from saccade.media.media import OpenedImage
 
 MOST_TOLD = 32
@@ -188,7 +188,7 @@ class Trace(Struct):
 class Tracer:
     """Listens to a request's events. `wanted`: the client asked for the trace."""
 
-    def __init__(self, prepared: Sequence[Prepared], wanted: bool) -> None:
+    def __init__(self, prepared: Sequence[PreparedRequest], wanted: bool) -> None:
         self.wanted = wanted
         self._prepared = prepared[0]
         self._arrival = self._prepared.request.arrival
@@ -200,7 +200,7 @@ class Tracer:
         self._found: tuple[FoundImage, ...] = ()
         self._prompt = CacheTrace(0)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: AnswerUpdate) -> None:
         self._last = time.monotonic()
         if event.finish is not None:
             self.finishes.append(event.finish)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from saccade.api.chat.write import Tally, Usage
+from saccade.api.chat.write import Usage, UsageCounter
 from saccade.api.trace.image_trace import Leg, Tracer
 from saccade.core.errors import RequestError
 from saccade.edge.headers import request_id
-from saccade.front.front import Level
-from saccade.front.intake import Prepared
+from saccade.front.input_processor import PreparedRequest
+from saccade.front.request_manager import Level
 
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -34,7 +34,7 @@ MOST_STATE = 512
 """Characters of `tracestate` that are passed on, as the W3C asks of everybody."""
 
 
-class Journey:
+class RequestTimeline:
     """One request. Moments are `time.monotonic()`; `wall` is what to add for seconds since the
     epoch.
 
@@ -87,7 +87,9 @@ class AnswerTold:
     legs: tuple[Leg, ...]
 
     @classmethod
-    def of(cls, prepared: Sequence[Prepared], tally: Tally, tracer: Tracer) -> AnswerTold:
+    def of(
+        cls, prepared: Sequence[PreparedRequest], tally: UsageCounter, tracer: Tracer
+    ) -> AnswerTold:
         sampling = prepared[0].request.sampling
         limits = {
             "max_tokens": sampling.max_tokens,
@@ -110,7 +112,7 @@ class AnswerTold:
         )
 
 
-journey: ContextVar[Journey | None] = ContextVar("journey", default=None)
+journey: ContextVar[RequestTimeline | None] = ContextVar("journey", default=None)
 """That of the request that is being served; None where nobody wants to know."""
 
 
@@ -123,7 +125,7 @@ def note_failure(error: RequestError) -> None:
 class Journeys:
     """Gives `record` the journey of every request to a path of `OPERATIONS`, when it has ended."""
 
-    def __init__(self, app: ASGIApp, record: Callable[[Journey], None]) -> None:
+    def __init__(self, app: ASGIApp, record: Callable[[RequestTimeline], None]) -> None:
         self._app = app
         self._record = record
 
@@ -131,7 +133,7 @@ class Journeys:
         if scope["method"] != "POST" or scope["path"] not in OPERATIONS:
             await self._app(scope, receive, send)
             return
-        own = Journey(scope["path"], Headers(scope=scope))
+        own = RequestTimeline(scope["path"], Headers(scope=scope))
         journey.set(own)
 
         async def send_noted(message: Message) -> None:

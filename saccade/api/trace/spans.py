@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from saccade import __version__
 from saccade.api.trace.image_trace import Figure, Leg
-from saccade.api.trace.request_trace import OPERATIONS, Journey
+from saccade.api.trace.request_trace import OPERATIONS, RequestTimeline
 
 EXPORT_SECONDS = 10.0
 """For one batch, retries included."""
@@ -46,7 +46,7 @@ class Spans:
         self._parents = TraceContextTextMapPropagator()
         self._exporter = OTLPSpanExporter(url, timeout=EXPORT_SECONDS)
 
-    def send(self, journeys: Sequence[Journey]) -> bool:
+    def send(self, journeys: Sequence[RequestTimeline]) -> bool:
         """Whether the collector has taken them."""
         for journey in journeys:
             self._make(journey)
@@ -57,7 +57,7 @@ class Spans:
     def close(self) -> None:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _make(self, journey: Journey) -> None:
+    def _make(self, journey: RequestTimeline) -> None:
         def at(moment: float) -> int:
             return int((journey.wall + moment) * 1e9)
 
@@ -86,7 +86,7 @@ class Spans:
         root.end(at(journey.ended))
 
 
-def _legs(journey: Journey) -> Iterator[Leg]:
+def _legs(journey: RequestTimeline) -> Iterator[Leg]:
     answer = journey.answer
     if answer is not None:
         yield Leg("receive", journey.begun, answer.arrival)
@@ -95,7 +95,7 @@ def _legs(journey: Journey) -> Iterator[Leg]:
         yield Leg("stream", journey.answering, journey.ended)
 
 
-def _attributes(journey: Journey) -> Iterator[tuple[str, Figure | tuple[str, ...]]]:
+def _attributes(journey: RequestTimeline) -> Iterator[tuple[str, Figure | tuple[str, ...]]]:
     yield "http.request.method", "POST"
     yield "http.route", journey.path
     yield "saccade.request_id", journey.request_id

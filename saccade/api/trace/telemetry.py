@@ -13,7 +13,7 @@ import threading
 import time
 from importlib.util import find_spec
 
-from saccade.api.trace.request_trace import Journey
+from saccade.api.trace.request_trace import RequestTimeline
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 
@@ -52,14 +52,14 @@ class Telemetry:
         check_installed()
         self._url = url
         self._metrics = metrics
-        self._waiting: queue.Queue[Journey] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[RequestTimeline] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
         self._lost = 0  # written by the thread alone
         self._told = 0  # of those, counted in the metrics
         self._thread = threading.Thread(target=self._run, name="saccade-traces", daemon=True)
         self._thread.start()
 
-    def record(self, journey: Journey) -> None:
+    def record(self, journey: RequestTimeline) -> None:
         """Have a journey that has ended sent. Never waits."""
         lost = self._lost
         dropped = lost - self._told
@@ -100,9 +100,9 @@ class Telemetry:
                     log.warning("traces do not reach %s; requests are not affected", self._url)
         spans.close()
 
-    def _batch(self) -> list[Journey]:
+    def _batch(self) -> list[RequestTimeline]:
         """The next journeys; none when the server ends and none waits."""
-        batch: list[Journey] = []
+        batch: list[RequestTimeline] = []
         due = 0.0
         while len(batch) < MOST_IN_BATCH:
             now = time.monotonic()

@@ -1,0 +1,150 @@
+"""One tier of a cache: what lies on it within a budget, and what goes next when room is needed.
+
+Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998): an item's priority
+is the shelf's floor when it was last used, plus what it is worth per byte; whatever is evicted
+raises the floor to its own priority. So the worth decides among items used at about the same time,
+and an item that is not used again is overtaken by all others in the end. Of equal worth, the least
+recently used goes first. Knows nothing of other tiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from saccade.core.types import ImageKey
+
+
+@dataclass(slots=True)
+class _Item:
+    nbytes: int
+    worth: float
+    priority: float
+    stamp: int
+    holds: int = 0
+
+
+class CacheTier:
+    """Items by key. What is held is not evicted, even if that means going over the budget; nor is
+    what is in `pinned`, whose owner tells (`unpinned`) when something leaves it.
+    """
+
+    def __init__(
+        self, budget_bytes: int, pinned: Container[ImageKey] = (), shared: bool = False
+    ) -> None:
+        """`shared`: others put and take there, too; what is evicted is only not known any more."""
+        self._pinned = pinned
+        self.shared = shared
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self.held_bytes = 0
+        self.held: set[ImageKey] = set()
+        self.evictions = 0
+        self._floor = 0.0
+        self._clock = 0
+        self._items: dict[ImageKey, _Item] = {}
+        self._heap: list[
+            tuple[float, int, ImageKey]
+        ] = []  # with stale entries: one counts if its stamp is the item's
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, key: ImageKey, nbytes: int, worth: float) -> None:
+        """Add an item, whatever the budget says.
+
+        `worth`: what having it saves, per byte, times how often it was used.
+        """
+        assert key not in self._items
+        self._items[key] = _Item(nbytes, 0.0, 0.0, 0)
+        self.used_bytes += nbytes
+        self.use(key, worth)
+
+    def take(self, key: ImageKey) -> int:
+        """Remove an item that is not held; returns its bytes."""
+        assert key not in self.held
+        nbytes = self._items.pop(key).nbytes
+        self.used_bytes -= nbytes
+        return nbytes
+
+    def use(self, key: ImageKey, worth: float) -> None:
+        """`key` is used now."""
+        self._items[key].worth = worth
+        self._refresh(key)
+
+    def hold(self, key: ImageKey) -> None:
+        """Keep an item until as many `release`s."""
+        item = self._items[key]
+        item.holds += 1
+        if item.holds == 1:
+            self.held.add(key)
+            self.held_bytes += item.nbytes
+
+    def release(self, key: ImageKey) -> None:
+        item = self._items[key]
+        item.holds -= 1
+        if item.holds == 0:
+            self.held.remove(key)
+            self.held_bytes -= item.nbytes
+            self._refresh(key)
+
+    def unpinned(self, key: ImageKey) -> None:
+        """An item may be evicted again, as if it were used now."""
+        self._refresh(key)
+
+    def make_room(self, nbytes: int, keep: Collection[ImageKey] = ()) -> list[ImageKey]:
+        """Evict until `nbytes` more fit, or nothing is left that is not held or pinned; those in
+        `keep` only if all others have gone.
+        """
+        evicted: list[ImageKey] = []
+        kept: list[tuple[float, int, ImageKey]] = []
+        while self._heap and self.used_bytes + nbytes > self.budget_bytes:
+            entry = heappop(self._heap)
+            if self._stale(entry):
+                continue
+            if entry[2] in keep:
+                kept.append(entry)
+                continue
+            evicted.append(self._evict(entry))
+        for entry in kept:
+            if self.used_bytes + nbytes > self.budget_bytes:
+                evicted.append(self._evict(entry))
+            else:
+                heappush(self._heap, entry)
+        self.evictions += len(evicted)
+        return evicted
+
+    def clear(self, keep: Collection[ImageKey]) -> list[ImageKey]:
+        """Remove every item that is not in `keep`, which names all that are held; returns their
+        keys. Counts as no eviction.
+        """
+        gone = [key for key in self._items if key not in keep]
+        for key in gone:
+            self.take(key)
+        return gone
+
+    def _evict(self, entry: tuple[float, int, ImageKey]) -> ImageKey:
+        self._floor = max(self._floor, entry[0])
+        self.take(entry[2])
+        return entry[2]
+
+    def _stale(self, entry: tuple[float, int, ImageKey]) -> bool:
+        item = self._items.get(entry[2])
+        if item is None or item.stamp != entry[1] or item.holds > 0:
+            return True
+        return entry[2] in self._pinned
+
+    def _refresh(self, key: ImageKey) -> None:
+        self._clock += 1
+        item = self._items[key]
+        item.priority, item.stamp = self._floor + item.worth, self._clock
+        if item.holds or key in self._pinned:
+            return  # `release` and `unpinned` come back here
+        heappush(self._heap, (item.priority, item.stamp, key))
+        if len(self._heap) > 64 + 4 * len(self._items):
+            self._heap = [entry for entry in self._heap if not self._stale(entry)]
+            heapify(self._heap)

@@ -1,0 +1,204 @@
+"""The prompts that a client has lately sent, so that a miss of the prefix cache can be explained.
+
+Owns copies of tokens and image keys: a bounded number of bytes, of which one client loses nothing
+to another that has more. Only prompts whose request asked something of the cache are remembered.
+Knows what was once computed, not what is there now.
+
+Prompts are told from each other within one client only, and a prompt that it has sent under a salt
+is never spoken of under another: nobody hears of what somebody else has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.core.types import CacheMiss, CacheMissReason, ImageKey, Request
+
+MOST_BYTES = 32 << 20
+MOST_PROMPTS = 16
+"""Of one client. Each is looked at for every explanation, for about 20 us."""
+PROMPT_BYTES, SPAN_BYTES = 1024, 256
+"""What is counted beside 4 bytes a token."""
+
+Shown = tuple[int, int, ImageKey, int]
+"""(first token, length, image, its row at the first token)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Remembered:
+    """kept: tokens up to which a breakpoint kept it, and until when. flushes: of the cache, when it
+    was computed.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    shown: tuple[Shown, ...]
+    salt: str
+    family: str
+    kept: int
+    until: float
+    flushes: int
+
+    @property
+    def nbytes(self) -> int:
+        return PROMPT_BYTES + self.tokens.nbytes + SPAN_BYTES * len(self.shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Likeness:
+    """An earlier prompt is the same up to `length`; resized: it goes on with the same image at
+    another size.
+    """
+
+    length: int
+    resized: bool
+    prompt: _Remembered
+
+
+class PromptHistory:
+    """`add` what was computed, `explain` what was missed."""
+
+    def __init__(self, page_size: int, clock: Callable[[], float]) -> None:
+        self.nbytes = 0
+        self._page_size = page_size
+        self._clock = clock
+        self._flushes = 0
+        self._of: dict[str, list[_Remembered]] = {}  # by client, the oldest first
+        self._bytes: dict[str, int] = {}
+
+    def flushed(self) -> None:
+        """The prefix cache has forgotten everything."""
+        self._flushes += 1
+
+    def add(self, request: Request, kept: int) -> None:
+        """The prompt is computed, and breakpoints keep its first `kept` tokens."""
+        caching, size = request.caching, self._page_size
+        seconds = max((s for at, s in caching.breakpoints if at // size * size <= kept), default=0)
+        prompt = _Remembered(
+            np.array(request.tokens, np.int32),
+            _shown(request),
+            request.cache_salt,
+            caching.family,
+            kept,
+            self._clock() + seconds,
+            self._flushes,
+        )
+        self._forget(request.client, lambda other: _same(other, prompt))
+        if prompt.nbytes > MOST_BYTES:
+            return
+        self._of.setdefault(request.client, []).append(prompt)
+        self._count(request.client, prompt.nbytes)
+        while len(self._of[request.client]) > MOST_PROMPTS:
+            self._drop_oldest(request.client)
+        while self.nbytes > MOST_BYTES:
+            self._drop_oldest(max(self._bytes, key=lambda client: self._bytes[client]))
+
+    def explain(self, request: Request, cached: int) -> CacheMiss | None:
+        """Why only `cached` tokens of the prompt were found; None where no earlier prompt had more
+        to offer.
+        """
+        size, length = self._page_size, len(request.tokens)
+        most = (length - 1) // size * size
+
+        def miss(reason: CacheMissReason, token: int = cached) -> CacheMiss:
+            return CacheMiss(reason, token, length - token)
+
+        if not most:
+            return miss("too_short")
+        if cached >= most:
+            return None
+        own = self._likest(request, request.cache_salt)
+        if own is not None:
+            earlier = own.prompt
+            if cached < min(own.length // size * size, most):
+                if earlier.flushes != self._flushes:
+                    return miss("flushed")
+                over = cached < earlier.kept and earlier.until <= self._clock()
+                return miss("expired" if over else "evicted")
+            if own.length == len(earlier.tokens):
+                return None
+            return miss("other_settings" if own.resized else "prompt_changed", own.length)
+        open_salt = request.caching.open_salt
+        if request.cache_salt != open_salt and self._likest(request, open_salt) is not None:
+            return miss("other_salt")
+        return miss("never_seen")
+
+    def _likest(self, request: Request, salt: str) -> _Likeness | None:
+        """The earlier prompt under `salt` that is longest the same; of these, the newest.
+
+        Prompts that differ within their first page have nothing to do with each other, unless the
+        client says so by giving both one name.
+        """
+        tokens, shown = np.array(request.tokens, np.int32), _shown(request)
+        best: _Likeness | None = None
+        for prompt in reversed(self._of.get(request.client, ())):
+            if prompt.salt != salt or prompt.family != request.caching.family:
+                continue
+            likeness = _compare(tokens, shown, prompt)
+            named = bool(prompt.family)
+            if (named or likeness.length >= self._page_size) and (
+                best is None or likeness.length > best.length
+            ):
+                best = likeness
+        return best
+
+    def _drop_oldest(self, client: str) -> None:
+        oldest = self._of[client][0]
+        self._forget(client, lambda prompt: prompt is oldest)
+
+    def _forget(self, client: str, gone: Callable[[_Remembered], bool]) -> None:
+        prompts = self._of.pop(client, [])
+        left = [prompt for prompt in prompts if not gone(prompt)]
+        if left:
+            self._of[client] = left
+        self._count(client, _total(left) - _total(prompts))
+
+    def _count(self, client: str, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self._bytes[client] = self._bytes.get(client, 0) + nbytes
+        if not self._bytes[client]:
+            del self._bytes[client]
+
+
+def _total(prompts: Iterable[_Remembered]) -> int:
+    return sum(prompt.nbytes for prompt in prompts)
+
+
+def _shown(request: Request) -> tuple[Shown, ...]:
+    return tuple(
+        (span.start, span.length, request.images[span.image].key, span.offset)
+        for span in request.spans
+    )
+
+
+def _same(one: _Remembered, other: _Remembered) -> bool:
+    return (
+        (one.salt, one.family, one.shown) == (other.salt, other.family, other.shown)
+        and len(one.tokens) == len(other.tokens)
+        and bool((one.tokens == other.tokens).all())
+    )
+
+
+def _compare(
+    tokens: npt.NDArray[np.int32], shown: tuple[Shown, ...], prompt: _Remembered
+) -> _Likeness:
+    """How far the two are the same. Salts of images are those of their prompts, and count as
+    equal.
+    """
+    shorter = min(len(tokens), len(prompt.tokens))
+    differ = np.flatnonzero(tokens[:shorter] != prompt.tokens[:shorter])
+    length = int(differ[0]) if len(differ) else shorter
+    for one, other in zip(shown, prompt.shown):
+        first = min(one[0], other[0])
+        if first >= length:
+            break
+        digests = one[2].digest, other[2].digest
+        if (one[:2], one[3], digests[0]) != (other[:2], other[3], digests[1]) or (
+            one[2].settings != other[2].settings
+        ):
+            resized = one[0] == other[0] and digests[0] == digests[1]
+            return _Likeness(first, resized and one[2].settings != other[2].settings, prompt)
+    return _Likeness(length, False, prompt)

@@ -1,0 +1,97 @@
+"""Requests whose grammars are being got ready: what follows a grammar is begun beside the loop.
+
+Owns the thread in which the lexicon is read (while the workers load) and grammars are compiled once
+more, the threads in which slow masks are made, and the requests that wait for the first of these.
+Knows nothing of plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from saccade.core.errors import InternalError, InvalidRequest, RequestError
+from saccade.core.grammar_vocab import read_lexicon
+from saccade.core.types import Delta, Request
+from saccade.sched.grammar_state import GrammarState, Matchers
+
+log = logging.getLogger("saccade")
+
+SLOW_THREADS = 2
+"""Threads that make the masks of sequences whose masks are slow."""
+
+
+class GrammarLoader:
+    """`begin` a request's guide; `take` it once `wake` was called."""
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        """`wake`: may be called by any thread."""
+        self._wake = wake
+        self._matchers: Matchers | None = None
+        self._beginner = ThreadPoolExecutor(1, "saccade-grammar")
+        self._slow = ThreadPoolExecutor(SLOW_THREADS, "saccade-mask")
+        self._waiting: dict[str, tuple[Request, Future[GrammarState]]] = {}
+
+    async def read(self, tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> None:
+        """Make ready what every grammar needs. To be called once, before any request is there: on a
+        large vocabulary it holds the interpreter for half a second.
+        """
+
+        def work() -> Matchers | None:
+            try:
+                lexicon = read_lexicon(tokenizer_json, vocab_size, ends)
+            except Exception:  # the library raises plain ones; the front has found the same
+                return None
+            return Matchers(lexicon, vocab_size, ends)
+
+        if tokenizer_json:
+            loop = asyncio.get_running_loop()
+            self._matchers = await loop.run_in_executor(self._beginner, work)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request has yet to be taken."""
+        return bool(self._waiting)
+
+    def begin(self, request: Request) -> None:
+        """Get the guide of a request's grammar ready."""
+        future = self._beginner.submit(self._begin, request.grammar)
+        self._waiting[request.id] = (request, future)
+        future.add_done_callback(lambda _: self._wake())
+
+    def drop(self, id: str) -> bool:
+        """Forget a request, whose grammar is not compiled any more. Whether it was here."""
+        waited = self._waiting.pop(id, None)
+        if waited is not None:
+            waited[1].cancel()
+        return waited is not None
+
+    def take(self) -> list[tuple[Request, GrammarState | RequestError]]:
+        """Requests whose guides are ready, or cannot be begun: each once."""
+        found: list[tuple[Request, GrammarState | RequestError]] = []
+        for id, (request, future) in list(self._waiting.items()):
+            if not future.done():
+                continue
+            del self._waiting[id]
+            try:
+                found.append((request, future.result()))
+            except RequestError as error:
+                found.append((request, error))
+            except Exception as error:  # one request's grammar must not reach the others
+                log.exception("a grammar could not be begun")
+                found.append((request, InternalError(f"the grammar could not be begun: {error}")))
+        return found
+
+    def fail_all(self, error: str) -> list[Delta]:
+        """End every request that is here with an error."""
+        ended = [Delta(id, finish="error", error=error) for id in self._waiting]
+        self._waiting.clear()
+        return ended
+
+    def _begin(self, grammar: str) -> GrammarState:
+        if self._matchers is None:
+            raise InvalidRequest("this model's tokenizer cannot be read as one of bytes")
+        matcher = self._matchers.begin(grammar)
+        return GrammarState(matcher, self._matchers.words, self._slow, self._wake)

@@ -1,0 +1,599 @@
+"""The requests in flight: submits them to the engine, turns its news into text, and ends each in
+exactly one way.
+
+Owns every request between `submit` and its last event, and the engine's state as clients see it.
+Knows nothing of HTTP: the server and the `LLM` class are its clients. One event loop; no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Literal, Protocol
+
+from saccade.core.client import ANYBODY, SHARE, Client
+from saccade.core.errors import (
+    Cancelled,
+    EngineUnavailable,
+    ImageError,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    StartupError,
+)
+from saccade.core.messages import (
+    Abort,
+    EmbeddingReady,
+    Failed,
+    Figures,
+    Flush,
+    Loading,
+    Output,
+    PixelsFailed,
+    PixelsReady,
+    Ready,
+    Scrape,
+    Submit,
+    ToEngine,
+    ToFront,
+)
+from saccade.core.metrics import Metrics
+from saccade.core.plan import PixelSlot
+from saccade.core.types import (
+    CacheReport,
+    Delta,
+    ImageKey,
+    ImageOutcome,
+    Missed,
+    PromptScores,
+    Request,
+    Tier,
+    TokenLogprobs,
+)
+from saccade.front.input_processor import GenerationRequest, InputProcessor, PreparedRequest
+from saccade.front.standing import InFlight
+from saccade.media.fairness import BOUNDLESS, MemoryBudget
+from saccade.text.answer import AnswerEvent
+from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
+from saccade.text.tool_calls import CallEnded
+
+log = logging.getLogger("saccade")
+
+State = Literal["starting", "ready", "stopping", "failed"]
+Finish = Literal["stop", "length"]
+Level = Literal["kv", "embedding", "pixels", "encoder", "none"]
+
+SCRAPE_SECONDS = 1.0
+"""An engine that does not tell its figures for so long is frozen: the last ones are shown."""
+STALL_LOOK_SECONDS = 0.25
+"""While requests are waited for, looks at whether the engine still makes progress."""
+
+
+class EngineClient(Protocol):
+    """The front's end of the engine (`engine.link.EngineProcess`)."""
+
+    @property
+    def stall(self) -> str:
+        """Why the engine makes no progress though it lives; empty while it does."""
+        ...
+
+    async def start(self, told: Callable[[Loading], None]) -> Ready:
+        """`told` hears how far loading is. Raises StartupError."""
+        ...
+
+    def send(self, message: ToEngine) -> None:
+        """Raises EngineUnavailable."""
+        ...
+
+    async def receive(self) -> ToFront:
+        """Raises EngineUnavailable once the engine is dead."""
+        ...
+
+    async def stop(self, grace: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FoundImage:
+    """Where picture `image` of a request was found, why not above that, and what it took. `pixels`:
+    still in the arena, encoded again. `encoder`: what came of asking an encoder, if one was asked.
+
+    The ms are 0 unless this request's own turn made them be spent; `decoded` and `encoded` are
+    `time.monotonic()` when that was done.
+    """
+
+    image: int
+    level: Level
+    missed_kv: Missed | None
+    missed_embedding: Missed | None
+    tier: Tier | None
+    decode_ms: float = 0.0
+    wait_ms: float = 0.0
+    encode_ms: float = 0.0
+    decoded: float = 0.0
+    encoded: float = 0.0
+    encoder: str = ""
+    encoder_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerUpdate:
+    """News of answer `choice` (0 to n - 1): text and tokens since its last event. The one with
+    `finish` is its last.
+
+    `parts`: what `text` newly makes certain of reasoning, text and tool calls, in their order;
+    `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
+    `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
+    stop string that ended the answer.
+    `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
+    it) stand in a choice's first, and so does `admitted`: `time.monotonic()` when the engine began
+    with it. `scores`: of the prompt, in the first of its answers alone, before any token.
+    `embedding`: as in `Delta`, until `RequestManager.taken`.
+    """
+
+    choice: int
+    text: str = ""
+    num_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: Finish | None = None
+    cached_tokens: int = 0
+    found: tuple[FoundImage, ...] = ()
+    parts: tuple[AnswerEvent, ...] = ()
+    scores: PromptScores | None = None
+    stop: str | None = None
+    caching: CacheReport | None = None
+    admitted: float = 0.0
+    embedding: tuple[int, int] | None = None
+
+
+class _Answer:
+    """One engine request: its text so far, how that is read, and where its events go."""
+
+    def __init__(
+        self,
+        request: Request,
+        prepared: PreparedRequest,
+        choice: int,
+        vocabulary: Vocabulary,
+        events: asyncio.Queue[AnswerUpdate | RequestError],
+    ) -> None:
+        self.request = request
+        self.places = prepared.places
+        self.landmarks = prepared.landmarks
+        self.choice = choice
+        self.events = events
+        self.error: RequestError | None = None
+        self.submitted = time.monotonic()
+        self.last_news: float | None = None
+        self._text = Detokenizer(vocabulary)
+        self._stops = StopStrings(request.sampling.stop)
+        self._reader = prepared.reading.reader()
+        self._single = prepared.reading.single
+        self._num_tokens = 0
+
+    @property
+    def standing(self) -> InFlight:
+        """How far it is."""
+        request, age = self.request, time.monotonic() - self.request.arrival
+        return InFlight(age, len(request.tokens), len(request.images), self._num_tokens)
+
+    def advance(self, delta: Delta) -> AnswerUpdate:
+        """The event that `delta` makes; its `finish` may be a stop string's."""
+        sampling = self.request.sampling
+        tokens = delta.tokens
+        if delta.finish == "stop" and tokens and tokens[-1] in sampling.stop_token_ids:
+            tokens = tokens[:-1]
+        # Stop strings count only in what follows the tokens that the client insists on.
+        exempt = max(0, sampling.min_tokens - self._num_tokens)
+        self._num_tokens += len(delta.tokens)
+        text = self._text.feed(tokens[:exempt])
+        rest, stopped = self._stops.feed(self._text.feed(tokens[exempt:]))
+        text += rest
+        finish: Finish | None = (
+            "length"
+            if delta.finish == "length"
+            else "stop"
+            if stopped or delta.finish == "stop"
+            else None
+        )
+        if finish and not stopped:
+            rest, stopped = self._stops.feed(self._text.end())
+            text += rest if stopped else rest + self._stops.end()
+        if stopped:
+            finish = "stop"
+        parts = self._reader.feed(text) if text else []
+        first = next((i for i, part in enumerate(parts) if isinstance(part, CallEnded)), None)
+        if self._single and first is not None:
+            parts, finish = parts[: first + 1], "stop"
+        elif finish:
+            parts += self._reader.end()
+        return AnswerUpdate(
+            self.choice,
+            text,
+            len(delta.tokens),
+            delta.logprobs,
+            finish,
+            delta.cached_tokens,
+            parts=tuple(parts),
+            stop=self._stops.found,
+        )
+
+
+class RequestManager:
+    """What stands between clients and one engine. Build, `start`, serve, `stop`."""
+
+    def __init__(
+        self,
+        intake: InputProcessor,
+        engine: EngineClient,
+        metrics: Metrics,
+        max_requests: int = 1024,
+    ) -> None:
+        self.intake = intake
+        self.metrics = metrics
+        self.vocabulary = Vocabulary(intake.tokenizer.backend)
+        self.state: State = "starting"
+        self.reason = "the model is being loaded"
+        for level in ("kv", "embedding", "pixels", "encoder"):  # as counters without labels are
+            metrics.inc("saccade_image_hits_total", 0, level=level)
+        self._engine = engine
+        self._max_requests = max_requests
+        self._ready: Ready | None = None
+        self._admitted = 0
+        self._admitted_of: Counter[str] = Counter()  # by the name of the key
+        self._answers: dict[str, _Answer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._scraped = asyncio.Event()
+
+    # ---- life
+
+    async def start(self, told: Callable[[Loading], None] = lambda _: None) -> Ready:
+        """Start the image workers and the engine; returns when it can answer. `told` hears how far
+        loading is.
+
+        Raises StartupError.
+        """
+        self.intake.media.start()
+        try:
+            self._ready = await self._engine.start(told)
+        except StartupError as error:
+            self._fail(str(error))
+            raise
+        self.intake.media.encoders.trust(self._ready.tower)
+        self._spawn(self._listen())
+        if self.state == "starting":
+            self.state, self.reason = "ready", ""
+        return self._ready
+
+    async def drain(self, grace: float) -> None:
+        """Take no more requests; let those in flight end within `grace` seconds, then fail what is
+        left.
+        """
+        if self.state in ("starting", "ready"):
+            self.state, self.reason = "stopping", "the server is shutting down"
+        deadline = time.monotonic() + grace
+        while not (self._idle.is_set() or self._engine.stall):
+            if (left := deadline - time.monotonic()) <= 0:
+                break
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), min(left, STALL_LOOK_SECONDS))
+        self._end_all(EngineUnavailable("the server is shutting down"))
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """End every request, then the engine and the image workers."""
+        await self.drain(grace)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._engine.stop(0.0)
+        await self.intake.media.close()
+
+    @property
+    def health(self) -> tuple[State | Literal["stalled"], str]:
+        """The state, and why it is not "ready", if it is not."""
+        if self.state == "ready" and (stall := self._engine.stall):
+            return "stalled", stall
+        return self.state, self.reason
+
+    async def scrape(self) -> Metrics:
+        """All metrics, the engine's as of now."""
+        self.metrics.set("saccade_engine_stalled", self.health[0] == "stalled")
+        if self.state in ("ready", "stopping") and self._ready is not None:
+            self._scraped.clear()
+            self._tell(Scrape())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._scraped.wait(), SCRAPE_SECONDS)
+        return self.metrics
+
+    def flush(self, embeddings: bool) -> None:
+        """Have the engine forget its prefix cache and, with `embeddings`, images too: requests
+        submitted from now on find none of what no request in flight uses.
+
+        Raises EngineUnavailable.
+        """
+        self.check_ready()
+        self._engine.send(Flush(embeddings))
+
+    def check_ready(self) -> Ready:
+        """What the engine said when it was ready.
+
+        Raises EngineUnavailable while it is not, and when it no longer is.
+        """
+        if self.state != "ready" or self._ready is None:
+            raise EngineUnavailable(self.reason)
+        return self._ready
+
+    # ---- requests
+
+    @contextmanager
+    def admit(self, client: Client = ANYBODY) -> Iterator[None]:
+        """A permit, to be taken before any work for a request.
+
+        Raises Overloaded, or EngineUnavailable.
+        """
+        self.check_ready()
+        name = client.name
+        if client.limited and self._admitted_of[name] >= max(1, self._max_requests * SHARE):
+            raise Overloaded(
+                f"{self._admitted_of[name]} requests of this key are in flight, the most that one "
+                "of several keys may have (half of --max-queued-requests); try again"
+            )
+        if self._admitted >= self._max_requests:
+            raise Overloaded(
+                f"{self._admitted} requests are in flight, the most this server takes "
+                "(--max-queued-requests); try again"
+            )
+        self._admitted += 1
+        self._admitted_of[name] += 1
+        self._idle.clear()
+        self.metrics.set("saccade_requests_in_flight", self._admitted)
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+            self._admitted_of[name] -= 1
+            self.metrics.set("saccade_requests_in_flight", self._admitted)
+            if not self._admitted:
+                self._idle.set()
+
+    async def prepare(
+        self, ask: GenerationRequest, client: Client = ANYBODY, room: MemoryBudget = BOUNDLESS
+    ) -> PreparedRequest:
+        """`InputProcessor.prepare` within this engine's context length."""
+        return await self.intake.prepare(ask, self.check_ready().context_length, client, room)
+
+    async def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
+        """The events of all answers as they come; ends when each has had its last, or raises the
+        RequestError that ended one.
+
+        Choices count through the `n` answers of each prepared request in turn. Closing the iterator
+        early (`contextlib.aclosing`) aborts what still runs.
+        """
+        self.check_ready()
+        events: asyncio.Queue[AnswerUpdate | RequestError] = asyncio.Queue()
+        group = prepared[0].request.id
+        requests = [(request, each) for each in prepared for request in _requests(each, group)]
+        answers = [
+            _Answer(request, each, choice, self.vocabulary, events)
+            for choice, (request, each) in enumerate(requests)
+        ]
+        opened = [image for each in prepared for image in each.opened]
+        media = self.intake.media
+        for image in opened:
+            media.hold(image)
+        try:
+            for answer in answers:
+                self._answers[answer.request.id] = answer
+                self._tell(Submit(answer.request))
+            unfinished = len(answers)
+            while unfinished:
+                event = await events.get()
+                if isinstance(event, RequestError):
+                    raise event
+                unfinished -= event.finish is not None
+                yield _silenced(event) if prepared[0].silent else event
+        finally:
+            for answer in answers:
+                if self._forget(answer, "abort"):
+                    self._tell(Abort(answer.request.id))
+            for image in opened:
+                media.release(image)
+
+    def taken(self, id: str) -> None:
+        """An answer's embedding was sent: its place may be used again."""
+        self._tell(Abort(id))
+
+    def in_flight(self, client: Client, most: int) -> list[InFlight]:
+        """The answers on their way, the longest first, `most` at most: of one of several keys only
+        its own, of anybody else all.
+        """
+        own = client.share("") if client.limited and client.name else None
+        shown = (each for each in self._answers.values() if own in (None, each.request.client))
+        return [each.standing for each in islice(shown, most)]
+
+    def cancel(self, group: str) -> None:
+        """End the answers of a request early (`PreparedRequest.request.id`) with Cancelled."""
+        for answer in [each for each in self._answers.values() if each.request.group == group]:
+            self._tell(Abort(answer.request.id))
+            if self._forget(answer, "abort"):
+                answer.events.put_nowait(Cancelled())
+
+    def _forget(self, answer: _Answer, outcome: str) -> bool:
+        """End an answer, once; whether it was still in flight."""
+        if self._answers.pop(answer.request.id, None) is None:
+            return False
+        self.metrics.inc("saccade_requests_total", outcome=outcome)
+        self.metrics.observe("saccade_e2e_seconds", time.monotonic() - answer.request.arrival)
+        return True
+
+    def _end(self, answer: _Answer, error: RequestError) -> None:
+        if self._forget(answer, "error"):
+            answer.events.put_nowait(error)
+
+    def _end_all(self, error: RequestError) -> None:
+        for answer in list(self._answers.values()):
+            self._tell(Abort(answer.request.id))
+            self._end(answer, error)
+
+    # ---- the engine
+
+    def _tell(self, message: ToEngine) -> None:
+        # A dead engine is noticed, and every request told, by `_listen`.
+        with suppress(EngineUnavailable):
+            self._engine.send(message)
+
+    def _fail(self, reason: str) -> None:
+        self.state, self.reason = "failed", reason
+        self._end_all(EngineUnavailable(reason))
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                message = await self._engine.receive()
+                if isinstance(message, Output):
+                    self._take(message)
+                elif isinstance(message, Figures):
+                    self.metrics.absorb(message.values)
+                    self._scraped.set()
+                elif isinstance(message, Failed):
+                    self._fail(message.error)
+        except EngineUnavailable as error:
+            if self.state != "stopping":
+                log.error("%s", error.message)
+            self._fail(self.reason if self.state == "failed" else error.message)
+        except Exception:  # nobody reads the engine's news any more
+            log.exception("the front failed")
+            self._fail("internal error: the front lost touch with the engine")
+
+    def _take(self, news: Output) -> None:
+        for encoded in news.encoded:
+            self.intake.media.encoded(*encoded)
+        for key, slot in news.want:
+            self._spawn(self._decode(key, slot))
+        for key in news.unwanted:  # after the first step of a decode that has just been spawned
+            asyncio.get_running_loop().call_soon(self.intake.media.call_off, key)
+        for delta in news.deltas:
+            if answer := self._answers.get(delta.id):
+                try:
+                    self._deliver(answer, delta)
+                except Exception:  # one request's bug must not reach the others
+                    log.exception("an answer failed")
+                    self._tell(Abort(delta.id))
+                    self._end(answer, InternalError())
+
+    def _deliver(self, answer: _Answer, delta: Delta) -> None:
+        if delta.finish in ("error", "abort"):
+            self._end(answer, answer.error or _told(delta))
+            return
+        if delta.scores is not None:
+            answer.events.put_nowait(AnswerUpdate(answer.choice, scores=delta.scores))
+            return
+        self._time(answer, len(delta.tokens))
+        event = replace(
+            answer.advance(delta),
+            found=tuple(self._found(answer, outcome) for outcome in delta.images),
+            caching=_placed(delta.caching, answer.landmarks),
+            admitted=delta.admitted,
+            embedding=delta.embedding,
+        )
+        if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
+            self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
+        answer.events.put_nowait(event)
+
+    def _found(self, answer: _Answer, outcome: ImageOutcome) -> FoundImage:
+        found = FoundImage(
+            outcome.image, outcome.level, outcome.missed_kv, outcome.missed_embedding, outcome.tier
+        )
+        if outcome.level in ("kv", "embedding"):
+            return found
+        spent = self.intake.media.spent(answer.request.images[outcome.image].key)
+        passed = (spent.encoded - answer.submitted) * 1e3
+        wait = max(0.0, passed - spent.decode_ms - spent.encode_ms - spent.encoder_ms)
+        return replace(found, wait_ms=wait, **asdict(spent))
+
+    def _time(self, answer: _Answer, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        now = time.monotonic()
+        if answer.last_news is None:
+            self.metrics.observe("saccade_ttft_seconds", now - answer.request.arrival)
+        else:
+            for _ in range(num_tokens):
+                self.metrics.observe("saccade_itl_seconds", (now - answer.last_news) / num_tokens)
+        answer.last_news = now
+
+    async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
+        """Pixels for the engine, or the reason why there are none, which ends every request that
+        names the image.
+        """
+        try:
+            given = await self.intake.media.bring(key, slot)
+            self._tell(EmbeddingReady(key) if given else PixelsReady(key))
+        except asyncio.CancelledError:
+            self._tell(PixelsFailed(key, "no request needs the image any more"))
+        except RequestError as error:
+            self._lack(key, error)
+        except Exception:  # the request must end all the same
+            log.exception("a picture could not be brought to the engine")
+            self._lack(key, InternalError())
+
+    def _lack(self, key: ImageKey, error: RequestError) -> None:
+        for answer in self._answers.values():
+            for image, place in zip(answer.request.images, answer.places, strict=True):
+                if image.key == key:
+                    answer.error = (
+                        ImageError(error.message, place, error.code)
+                        if isinstance(error, ImageError)
+                        else error
+                    )
+        self._tell(PixelsFailed(key, error.message))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _told(delta: Delta) -> RequestError:
+    """Why the engine has ended a request."""
+    said = delta.error or "the engine gave the request up"
+    if delta.code == InternalError.code:
+        log.error("request %s: %s", delta.id, said)
+        return InternalError(said)
+    if delta.code:
+        return InvalidRequest(said, code=delta.code)
+    return EngineUnavailable(said, code="engine_error")
+
+
+def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) -> CacheReport | None:
+    """With what the client calls the part in which the first missed token stands."""
+    if report is None or report.missed is None:
+        return report
+    after = bisect_right(landmarks, report.missed.token, key=lambda landmark: landmark[0])
+    place = landmarks[after][1] if after < len(landmarks) else ""
+    return replace(report, missed=replace(report.missed, place=place))
+
+
+def _silenced(event: AnswerUpdate) -> AnswerUpdate:
+    """What is told of an answer of which nothing is wanted."""
+    finish: Finish | None = "length" if event.finish else None
+    return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
+
+
+def _requests(prepared: PreparedRequest, group: str) -> Iterator[Request]:
+    """One engine request per answer wanted, all of one group; their seeds count up."""
+    request = prepared.request
+    for choice in range(prepared.n):
+        sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
+        top = None if choice else request.prompt_logprobs  # the first tells of the prompt
+        id = f"{request.id}-{choice}"
+        yield replace(request, id=id, sampling=sampling, group=group, prompt_logprobs=top)

@@ -1,0 +1,337 @@
+"""`paged.paged_attention` as Triton kernels: keys and values are read where they lie.
+
+Rows of one token (decode) are `paged_decode_gpu.py`'s; all other rows are one launch, whatever
+their number and lengths; where tokens are few, keys are split, and a second one joins what comes of
+it. The query heads that share a key head are rows of one product. Grids depend on the numbers of
+rows and tokens alone. Knows tensors only.
+
+Imported only where it runs: on a GPU, or in Triton's interpreter.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.kernels import device
+from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.triton.attention import (
+    LOG2_E,
+    NOTHING,
+    HeadCut,
+    Tile,
+    attend_block,
+    begin,
+    finish,
+)
+from saccade.kernels.triton.paged_decode import (
+    LEAST_PIECE,
+    key_places,
+    launch_decode,
+    piece_count,
+    piece_keys,
+    share_keys,
+)
+
+MOST_SPLITS = 8
+"""Pieces of a row's keys, in a launch of few tokens. A row of more has blocks enough."""
+SPLIT_TOKENS = 512
+"""Tokens of a launch times pieces at most: what their parts take stays small."""
+LEAST_PIECE_PREFILL = 1024
+"""Keys of such a piece."""
+
+PREFILL = Tile(rows=128, keys=64, warps=8, stages=3)
+PREFILL_SMALL = Tile(rows=128, keys=32, warps=8, stages=3)
+"""Before Hopper products leave from registers: with 64 keys, heads of 128 values would spill."""
+PREFILL_LARGE = Tile(rows=128, keys=32, warps=8, stages=3)
+"""For heads beyond 128."""
+PREFILL_LARGE_SMALL = Tile(rows=64, keys=32, warps=8, stages=2)
+"""The same before Hopper, where 99 KB of memory may be all that there is."""
+PREFILL_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
+"""For 32-bit values, whose blocks take twice the memory."""
+
+
+@triton.jit
+def find_row(q_starts, first, rows, block, block_q: tl.constexpr):
+    """(row, its first token in the row) of a block of `block_q` tokens of the rows [first, rows).
+
+    Row r's blocks begin at (its first token from the first row's on) // block_q + r - first: no two
+    rows share a block, and a few blocks stay empty.
+    """
+    base = tl.load(q_starts + first)
+    low, high = first, rows  # the last row whose blocks begin at or before this one
+    while high - low > 1:
+        mid = (low + high) // 2
+        if (tl.load(q_starts + mid) - base) // block_q + mid - first <= block:
+            low = mid
+        else:
+            high = mid
+    begins = (tl.load(q_starts + low) - base) // block_q + low - first
+    return low, (block - begins) * block_q
+
+
+@triton.jit
+def attend_causal(
+    q0,
+    q1,
+    acc0,
+    acc1,
+    top,
+    total,
+    k_cache,
+    v_cache,
+    table,
+    place_q,
+    from_key,
+    whole,
+    end,
+    slot_stride,
+    head,
+    scale_log2,
+    page: tl.constexpr,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+    block_n: tl.constexpr,
+):
+    """The keys [from_key, end) of a sequence: (acc0, acc1, top, total). All queries see those
+    before `whole`, a multiple of the block; no query sees any from `end` on.
+    """
+    for at in tl.range(from_key, tl.minimum(whole, end), block_n):
+        cols = at + tl.arange(0, block_n)
+        place = key_places(table, cols, slot_stride, head, page, dim)
+        acc0, acc1, top, total = attend_block(
+            q0, q1, k_cache + place, v_cache + place, None, None, acc0, acc1, top, total,
+            scale_log2, dim, d0, d1,
+        )  # fmt: skip
+    for at in tl.range(tl.maximum(from_key, whole), end, block_n):
+        cols = at + tl.arange(0, block_n)
+        seen = cols[None, :] <= place_q[:, None]
+        place = key_places(table, tl.minimum(cols, end - 1), slot_stride, head, page, dim)
+        acc0, acc1, top, total = attend_block(
+            q0, q1, k_cache + place, v_cache + place, None, seen, acc0, acc1, top, total,
+            scale_log2, dim, d0, d1,
+        )  # fmt: skip
+    return acc0, acc1, top, total
+
+
+@triton.jit(
+    do_not_specialize=["first", "rows"],
+    do_not_specialize_on_alignment=["lines", "q_starts", "kv_lengths"],
+)
+def _prefill(
+    q,
+    k_cache,
+    v_cache,
+    page_table,
+    lines,
+    q_starts,
+    kv_lengths,
+    out,
+    parts,
+    logs,
+    scale_log2,
+    value_scale,
+    first,
+    rows,
+    q_stride,
+    line_stride,
+    slot_stride,
+    page: tl.constexpr,
+    group: tl.constexpr,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_q: tl.constexpr,
+    least: tl.constexpr,
+):
+    """Program (key head, block, piece): `block_q` tokens of one of the rows [first, rows) to a
+    share of its keys. Blocks that see most come first. Of a row in one piece to `out`, else to
+    `parts` [tokens, pieces, Hq, D] and `logs` [tokens, pieces, Hq], both float32.
+    """
+    head, piece, splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    block = tl.num_programs(1) - 1 - tl.program_id(1)
+    row, token = find_row(q_starts, first, rows, block, block_q)
+    start = tl.load(q_starts + row)
+    count = tl.load(q_starts + row + 1) - start
+    length = tl.load(kv_lengths + row)
+    each = piece_keys(length, least, splits)
+    if (token >= count) | (piece >= piece_count(length, least, splits)):
+        return
+    m, table = tl.arange(0, block_m), page_table + tl.load(lines + row) * line_stride
+    mine = (m < block_q * group) & (token + m // group < count)
+    before = length - count + token  # of the sequence's tokens
+    head_q, heads = head * group + m % group, group * tl.num_programs(0)
+    at_q = (start + token + m // group).to(tl.int64)
+    q0, q1, acc0, acc1, top, total = begin(q + at_q * q_stride + head_q * dim, mine, dim, d0, d1)
+    end = tl.minimum((piece + 1) * each, before + tl.minimum(block_q, count - token))
+    acc0, acc1, top, total = attend_causal(
+        q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, before + m // group,
+        piece * each, (before + 1) // block_n * block_n, end, slot_stride, head, scale_log2,
+        page, dim, d0, d1, block_n,
+    )  # fmt: skip
+    if length <= each:
+        to = out + (at_q * heads + head_q) * dim
+        finish(to, mine, acc0, acc1, total, value_scale, out.dtype.element_ty, dim, d0, d1)
+    else:
+        part = ((at_q - first) * splits + piece) * heads + head_q
+        finish(parts + part * dim, mine, acc0, acc1, total, value_scale, tl.float32, dim, d0, d1)
+        tl.store(logs + part, top + tl.log2(tl.maximum(total, 1.0)), mask=mine)
+
+
+@triton.jit(
+    do_not_specialize=["first", "rows", "splits"],
+    do_not_specialize_on_alignment=["q_starts", "kv_lengths"],
+)
+def _join(
+    parts,
+    logs,
+    q_starts,
+    kv_lengths,
+    out,
+    first,
+    rows,
+    splits,
+    dim: tl.constexpr,
+    columns: tl.constexpr,
+    least: tl.constexpr,
+    most: tl.constexpr,
+):
+    """Program (token of the rows [first, rows), query head): its row's pieces, if there are
+    several, weighed by their denominators.
+    """
+    token, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row, beyond = first, rows  # the row that the token is of
+    while beyond - row > 1:
+        mid = (row + beyond) // 2
+        if tl.load(q_starts + mid) <= first + token:
+            row = mid
+        else:
+            beyond = mid
+    count = piece_count(tl.load(kv_lengths + row), least, splits)
+    if (count == 1) | (first + token >= tl.load(q_starts + row + 1)):
+        return
+    s, c = tl.arange(0, most), tl.arange(0, columns)
+    part = (token.to(tl.int64) * splits + s) * heads + head
+    log = tl.load(logs + part, mask=s < count, other=NOTHING)
+    share = tl.exp2(log - tl.max(log, 0))
+    known = (s < count)[:, None] & (c < dim)[None, :]
+    x = tl.load(parts + part[:, None] * dim + c[None, :], mask=known, other=0.0)
+    merged = tl.sum(x * share[:, None], 0) / tl.sum(share, 0)
+    to = out + ((first + token).to(tl.int64) * heads + head) * dim + c
+    tl.store(to, merged.to(out.dtype.element_ty), mask=c < dim)
+
+
+def launch_paged(
+    q: torch.Tensor,
+    cache: PagedCache,
+    rows: PagedRows,
+    scale: float,
+    *,
+    prefill: Tile | None = None,
+    piece: int | None = None,
+) -> torch.Tensor:
+    """`paged.paged_attention` in at most four launches, and one more where the step's list of
+    pieces is not made; none waits for a value.
+
+    prefill, piece: other than by the rules, for measurements and tests.
+    """
+    assert q.stride(2) == 1 and q.stride(1) == q.shape[2], "a token's heads lie back to back"
+    assert cache.keys.is_contiguous() and cache.values.is_contiguous()
+    assert rows.page_table.stride(1) == 1
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if rows.singles:
+        if rows.work is None or piece is not None:
+            kv_heads = cache.keys.shape[1]
+            rows = replace(rows, work=share_keys(rows, kv_heads, piece or LEAST_PIECE))
+        launch_decode(q, cache, rows, scale, out)
+    if len(rows.kv_lengths) > rows.singles and len(q) > rows.singles:
+        _launch_prefill(q, cache, rows, scale, out, prefill, piece or LEAST_PIECE_PREFILL)
+    return out
+
+
+def prefill_tile(q: torch.Tensor) -> Tile:
+    """What prefill is cut into on the device of `q`."""
+    if q.element_size() > 2:
+        return PREFILL_WIDE
+    large, room = q.shape[2] > 128, device.has_room(q.device)
+    if large:
+        return PREFILL_LARGE if room else PREFILL_LARGE_SMALL
+    return PREFILL if room else PREFILL_SMALL
+
+
+def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
+    """Among how many programs the keys of a row are split at most, in a launch of so many tokens:
+    few tokens have few blocks. Where they are split follows from a row's length and this number.
+    """
+    splits = MOST_SPLITS
+    while splits > 1 and splits * tokens > SPLIT_TOKENS:
+        splits //= 2
+    return max(1, min(splits, -(-capacity // piece)))
+
+
+def _launch_prefill(
+    q: torch.Tensor,
+    cache: PagedCache,
+    rows: PagedRows,
+    scale: float,
+    out: torch.Tensor,
+    tile: Tile | None,
+    piece: int,
+) -> None:
+    heads, dim = q.shape[1], q.shape[2]
+    kv_heads, cut = cache.keys.shape[1], HeadCut.of(dim)
+    group = heads // kv_heads
+    tile = tile or prefill_tile(q)
+    block_m = max(tile.rows, triton.next_power_of_2(group))
+    block_q = block_m // group
+    first, count = rows.singles, len(rows.kv_lengths)
+    tokens = len(q) - first
+    splits = prefill_splits(tokens, rows.page_table.shape[1] * rows.page_size, piece)
+    room = tokens * heads * splits if splits > 1 else 0
+    parts = torch.empty(room * dim, dtype=torch.float32, device=q.device)
+    logs = torch.empty(room, dtype=torch.float32, device=q.device)
+    _prefill[kv_heads, tokens // block_q + count - first, splits](
+        q,
+        cache.keys,
+        cache.values,
+        rows.page_table,
+        rows.lines,
+        rows.q_starts,
+        rows.kv_lengths,
+        out,
+        parts,
+        logs,
+        scale * LOG2_E * cache.key_scale,
+        cache.value_scale,
+        first,
+        count,
+        q.stride(0),
+        rows.page_table.stride(0),
+        cache.keys.stride(0),
+        page=rows.page_size,
+        group=group,
+        dim=dim,
+        d0=cut.d0,
+        d1=cut.d1,
+        block_m=block_m,
+        block_n=tile.keys,
+        block_q=block_q,
+        least=piece,
+        **tile.options,
+    )
+    if splits > 1:
+        shape = {"columns": triton.next_power_of_2(dim), "least": piece, "most": MOST_SPLITS}
+        _join[tokens, heads](
+            *(parts, logs, rows.q_starts, rows.kv_lengths, out, first, count, splits),
+            dim=dim,
+            num_warps=1,
+            **shape,
+        )

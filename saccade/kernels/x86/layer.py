@@ -1,0 +1,211 @@
+"""The functions of `layer.py` for bfloat16 on CPUs, one pass each: what PyTorch writes to memory
+between two operations stays in registers here. Knows tensors only.
+
+Imported only where it runs (`device.runs_jit`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+
+from saccade.kernels.layer import QKNorm
+from saccade.kernels.paged import PagedCache
+from saccade.kernels.x86.jit import (
+    Kernel,
+    bits,
+    claim,
+    exponential,
+    halves,
+    longs,
+    narrow,
+    real,
+    reals,
+    wide,
+)
+
+GATE_VALUES = 4096
+"""Values that one item of `_gate` makes."""
+
+
+@cache
+def _turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Kernel:
+    """Item: a token. For heads of `dim` values of which the first `turned` are; across: pairs are
+    halves.
+    """
+    half = turned // 2
+
+    def turn_and_cache(block):
+        qkv, q_out, keys, values = (
+            halves(block[2]),
+            halves(block[3]),
+            halves(block[4]),
+            halves(block[5]),
+        )
+        weight, cos, sin, slots = (
+            halves(block[6]),
+            reals(block[7]),
+            reals(block[8]),
+            longs(block[9]),
+        )
+        heads, kv_heads, stride, eps = block[10], block[11], block[12], real(block[13])
+        while True:
+            token = claim(block)
+            if token >= block[1]:
+                return
+            row, place, angle = token * stride, slots[token] * kv_heads * dim, token * turned
+            for head in range(heads + kv_heads):
+                at = row + head * dim
+                if has_norm:
+                    squares = np.float32(0)
+                    for d in range(dim):
+                        squares += wide(qkv[at + d]) * wide(qkv[at + d])
+                    root = np.float32(1) / np.sqrt(squares / np.float32(dim) + eps)
+                    for d in range(dim):  # rounded where the reference rounds: before the turn
+                        qkv[at + d] = narrow(
+                            wide(qkv[at + d]) * root * wide(weight[head * dim + d])
+                        )
+                for i in range(half):
+                    one, two = (i, i + half) if across else (2 * i, 2 * i + 1)
+                    x, y = wide(qkv[at + one]), wide(qkv[at + two])
+                    qkv[at + one] = narrow(x * cos[angle + one] + y * sin[angle + one])
+                    qkv[at + two] = narrow(y * cos[angle + two] + x * sin[angle + two])
+            for i in range(heads * dim):
+                q_out[token * heads * dim + i] = qkv[row + i]
+            for i in range(kv_heads * dim):
+                keys[place + i] = qkv[row + heads * dim + i]
+                values[place + i] = qkv[row + (heads + kv_heads) * dim + i]
+
+    return Kernel(turn_and_cache)
+
+
+def compiled_turn_and_cache(
+    qkv: torch.Tensor,
+    kv_heads: int,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    qk_norm: QKNorm | None,
+    cache: PagedCache,
+    out_slots: torch.Tensor,
+    *,
+    across: bool,
+) -> torch.Tensor:
+    """`layer.turn_and_cache`; cos, sin: tables [T, R] of a rotation that is ready."""
+    tokens, all_heads, dim = qkv.shape
+    heads = all_heads - 2 * kv_heads
+    keys, values = cache.keys, cache.values
+    assert qkv.stride(2) == 1 and qkv.stride(1) == dim, "a token's heads lie back to back"
+    assert keys.is_contiguous() and values.is_contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    weight, eps = qk_norm or (None, 0.0)
+    assert weight is None or weight.is_contiguous()
+    q = torch.empty((tokens, heads, dim), dtype=qkv.dtype)
+    _turn_and_cache(dim, cos.shape[1], across, weight is not None)(
+        tokens,
+        qkv.numel(),
+        qkv.data_ptr(),
+        q.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        out_slots.data_ptr(),
+        heads,
+        kv_heads,
+        qkv.stride(0),
+        bits(eps),
+    )
+    return q
+
+
+@cache
+def _add_rms_norm(adds: bool) -> Kernel:
+    """Item: a row."""
+
+    def add_rms_norm(block):
+        x, delta, weight, total, normed = (
+            halves(block[2]),
+            halves(block[3]),
+            halves(block[4]),
+            halves(block[5]),
+            halves(block[6]),
+        )
+        size, eps = block[7], real(block[8])
+        while True:
+            row = claim(block)
+            if row >= block[1]:
+                return
+            at = row * size
+            squares = np.float32(0)
+            if adds:
+                for i in range(size):
+                    added = narrow(wide(x[at + i]) + wide(delta[at + i]))
+                    total[at + i] = added
+                    squares += wide(added) * wide(added)
+            else:
+                for i in range(size):
+                    squares += wide(x[at + i]) * wide(x[at + i])
+            root = np.float32(1) / np.sqrt(squares / np.float32(size) + eps)
+            for i in range(size):
+                normed[at + i] = narrow(wide(total[at + i]) * root * wide(weight[i]))
+
+    return Kernel(add_rms_norm)
+
+
+def compiled_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`layer.add_rms_norm`; without `delta`, (x, its norm)."""
+    assert x.is_contiguous() and weight.is_contiguous()
+    assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
+    normed = torch.empty_like(x)
+    total = x if delta is None else torch.empty_like(x)
+    size = x.shape[-1]
+    _add_rms_norm(delta is not None)(
+        x.numel() // size,
+        x.numel(),
+        x.data_ptr(),
+        0 if delta is None else delta.data_ptr(),
+        weight.data_ptr(),
+        total.data_ptr(),
+        normed.data_ptr(),
+        size,
+        bits(eps),
+    )
+    return total, normed
+
+
+@cache
+def _gate() -> Kernel:
+    """Item: up to `GATE_VALUES` values of a row."""
+
+    def gate(block):
+        gate_up, out, size = halves(block[2]), halves(block[3]), block[4]
+        pieces = -(-size // GATE_VALUES)
+        while True:
+            item = claim(block)
+            if item >= block[1]:
+                return
+            row, start = item // pieces, item % pieces * GATE_VALUES
+            left, to = row * 2 * size, row * size
+            for i in range(start, min(start + GATE_VALUES, size)):
+                x = wide(gate_up[left + i])
+                # rounded as the reference does
+                gated = wide(narrow(x / (np.float32(1) + exponential(-x))))
+                out[to + i] = narrow(gated * wide(gate_up[left + size + i]))
+
+    return Kernel(gate)
+
+
+def compiled_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
+    """`layer.gate` with SiLU."""
+    assert gate_up.is_contiguous()
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, size), dtype=gate_up.dtype)
+    _gate()(rows * -(-size // GATE_VALUES), out.numel(), gate_up.data_ptr(), out.data_ptr(), size)
+    return out

@@ -1,0 +1,218 @@
+"""The experts of a few rows in bfloat16 on CPUs, in two passes over their matrices: gates and what
+they gate, then the way down, summed.
+
+A product of oneDNN's takes 14 us beside its work, and a step has hundreds of an expert's: these
+read the memory that oneDNN has packed, and make all of a layer's at once. Sums are in float32. Owns
+what is known of that memory's layout, which is compared with the real one before it is trusted.
+
+Imported only where it runs (`device.runs_jit`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+import numba
+import numpy as np
+import torch
+
+from saccade.kernels.linear import pack
+from saccade.kernels.moe import Addresses
+from saccade.kernels.x86.jit import Kernel, claim, exponential, fetch, longs, real, reals, words
+
+PANEL = 64
+"""Outputs that lie together: of each pair of inputs, a word of two numbers for each."""
+PAIRS = 4
+"""Pairs of inputs that are multiplied between two visits to the sums."""
+AHEAD_BYTES = 8192
+"""Reading is so far ahead of work (measured: LOG.md)."""
+LONG = 8
+"""Bytes of an address."""
+
+
+def reads(outputs: int, inputs: int) -> bool:
+    """Whether matrices of that shape are packed as is believed here."""
+    return outputs % PANEL == 0 and inputs % (2 * PAIRS) == 0 and _as_believed(outputs, inputs)
+
+
+@cache
+def _as_believed(outputs: int, inputs: int) -> bool:
+    marked = torch.arange(outputs * inputs, dtype=torch.int32).mul_(40503).to(torch.int16)
+    marked.bitwise_and_(0x3FFF)  # finite numbers of every pattern
+    weight = marked.view(torch.bfloat16).view(outputs, inputs)
+    packed = pack(weight)
+    if not packed.is_mkldnn or torch.ops.mkldnn._nbytes(packed) != weight.nbytes:
+        return False
+    shape = outputs // PANEL, PANEL, inputs // 2
+    believed = weight.view(torch.int32).view(shape).transpose(1, 2).contiguous()
+    found = (ctypes.c_char * weight.nbytes).from_address(address(packed))
+    return torch.equal(torch.frombuffer(found, dtype=torch.int32), believed.flatten())
+
+
+def address(packed: torch.Tensor) -> int:
+    """Where the memory of a packed matrix begins, as long as it lives."""
+    found: int = torch.ops.mkldnn.data_ptr(packed)
+    return found
+
+
+@numba.njit(inline="always")
+def _add_panel(matrix, pairs, x, sources, out, targets, column, first, last):
+    """out[targets[v] + column ...] += panel @ x[sources[v] ...] for visits v, PANEL values each;
+    the panel's memory begins at `matrix`.
+    """
+    panel = words(matrix)
+    for pair in range(0, pairs, 4):
+        at = pair * 64
+        for line in range(16):
+            fetch(matrix + 4 * at + AHEAD_BYTES + 64 * line)
+        for v in range(first, last):
+            s, t = sources[v] + 2 * pair, targets[v] + column
+            x0, x1, x2, x3 = x[s], x[s + 1], x[s + 2], x[s + 3]
+            x4, x5, x6, x7 = x[s + 4], x[s + 5], x[s + 6], x[s + 7]
+            for o in range(64):
+                w0 = np.uint32(panel[at + o])
+                w1 = np.uint32(panel[at + 64 + o])
+                w2 = np.uint32(panel[at + 128 + o])
+                w3 = np.uint32(panel[at + 192 + o])
+                out[t + o] += (
+                    real(w0 << np.uint32(16)) * x0
+                    + real(w0 & np.uint32(0xFFFF0000)) * x1
+                    + real(w1 << np.uint32(16)) * x2
+                    + real(w1 & np.uint32(0xFFFF0000)) * x3
+                    + real(w2 << np.uint32(16)) * x4
+                    + real(w2 & np.uint32(0xFFFF0000)) * x5
+                    + real(w3 << np.uint32(16)) * x6
+                    + real(w3 & np.uint32(0xFFFF0000)) * x7
+                )
+
+
+@cache
+def _gated() -> Kernel:
+    """Item: a panel of an expert's gates, and the same panel of what these gate."""
+
+    def gated(block):
+        x, gates, ups, shares = (
+            reals(block[2]),
+            reals(block[3]),
+            reals(block[4]),
+            reals(block[5]),
+        )
+        matrices, starts, sources, targets = (
+            longs(block[6]),
+            longs(block[7]),
+            longs(block[8]),
+            longs(block[9]),
+        )
+        inputs, width = block[10], block[11]
+        panels, size = width // 64, 128 * inputs  # bytes of a panel
+        while True:
+            item = claim(block)
+            if item >= block[1]:
+                return
+            run, panel = item // panels, item % panels
+            first, last, column = starts[run], starts[run + 1], panel * 64
+            gate = matrices[run] + panel * size
+            up = matrices[run] + (panels + panel) * size
+            for v in range(first, last):
+                for o in range(64):
+                    gates[targets[v] + column + o] = np.float32(0)
+                    ups[targets[v] + column + o] = np.float32(0)
+            _add_panel(gate, inputs // 2, x, sources, gates, targets, column, first, last)
+            _add_panel(up, inputs // 2, x, sources, ups, targets, column, first, last)
+            for v in range(first, last):
+                at = targets[v] + column
+                for o in range(64):
+                    g = gates[at + o]
+                    gates[at + o] = g / (np.float32(1) + exponential(-g)) * ups[at + o] * shares[v]
+
+    return Kernel(gated)
+
+
+@cache
+def _down() -> Kernel:
+    """Item: a panel of outputs, of all experts one after another."""
+
+    def down(block):
+        gated, out = reals(block[2]), reals(block[3])
+        matrices, starts, sources, targets = (
+            longs(block[4]),
+            longs(block[5]),
+            longs(block[6]),
+            longs(block[7]),
+        )
+        runs, width = block[8], block[9]
+        while True:
+            panel = claim(block)
+            if panel >= block[1]:
+                return
+            for run in range(runs):
+                matrix = matrices[run] + panel * 128 * width
+                first, last = starts[run], starts[run + 1]
+                _add_panel(
+                    matrix, width // 2, gated, sources, out, targets, panel * 64, first, last
+                )
+
+    return Kernel(down)
+
+
+def compiled_experts(
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    order: Sequence[int],
+    runs: Sequence[tuple[int, int]],
+    places: Addresses,
+) -> torch.Tensor:
+    """Sums [T, H] of SiLU-gated experts for rows x [T, H], by shares [T, K].
+
+    order: of the T K pairs of row and expert, by expert, those that are of experts here; runs:
+    (expert, how many of these), one after another.
+    """
+    width = places.width
+    hidden, top, count = x.shape[1], shares.shape[1], len(order)
+    starts = [0]
+    for _, rows in runs:
+        starts.append(starts[-1] + rows)
+    rows_at = [place // top * hidden for place in order]
+    inner_at = [visit * width for visit in range(count)]
+    up, down = ([each[expert] for expert, _ in runs] for each in (places.up, places.down))
+    table = torch.tensor([*up, *down, *starts, *rows_at, *inner_at])
+    ups_at = table.data_ptr()
+    downs_at = ups_at + LONG * len(runs)
+    starts_at = downs_at + LONG * len(runs)
+    rows_table = starts_at + LONG * len(starts)
+    inner_table = rows_table + LONG * count
+    wide = x.float().contiguous()
+    parts = shares.flatten().float().index_select(0, torch.tensor(order, dtype=torch.int64))
+    inner = torch.empty((2, count, width))
+    out = torch.zeros_like(wide)
+    _gated()(
+        len(runs) * (width // PANEL),
+        2 * len(runs) * width * hidden,
+        wide.data_ptr(),
+        inner.data_ptr(),
+        inner.data_ptr() + inner.element_size() * count * width,
+        parts.data_ptr(),
+        ups_at,
+        starts_at,
+        rows_table,
+        inner_table,
+        hidden,
+        width,
+    )
+    _down()(
+        hidden // PANEL,
+        len(runs) * width * hidden,
+        inner.data_ptr(),
+        out.data_ptr(),
+        downs_at,
+        starts_at,
+        inner_table,
+        rows_table,
+        len(runs),
+        width,
+    )
+    return out.to(x.dtype)

@@ -1,0 +1,264 @@
+"""Matrices of 4 and 8 bits as an x86 processor's cores read them fastest: in panels of 32 outputs,
+one line of memory after another. Rows are quantised as they come, each group by its own largest
+value.
+
+Sums of a group are whole numbers, and groups are added in turn: a row has the same bits whatever
+rows are beside it, and on any count of threads. Owns the layout; the functions are `vnni.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.int4 import MIDDLE, Int4Matrix, numbers_of
+from saccade.kernels.x86.vnni import (
+    FORMATS,
+    LANES,
+    LARGEST,
+    LEAST_SCALE,
+    ROWS,
+    WIDE,
+    ZERO,
+    functions,
+    run,
+)
+
+PANEL = LANES * WIDE
+"""Outputs that lie together."""
+STEPS = {4: 32, 8: 16}
+"""Inputs that are multiplied at a time, by bits: groups divide by them."""
+HUGE = 1 << 21
+"""Bytes of a large page: matrices of several begin at one, which saves a core looking for pages."""
+TOP = 15
+"""Scales are kept as float16 times a power of two, the largest below 2 ** TOP."""
+ONE = 0x3F800000
+"""The bits of 1 in float32."""
+PACKED_VALUES = 1 << 24
+"""Values that are packed at a time."""
+
+
+class Int4Panels(NamedTuple):
+    """What an Int4Matrix says, laid out anew.
+
+    words: int32 [panels, inputs / 8, PANEL]; byte j (0 to 3) of a word has the number of input
+    8 i + j in its lower bits, that of input 8 i + 4 + j in its upper. scales: float16 [panels,
+    groups, PANEL], times `unit`. zeros: uint8 of that shape. group: inputs that share a scale.
+    outputs, inputs: those that do not pad. order: as in Int4Matrix.
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    unit: float
+    group: int
+    outputs: int
+    inputs: int
+    order: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        there = (self.words, self.scales, self.zeros, self.order)
+        return sum(each.nbytes for each in there if each is not None)
+
+
+def pack_panels(matrix: Int4Matrix) -> Int4Panels:
+    """`matrix`, which must be on the CPU, for `panels_linear`."""
+    outputs = matrix.words.shape[0]
+    # An Int4Matrix ends with whole chunks: fewer will do here.
+    group = min(matrix.group, -(-matrix.inputs // STEPS[4]) * STEPS[4])
+    groups = -(-matrix.inputs // group)
+    inputs = groups * group
+    panels = -(-outputs // PANEL)
+    words = empty_words(panels, inputs // 8)
+    for first, count in _portions(panels, inputs):
+        rows = slice(first * PANEL, (first + count) * PANEL)
+        numbers = numbers_of(matrix._replace(words=matrix.words[rows]))
+        numbers = F.pad(numbers, (0, inputs - numbers.shape[1], 0, count * PANEL - len(numbers)))
+        pairs = numbers.view(torch.int32).view(count, PANEL, inputs // 8, 2)
+        words[first : first + count] = (pairs[..., 0] | pairs[..., 1] << 4).transpose(1, 2)
+    scales = matrix.scales[:groups].float()
+    unit = _unit(scales)
+    zeros = torch.full(scales.shape, MIDDLE, dtype=torch.uint8)
+    if matrix.zeros is not None:
+        zeros = matrix.zeros[:groups]
+    return Int4Panels(
+        words,
+        _by_panels((scales / unit).half(), panels),
+        _by_panels(zeros, panels),
+        unit,
+        group,
+        outputs,
+        matrix.inputs,
+        matrix.order,
+    )
+
+
+def _unit(scales: torch.Tensor) -> float:
+    largest = float(scales.abs().amax()) if scales.numel() else 0.0
+    return float(2.0 ** (math.frexp(largest)[1] - TOP)) if largest else 1.0
+
+
+def _by_panels(values: torch.Tensor, panels: int) -> torch.Tensor:
+    """[groups, out] to [panels, groups, PANEL]."""
+    groups, outputs = values.shape
+    padded = F.pad(values, (0, panels * PANEL - outputs))
+    return padded.view(groups, panels, PANEL).transpose(0, 1).contiguous()
+
+
+def pack_bytes(values: torch.Tensor) -> torch.Tensor:
+    """int8 [out, in] in panels: int32 [panels, in / 4, PANEL], bytes from 0 to 255 of which
+    `ZERO` means 0. Inputs divide by STEPS.
+    """
+    outputs, inputs = values.shape
+    panels = -(-outputs // PANEL)
+    words = empty_words(panels, inputs // 4)
+    for first, count in _portions(panels, inputs):
+        rows = values[first * PANEL : (first + count) * PANEL].contiguous()
+        padded = F.pad(rows, (0, 0, 0, count * PANEL - len(rows)))
+        each = padded.view(torch.int32).view(count, PANEL, inputs // 4)
+        words[first : first + count] = each.transpose(1, 2)
+    words.view(torch.uint8).bitwise_xor_(ZERO)
+    return words
+
+
+def pad_scales(scales: torch.Tensor) -> torch.Tensor:
+    """float32 [out], in memory of whole panels."""
+    padded = F.pad(scales.float(), (0, -len(scales) % PANEL))
+    return padded[: len(scales)]
+
+
+def _portions(panels: int, inputs: int) -> list[tuple[int, int]]:
+    """(the first, how many) panels that are packed at a time."""
+    count = max(1, PACKED_VALUES // max(1, PANEL * inputs))
+    return [(first, min(count, panels - first)) for first in range(0, panels, count)]
+
+
+def empty_words(panels: int, lines: int) -> torch.Tensor:
+    """int32 [panels, lines, PANEL] at the start of a cache line, in large pages where that pays."""
+    functions()  # where they cannot be made, loading fails, not the first request
+    size = panels * lines * PANEL * 4
+    if size < 2 * HUGE:
+        memory, step = torch.empty(size + 64, dtype=torch.uint8), 64
+    else:
+        mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+        memory, step = torch.frombuffer(mapped, dtype=torch.uint8), HUGE
+    start = -memory.data_ptr() % step
+    return memory[start : start + size].view(torch.int32).view(panels, lines, PANEL)
+
+
+def panels_linear(
+    x: torch.Tensor,
+    matrix: Int4Panels,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x [T, in] @ matrix.T + bias, [T, out] in `dtype` (None: that of `x`)."""
+    if matrix.order is not None:
+        x = x.index_select(1, matrix.order)
+    if more := matrix.scales.shape[1] * matrix.group - x.shape[1]:
+        x = F.pad(x, (0, more))
+    tables = {"scales": matrix.scales.data_ptr(), "zeros": matrix.zeros.data_ptr()}
+    tables["unit"] = struct.unpack("i", struct.pack("f", matrix.unit))[0]
+    return _product(x, 4, matrix.words, tables, matrix.group, matrix.outputs, bias, dtype)
+
+
+def bytes_linear(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The same with a matrix of words from `pack_bytes` times scales from `pad_scales`; a row has
+    one scale.
+    """
+    tables = {"scales": scales.data_ptr(), "unit": ONE}
+    return _product(x, 8, words, tables, x.shape[1], len(scales), bias, dtype)
+
+
+def _product(
+    x: torch.Tensor,
+    bits: int,
+    words: torch.Tensor,
+    tables: dict[str, int],
+    group: int,
+    outputs: int,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """tables: those of the matrix, as `vnni.FIELDS` calls them."""
+    dtype = dtype or x.dtype
+    made = torch.float32 if bias is not None or dtype not in FORMATS else dtype
+    result = torch.empty(x.shape[0], outputs, dtype=made)
+    if result.numel():
+        _run(x.contiguous(), bits, words, tables, group, result)
+    if bias is not None:
+        result += bias
+    return result.to(dtype)
+
+
+def _run(
+    x: torch.Tensor,
+    bits: int,
+    words: torch.Tensor,
+    tables: dict[str, int],
+    group: int,
+    result: torch.Tensor,
+) -> None:
+    if x.dtype not in FORMATS:
+        x = x.float()
+    count, inputs = x.shape
+    groups = inputs // group
+    tiles = -(-count // ROWS)
+    quantised = torch.empty(count * (inputs + 8 * groups), dtype=torch.uint8)
+    rows = quantised.data_ptr()
+    call = {
+        "outputs": result.shape[1],
+        "groups": groups,
+        "steps": group // STEPS[bits],
+        "tiles": tiles,
+        "base": count // tiles,
+        "extra": count % tiles,
+        "format": FORMATS.index(x.dtype),
+        "source": x.data_ptr(),
+        "words": words.data_ptr(),
+        "rows": rows,
+        "row_scales": rows + count * inputs,
+        "sums": rows + count * (inputs + 4 * groups),
+        "result": result.data_ptr(),
+        **tables,
+    }
+    run(f"quantise_{bits}", call, tiles)
+    run(f"product_{bits}", call | {"format": FORMATS.index(result.dtype)}, words.shape[0])
+
+
+def panels_reference(
+    x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What `panels_linear` makes of `matrix`, in plain PyTorch: for tests."""
+    numbers, zeros = numbers_of(matrix), matrix.zeros
+    groups = -(-matrix.inputs // matrix.group)
+    unit = _unit(matrix.scales[:groups])
+    if matrix.order is not None:
+        x = x.index_select(1, matrix.order)
+    sums = torch.zeros(x.shape[0], numbers.shape[0], dtype=torch.float64)
+    for group, scales in enumerate((matrix.scales[:groups].float() / unit).half().float()):
+        some = slice(group * matrix.group, (group + 1) * matrix.group)
+        rows = x[:, some].float()
+        row_scales = rows.abs().amax(1, keepdim=True).div(LARGEST).clamp_min(LEAST_SCALE)
+        meant = numbers[:, some].long() - (
+            MIDDLE if zeros is None else zeros[group].long().unsqueeze(1)
+        )
+        whole = (rows / row_scales).round().long() @ meant.t()
+        # Multiplied and added with one rounding: double is exact where float32 is rounded.
+        sums += (whole.float() * scales).double() * (row_scales * unit).double()
+        sums = sums.float().double()
+    result = sums.float()
+    return (result if bias is None else result + bias).to(x.dtype)

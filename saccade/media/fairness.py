@@ -1,0 +1,150 @@
+"""Whose turn it is to fetch: places that requests share, so that none of them, and no client, can
+hold them all.
+
+Owns the queue and the counts of who holds how many. Knows nothing of URLs or connections. One
+event loop; no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from saccade.core.errors import Overloaded
+
+
+class MemoryBudget(Protocol):
+    """Where the bytes that a request makes the server hold are counted."""
+
+    def reserve(self, nbytes: int) -> None:
+        """Count so many more, before they are there (fewer, if negative).
+
+        Raises Overloaded when there is no room now, TooLarge when there never will be.
+        """
+        ...
+
+
+class Boundless:
+    """Room without end."""
+
+    def reserve(self, nbytes: int) -> None:
+        pass
+
+
+BOUNDLESS = Boundless()
+_requests = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requester:
+    """One request. `client` is who sent it, as far as fairness goes; `owner` has the files that it
+    may read. `request` tells it from others of its client.
+    """
+
+    client: str = ""
+    owner: str = ""
+    room: MemoryBudget = BOUNDLESS
+    request: str = field(default_factory=lambda: str(next(_requests)))
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A wait for a place, on behalf of one or several askers; `turn` is whom the place counts
+    for.
+    """
+
+    turn: asyncio.Future[Requester] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class FairPermits:
+    """`places` at a time; one client has at most `per_client` of them, one request `per_request`.
+
+    A free place goes to the client that has the fewest, and there to the request that has the
+    fewest; among equals, to who came first.
+    """
+
+    def __init__(self, places: int, per_client: int, per_request: int) -> None:
+        self._free = places
+        self._per_client = per_client
+        self._per_request = per_request
+        self._queues: dict[str, dict[Requester, deque[Ticket]]] = {}  # by client; first come, first
+        self._of_client: Counter[str] = Counter()
+        self._of_request: Counter[Requester] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """Tickets without a place; one that several ask for counts for each."""
+        queues = (queue for asked in self._queues.values() for queue in asked.values())
+        return sum(not ticket.turn.done() for queue in queues for ticket in queue)
+
+    def enter(self, ticket: Ticket, asker: Requester) -> None:
+        """`asker` wants what `ticket` waits for."""
+        if not ticket.turn.done():
+            asked = self._queues.setdefault(asker.client, {})
+            asked.setdefault(asker, deque()).append(ticket)
+            self._give_out()
+
+    async def wait(self, ticket: Ticket, patience: float) -> None:
+        """Until the ticket has a place. Raises Overloaded after `patience` seconds."""
+        try:
+            async with asyncio.timeout(patience):
+                await asyncio.shield(ticket.turn)
+        except TimeoutError:
+            raise Overloaded(
+                f"{self.waiting} fetches wait for their turn, and this request's has not come for "
+                f"{patience:g} s: try again, with fewer pictures by URL"
+            ) from None
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give the place back, or stop waiting for it."""
+        if ticket.turn.cancel() or ticket.turn.cancelled():
+            return
+        asker = ticket.turn.result()
+        self._free += 1
+        self._count(asker, -1)
+        self._give_out()
+
+    def _give_out(self) -> None:
+        while self._free and (found := self._next()) is not None:
+            asker, ticket = found
+            self._free -= 1
+            self._count(asker, 1)
+            ticket.turn.set_result(asker)
+
+    def _next(self) -> tuple[Requester, Ticket] | None:
+        """Who gets the next place, taken out of its queue."""
+        clients = [client for client in self._queues if self._of_client[client] < self._per_client]
+        for client in sorted(clients, key=self._of_client.__getitem__):
+            asked = self._queues[client]
+            askers = [asker for asker in asked if self._of_request[asker] < self._per_request]
+            for asker in sorted(askers, key=self._of_request.__getitem__):
+                ticket = _first(asked[asker])
+                if not asked[asker]:
+                    del asked[asker]
+                if ticket is not None:
+                    return asker, ticket
+            if not asked:
+                del self._queues[client]
+        return None
+
+    def _count(self, asker: Requester, change: int) -> None:
+        self._of_client[asker.client] += change
+        self._of_request[asker] += change
+        if not self._of_client[asker.client]:
+            del self._of_client[asker.client]
+        if not self._of_request[asker]:
+            del self._of_request[asker]
+
+
+def _first(queue: deque[Ticket]) -> Ticket | None:
+    """The first ticket that still waits; with it goes what stood before it."""
+    while queue:
+        ticket = queue.popleft()
+        if not ticket.turn.done():
+            return ticket
+    return None

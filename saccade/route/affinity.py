@@ -1,0 +1,218 @@
+"""What a request is ranked by, read from its body: its oldest image, else how it begins, and the
+replica that keeps the response which it continues.
+
+An image's key is the digest of its encoded bytes, be it sent within the request or uploaded (a
+file's id tells it); of a URL, which nobody fetches here, the digest of the URL itself. Nothing is
+decoded but base64, and nothing is judged: what makes no sense has no key, and the worker that gets
+it will say what is wrong. What follows the first image is passed over. Knows nothing of replicas.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from saccade.media.inline import FILE_ID, decode_base64
+
+DEEPEST = 8
+"""Lists within lists that are looked into; no API nests images deeper."""
+OPENING_CHARACTERS = 4096
+"""Of a text or a URL that is hashed: a prompt that grows with each request keeps its beginning."""
+MOST_VALUES = 1 << 18
+"""JSON values of a body that is read; each takes up to some hundred bytes, whatever it says."""
+MOST_PARTS = 4096
+"""Messages and parts that are looked at in search of an image: some milliseconds' worth. A chat
+that shows its first image after so many goes by how it begins.
+"""
+_SLICE = 1 << 16
+HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
+"""A response's id begins with the instance that keeps it (`api/responses/store.py`)."""
+_INLINE = re.compile(r"data:[^,]{0,505};base64,", re.IGNORECASE)
+_URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityKey:
+    """What a request is ranked by. `keys`: the oldest first; `holder`: the instance that keeps what
+    the request continues or asks for, "" for none.
+    """
+
+    keys: tuple[bytes, ...] = ()
+    holder: str = ""
+
+    def blind(self) -> AffinityKey:
+        """The same of a request that may go anywhere, but for what only one replica keeps."""
+        return AffinityKey((secrets.token_bytes(8),), self.holder)
+
+
+class _Body(msgspec.Struct):
+    """The fields of all APIs that matter here; messages stay JSON until they are looked at."""
+
+    messages: list[msgspec.Raw] | None = None
+    input: str | list[msgspec.Raw] | None = None
+    prompt: Any = None
+    system: Any = None
+    instructions: Any = None
+    previous_response_id: Any = None
+    cache_salt: Any = None
+    prompt_cache_key: Any = None
+
+
+_read = msgspec.json.Decoder(_Body).decode
+
+
+def bearing_of_path(path: str) -> AffinityKey:
+    """Of a request without a body: what its path names."""
+    name = path.rstrip("/").split("/")
+    for part in name[3:5]:
+        if (held := HOLDER.fullmatch(part)) is not None:
+            return AffinityKey(holder=held[1])
+        if (key := _file_key(part)) is not None:
+            return AffinityKey((key,))
+    return AffinityKey()
+
+
+def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
+    """Of a request by its JSON, whichever API it is of. Takes time in proportion to the body, and
+    memory in proportion to its texts.
+    """
+    if len(body) > MOST_VALUES and _has_too_many_values(body):
+        return AffinityKey()
+    try:
+        told = _read(body)
+        # Of text, the first user's message: what comes before is often the same for everybody.
+        messages = told.messages if told.messages is not None else told.input
+        key = _key_of(told, messages)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return AffinityKey()
+    before = told.previous_response_id
+    held = HOLDER.fullmatch(before) if isinstance(before, str) else None
+    return AffinityKey(() if key is None else (key,), "" if held is None else held[1])
+
+
+def _has_too_many_values(body: bytes | bytearray) -> bool:
+    """Counts what begins values, a slice at a time: other threads run in between."""
+    count = 0
+    for start in range(0, len(body), _SLICE):
+        end = start + _SLICE
+        for sign in (b",", b"[", b"{"):
+            if (at := body.find(sign, start, end)) >= 0:  # to count takes ten times as long
+                count += body.count(sign, at, end)
+        if count > MOST_VALUES:
+            return True
+    return False
+
+
+def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes | None:
+    if isinstance(messages, str):
+        return _opening(told, [messages])
+    opening: list[str] = []
+    complete = False
+    left = MOST_PARTS
+    for raw in messages or ():
+        message = msgspec.json.decode(raw)
+        for part in islice(_parts(message, DEEPEST), left):
+            left -= 1
+            if isinstance(part, dict) and (key := _image(part)) is not None:
+                return key
+        if isinstance(message, dict) and not complete:
+            opening += _texts(message)
+            complete = message.get("role") == "user"
+        if not left:
+            break
+    if messages is None:
+        opening += _texts({"content": told.prompt})
+    return _opening(told, opening) if opening else None
+
+
+def _opening(told: _Body, texts: Sequence[str]) -> bytes:
+    """What stands in front of every round of a chat, and separates its cache."""
+    named = [told.cache_salt, told.prompt_cache_key]
+    before = _texts({"content": told.system}) + _texts({"content": told.instructions})
+    said = [str(name) for name in named if name is not None] + before + list(texts)
+    return blake3(msgspec.json.encode([text[:OPENING_CHARACTERS] for text in said])).digest()
+
+
+def _texts(message: dict[str, Any]) -> list[str]:
+    """What a message says, without marks and names, which may change from round to round."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        return []
+    if content and all(isinstance(token, int) for token in content[:OPENING_CHARACTERS]):
+        return [" ".join(map(str, content[:OPENING_CHARACTERS]))]
+    parts = content[:MOST_PARTS]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return [text for text in texts if isinstance(text, str)]
+
+
+# ---- images
+
+
+def _parts(part: object, depth: int) -> Iterator[object]:
+    """A message or a part, then what is within it, as it comes."""
+    yield part
+    if depth == 0:
+        return
+    if isinstance(part, list):
+        for each in part:
+            yield from _parts(each, depth - 1)
+    elif isinstance(part, dict):
+        for nested in ("content", "output"):
+            if nested in part:
+                yield from _parts(part[nested], depth - 1)
+
+
+def _image(part: dict[str, Any]) -> bytes | None:
+    """The key of a part that is an image, however the APIs write it."""
+    name = part.get("uuid")
+    if isinstance(name, str):  # under which alone the image may come again, where it is cached
+        return blake3(name.encode()).digest()
+    for field in ("image_url", "image", "image_file", "file", "source"):
+        value = part.get(field)
+        if isinstance(value, str):
+            return _source_key(value, bare=True)
+        if isinstance(value, dict):
+            return _image_of(value)
+    return _image_of(part) if part.get("type") in ("input_image", "input_file") else None
+
+
+def _image_of(value: dict[str, Any]) -> bytes | None:
+    for field in ("file_id", "url", "file_data", "data"):
+        given = value.get(field)
+        if isinstance(given, str):
+            return _source_key(given, bare=field != "url")
+    return None
+
+
+def _source_key(given: str, bare: bool) -> bytes:
+    """`bare`: base64 may come without a URL around it."""
+    given = given.strip()
+    if (file := _file_key(given)) is not None:
+        return file
+    inline = _INLINE.match(given, 0, 512)
+    try:
+        if (
+            not given.isascii()
+        ):  # no base64: each step towards it would be a copy of wide characters
+            raise ValueError
+        if inline is not None:
+            return blake3(decode_base64(given, inline.end())).digest()
+        if bare and _URL.match(given) is None:
+            return blake3(decode_base64(given)).digest()
+    except ValueError:
+        pass
+    return blake3(given[:OPENING_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
+
+
+def _file_key(given: str) -> bytes | None:
+    found = FILE_ID.fullmatch(given)
+    return None if found is None else bytes.fromhex(found[1])

@@ -1,0 +1,407 @@
+"""Where a sequence stands in its grammar: which tokens may come next, and which must.
+
+Owns the matchers, which no process but the engine has, the prototypes that they are copied from,
+and the mask of each sequence's next token. Knows nothing of schemas (a grammar comes as text that
+the front has checked), of tensors, or of when a mask is applied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from saccade.core.allocated import allocated_bytes
+from saccade.core.errors import InternalError, InvalidRequest, RequestError
+from saccade.core.grammar_vocab import begin_match, fill_mask, mask_words
+
+MAX_KEPT_BYTES = 128 << 20
+"""Of memory that prototypes take, as far as malloc tells."""
+LEAST_KEPT_BYTES = 16 << 10
+"""What one counts as at least."""
+GROWTH_BYTES = 200 << 20
+"""What a prototype may have grown by in a second of slow masks: all that follow its grammar share
+its lexer, which remembers states.
+"""
+MASK_SECONDS = 5.0
+TOKEN_SECONDS = 2e-3
+"""CPU time that following a grammar may take in one answer: so much, and so much for each token."""
+SLOW_SECONDS = 5e-4
+"""A mask usually takes 10 to 50 us. A sequence of which one took longer than this has the others
+made beside the loop.
+"""
+
+
+@dataclass(slots=True)
+class Prototype:
+    """A grammar that has been begun, its first mask made: `match` is only ever copied. nbytes: what
+    that took. slow_seconds: what the slow masks of all its copies took since.
+    """
+
+    match: LLMatcher
+    nbytes: int
+    slow_seconds: float = 0.0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it may take by now."""
+        return self.nbytes + int(self.slow_seconds * GROWTH_BYTES)
+
+
+class Matcher:
+    """One sequence's way through its grammar.
+
+    An end token is taken here and not by the library, whose rollback does not count it everywhere.
+    """
+
+    def __init__(
+        self,
+        prototype: Prototype,
+        match: LLMatcher,
+        lexicon: LLTokenizer,
+        ends: frozenset[int],
+        words: int,
+    ) -> None:
+        """`match`, a copy of the prototype's, belongs to this object from here on. `words`: of one
+        row of a mask.
+        """
+        self._prototype = prototype
+        self._match = match
+        self._lexicon = lexicon
+        self._ends = ends
+        self._words = words
+        self._length = 0
+        self._ended = False
+
+    @property
+    def length(self) -> int:
+        """Tokens accepted so far, an end token among them."""
+        return self._length
+
+    @property
+    def ended(self) -> bool:
+        """Whether an end token was accepted."""
+        return self._ended
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the answer is complete as it stands."""
+        return self._ended or self._match.is_accepting()
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the answer is complete and nothing can follow: the sequence needs no step more,
+        not even for an end token.
+        """
+        return self._ended or (self._match.is_stopped() and not self._match.is_error())
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Go on by `tokens`, in order; all or none.
+
+        Raises InvalidRequest when the grammar has become too complex to follow, InternalError for a
+        token that no mask allowed: whoever's fault that is, it ends one request.
+        """
+        if not tokens:
+            return
+        last = tokens[-1] in self._ends
+        body = list(tokens[:-1] if last else tokens)
+        taken = self._match.try_consume_tokens(body)
+        if self._match.is_error():
+            raise self._too_complex()
+        whole = taken == len(body) and (not last or self._match.is_accepting())
+        if self._ended or not whole:
+            if taken:
+                self._match.rollback(taken)
+            raise InternalError(
+                f"token {self._length + taken + 1} of the answer ({tokens[min(taken, len(body))]}) "
+                "is not one that the grammar allows"
+            )
+        self._ended = last
+        self._length += len(tokens)
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` (a draft) the grammar allows, from the first; changes nothing."""
+        if self._ended:
+            return 0
+        for at, token in enumerate(tokens):
+            if token in self._ends:
+                length = self._match.validate_tokens(list(tokens[:at]))
+                return length + 1 if length == at and self._ends_after(tokens[:at]) else length
+        return self._match.validate_tokens(list(tokens))
+
+    def fill(self, row: np.ndarray) -> None:
+        """Write the mask of the next token into `row` [W] uint32. After the end only end tokens are
+        allowed. Raises InvalidRequest when the grammar has become too complex to follow.
+        """
+        assert row.shape == (self._words,)
+        if self._ended:
+            row[:] = 0
+            for token in self._ends:
+                row[token // 32] |= np.uint32(1 << token % 32)
+            return
+        fill_mask(self._lexicon, self._match, row)
+        if self._match.is_error():
+            raise self._too_complex()
+        if not self.may_end:  # a client's grammar may name an end token in the midst of others
+            for token in self._ends:
+                row[token // 32] &= ~np.uint32(1 << token % 32)
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must follow, whatever the model says, as the tokenizer itself would cut
+        their text; they may be accepted without being drawn. No end token is among them.
+        """
+        if self._ended:
+            return ()
+        tokens = tuple(takewhile(lambda t: t not in self._ends, self._match.compute_ff_tokens()))
+        return tokens[: self._match.validate_tokens(list(tokens))] if tokens else ()
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        assert 0 <= count <= self._length
+        self._length -= count
+        if count and self._ended:
+            self._ended = False
+            count -= 1
+        if count:
+            done = self._match.rollback(count)
+            assert done, self._match.get_error()
+
+    def charge(self, seconds: float) -> None:
+        """A slow mask took so long."""
+        self._prototype.slow_seconds += seconds
+
+    def clone(self) -> Matcher:
+        """Another sequence at the same place."""
+        match = self._match.deep_copy()
+        other = Matcher(self._prototype, match, self._lexicon, self._ends, self._words)
+        other._length, other._ended = self._length, self._ended
+        return other
+
+    def _ends_after(self, tokens: Sequence[int]) -> bool:
+        ahead = self._match.deep_copy()
+        return ahead.consume_tokens(list(tokens)) and ahead.is_accepting()
+
+    def _too_complex(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"the grammar cannot be followed after {self._length} tokens: "
+            f"{self._match.get_error().splitlines()[0]}; simplify its patterns",
+            code="grammar_too_complex",
+        )
+
+
+class GrammarState:
+    """A sequence's matcher, and the mask of its next token, which is made as soon as the token
+    before is known: at once, or, where masks are slow, by another thread while others go on.
+
+    A sequence is planned ahead of its token only while its masks are quick. Where the grammar
+    forces tokens, they are taken as the tokenizer would cut them: at once (`jump`), or one by one
+    (`step`), drawn under masks that allow nothing else; an answer is the same either way.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        words: int,
+        threads: Executor,
+        wake: Callable[[], object],
+        slow_seconds: float = SLOW_SECONDS,
+    ) -> None:
+        """The first mask is made here, so that the grammar's own cost is paid. `words`: of one row
+        of a mask. `wake`: called by another thread when a slow mask is there.
+        """
+        self._matcher = matcher
+        self._row = np.zeros(words, np.uint32)
+        self._threads = threads
+        self._wake = wake
+        self._slow_seconds = slow_seconds
+        self._slow = slow_seconds <= 0
+        self._spent = 0.0
+        self._fault: RequestError | None = None
+        self._filling: Future[None] | None = None
+        self._forced: deque[int] = deque()  # to be drawn one by one
+        self._only: int | None = None  # what the mask asked for next allows, before `_row`
+        self._fill()
+
+    @property
+    def must_end(self) -> bool:
+        """As `Matcher.must_end`."""
+        return self._matcher.must_end
+
+    @property
+    def ready(self) -> bool:
+        """Whether the mask of the next token is there."""
+        return self._filling is None or self._filling.done()
+
+    @property
+    def quick(self) -> bool:
+        """Whether the mask will soon be there once the token before is."""
+        return not self._slow
+
+    @property
+    def anything(self) -> bytes:
+        """A mask that allows every token."""
+        return b"\xff" * self._row.nbytes
+
+    def accept(self, token: int) -> None:
+        """The next token was drawn under the mask. Raises as `Matcher.accept`."""
+        if self._forced and token != self._forced.popleft():
+            raise InternalError(f"token {token} was drawn where another was forced")
+        with self._timed():
+            self._matcher.accept((token,))
+
+    def jump(self, planned: bool) -> tuple[int, ...]:
+        """Take the tokens that must follow, and return them. `planned`: a plan in flight draws the
+        first. Raises as `Matcher.accept`.
+        """
+        with self._timed():
+            tokens = self._matcher.forced()
+            self._matcher.accept(tokens)
+        if tokens:
+            self._only = tokens[0] if planned else None
+        return tokens
+
+    def step(self) -> None:
+        """Have the tokens that must follow drawn one by one."""
+        if not self._forced:
+            self._forced.extend(self._matcher.forced())
+
+    def go_on(self, planned: bool) -> None:
+        """Make the mask of the next token, where one is to be drawn. `planned`: a plan in flight
+        needs it.
+        """
+        if self._forced:
+            return
+        if planned or not self._slow:
+            before = self._spent
+            self._fill()
+            self._slow |= self._spent - before > self._slow_seconds
+        else:
+            self._filling = self._threads.submit(self._fill)
+            self._filling.add_done_callback(lambda _: self._wake())
+
+    def mask(self) -> bytes:
+        """The mask of the next token; waits for it if it is not `ready`.
+
+        Raises InvalidRequest where the grammar has become too complex to follow.
+        """
+        if self._filling is not None:
+            self._filling.result()
+            self._filling = None
+        only = self._forced[0] if self._forced else self._only
+        self._only = None
+        if only is not None:
+            row = np.zeros_like(self._row)
+            row[only // 32] = np.uint32(1 << only % 32)
+            return row.tobytes()
+        if self._fault is not None:
+            raise self._fault
+        return self._row.tobytes()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the CPU time of this thread alone: the machine may be busy."""
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            took = time.thread_time() - begin
+            self._spent += took
+            if took > SLOW_SECONDS:
+                self._matcher.charge(took)
+
+    def _fill(self) -> None:
+        length = self._matcher.length
+        if self._spent > MASK_SECONDS + TOKEN_SECONDS * length:
+            self._fault = InvalidRequest(
+                f"the grammar is too slow to follow: {self._spent:.1f} s of CPU time for {length} "
+                f"tokens; the limit is {MASK_SECONDS:g} s and {TOKEN_SECONDS * 1e3:g} ms a token: "
+                "simplify it (fewer ways to write the same text)",
+                code="grammar_too_complex",
+            )
+            return
+        try:
+            with self._timed():
+                self._matcher.fill(self._row)
+        except RequestError as error:
+            self._fault = error
+            return
+        except Exception as error:  # the library's: it ends one request
+            self._fault = InternalError(f"no mask of the grammar could be made: {error}")
+            return
+        if not self._row.any():
+            self._fault = InvalidRequest(
+                f"no token of this model goes on with the grammar after {self._matcher.length} "
+                "tokens: change it",
+                code="grammar_too_complex",
+            )
+
+
+class Matchers:
+    """Begins matchers; keeps the prototypes of the grammars that were used last."""
+
+    def __init__(
+        self,
+        lexicon: LLTokenizer,
+        vocab_size: int,
+        ends: Sequence[int],
+        most: int = 256,
+        most_bytes: int = MAX_KEPT_BYTES,
+    ) -> None:
+        """`most`, `most_bytes`: prototypes kept, and what they may take; the one asked for last is
+        kept whatever it takes.
+        """
+        self._most_bytes = most_bytes
+        self._lexicon = lexicon
+        self._words = mask_words(vocab_size)
+        self._row = np.zeros(self._words, np.uint32)
+        self._ends = frozenset(ends)
+        self._most = most
+        self._prototypes: OrderedDict[str, Prototype] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """What the prototypes that are kept may take."""
+        return sum(each.kept_bytes for each in self._prototypes.values())
+
+    @property
+    def words(self) -> int:
+        """Words of one row of a mask."""
+        return self._words
+
+    def begin(self, grammar: str) -> Matcher:
+        """A matcher before its first token. `grammar`: `text.grammar.Grammar.text`. One thread at
+        a time.
+
+        Raises InvalidRequest where the grammar does not compile, or its first mask cannot be made,
+        which the front has ruled out: then nothing is kept.
+        """
+        prototype = self._prototypes.get(grammar)
+        if prototype is None:
+            prototype = self._prototypes[grammar] = self._compile(grammar)
+        self._prototypes.move_to_end(grammar)
+        while len(self._prototypes) > 1 and (
+            len(self._prototypes) > self._most or self.nbytes > self._most_bytes
+        ):
+            self._prototypes.popitem(last=False)
+        match = prototype.match.deep_copy()
+        return Matcher(prototype, match, self._lexicon, self._ends, self._words)
+
+    def _compile(self, grammar: str) -> Prototype:
+        before = allocated_bytes()
+        match = begin_match(self._lexicon, grammar)
+        if not match.is_error():
+            fill_mask(self._lexicon, match, self._row)
+        if match.is_error():
+            raise InvalidRequest(
+                f"the grammar does not compile: {match.get_error().splitlines()[0]}",
+                code="grammar_too_complex",
+            )
+        taken = allocated_bytes() - before  # others may have allocated, or freed, meanwhile
+        return Prototype(match, max(LEAST_KEPT_BYTES, len(grammar), taken))

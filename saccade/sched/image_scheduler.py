@@ -1,0 +1,531 @@
+"""Every image that some request needs, from absent to shown: one state machine each.
+
+    absent ──ask──▶ asked ──pixels──▶ arrived ──begin──▶ encoding ──encoded──▶ ahead, unsaved
+       ▲              │ failed, unwanted   │ room is needed first                   │ shown, saved
+       └──────────────┴────────────────────┘◀──────── evicted ────────────────────┐ ▼
+                                                                                  device ◀─▶ host
+                        disk ──read──▶ reading ──▶ staged ──shown──▶ device         └──────▶ disk
+
+ahead: encoded, and no plan shows it yet; unsaved: encoded, and no plan writes it to disk yet. Both
+begin when an encoding ends and end by themselves, each in its own time; until then the embedding is
+held on the device, where it may be shown.
+
+Owns asked, arrived, encoding, ahead and unsaved, and the arena's slots (`slots.py`);
+`cache/embeddings.py` owns the tiers and what is read from disk. Knows nothing of pages.
+
+Everything is granted in order of need: running sequences, then waiting ones in turn order. Nothing
+can deadlock, because what the first image in that order lacks, it may take: pixels that only came
+too early, embeddings that were only encoded ahead; and the device's budget bows to a running
+sequence that can do nothing else. A slot that is being written, and one that the vision tower
+reads, is nobody else's until the front, or the workers, have said that they are done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from saccade.cache.embeddings import EmbeddingCache
+from saccade.core.plan import Encode, Move, PixelSlot, Place
+from saccade.core.types import Image, ImageKey
+from saccade.sched.builder import PlanBuilder
+from saccade.sched.limits import Counts, SchedulerLimits
+from saccade.sched.sequence import Run, Sequence, Source
+from saccade.sched.slots import Notices, PixelSlots
+
+AHEAD_CHUNKS = 2
+"""Images of so many chunks from a sequence's position on may be encoded."""
+
+TOWER_STEPS = 8
+"""While a row decodes, a step does at most one part in so many of an image's encoding."""
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """asked: the front writes to the slot. arrived: pixels are in it. encoding: the tower reads it.
+
+    reused: the pixels were still there from an earlier use. unwanted: the front was told so.
+    given: what arrived, or is read, is the embedding, which another server made.
+    """
+
+    image: Image
+    slot: PixelSlot
+    stage: Literal["asked", "arrived", "encoding"]
+    reused: bool = False
+    unwanted: bool = False
+    given: bool = False
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """An embedding that was just encoded: each of the two states holds it on the device once."""
+
+    ahead: bool = True
+    unsaved: bool = False
+
+
+@dataclass(slots=True)
+class _Round:
+    """One walk over the images that are needed, in order of need.
+
+    match: looks a waiting sequence up in the prefix cache. asking, encoding: more images may be
+    asked for, begun to be encoded. first: no image that is lacking was seen yet. starved: the first
+    one, if the arena had no room for it. seen: images that the walk has passed; what stands before
+    the present one is needed sooner.
+    """
+
+    builder: PlanBuilder
+    match: Callable[[Sequence], int]
+    asking: bool = True
+    encoding: bool = True
+    first: bool = True
+    starved: Image | None = None
+    seen: set[ImageKey] = field(default_factory=set)
+
+
+class ImageScheduler:
+    """Single flight: an image is asked for, read and encoded once at a time, whoever needs it."""
+
+    def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache, counts: Counts) -> None:
+        self.slots = PixelSlots(limits.arena_bytes, limits.given_bytes)
+        self._limits = limits
+        self._embeddings = embeddings
+        self._counts = counts
+        self._users: dict[ImageKey, list[Sequence]] = {}
+        self._under_way: dict[ImageKey, _UnderWay] = {}
+        self._fresh: dict[ImageKey, _Fresh] = {}
+        self._asking = True  # nothing that is needed now was left unasked in the last plan
+        self._moves: list[Move] = list(embeddings.beyond_budget)
+        self._want: list[tuple[ImageKey, PixelSlot]] = []
+        self._unwanted: list[ImageKey] = []
+
+    # ---- what an image is to others
+
+    @property
+    def busy(self) -> bool:
+        """Whether the workers have anything to finish, or to let go of, that no sequence shows."""
+        work = self._unsaved() or self._moves or self._embeddings.staged
+        return bool(work) or self.waits_for_workers
+
+    @property
+    def waits_for_workers(self) -> bool:
+        """Whether an encoding or a read from disk will end by itself."""
+        return bool(self._patches_encoding() or self._embeddings.reading)
+
+    def showable(self, key: ImageKey) -> bool:
+        """Whether a plan made now may show the image, where the device has room."""
+        return key not in self._under_way and self._embeddings.ready(key)
+
+    def lacks(self, sequence: Sequence) -> bool:
+        """Whether some image that the sequence is still to show is not there yet."""
+        upcoming = sequence.upcoming(sequence.images_end)
+        return any(not self.showable(image.key) for _, image in upcoming)
+
+    # ---- sequences come and go
+
+    def join(self, sequence: Sequence) -> None:
+        """A new sequence needs its images."""
+        for key in sequence.last_use:
+            self._users.setdefault(key, []).append(sequence)
+
+    def ask_early(self, sequence: Sequence) -> None:
+        """Ask for images of a new sequence without waiting for the next plan, if nobody before it
+        lacks room.
+        """
+        for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
+            key = image.key
+            there = key in self._under_way or key in self.slots or self._embeddings.locate(key)
+            if not there and not (
+                self._on_the_way() < self._limits.look_ahead and self._ask(image)
+            ):
+                return
+
+    def leave(self, sequence: Sequence) -> None:
+        """An ended sequence needs nothing."""
+        for key in sequence.last_use:
+            self._users[key].remove(sequence)
+            if not self._users[key]:
+                del self._users[key]
+            self.settle(key)
+
+    def settle(self, key: ImageKey) -> None:
+        """Let go of what is there of the image if nobody needs it any more.
+
+        A slot that is being written, an encoding and a read from disk end by themselves first.
+        """
+        if self._needed_by(key):
+            return
+        under_way = self._under_way.get(key)
+        if under_way is not None and under_way.stage == "asked" and not under_way.unwanted:
+            under_way.unwanted = True
+            self._unwanted.append(key)
+        elif under_way is not None and under_way.stage == "arrived":
+            del self._under_way[key]
+            self._put_away(under_way)
+        self._end_ahead(key)
+        if key in self._embeddings.staged:
+            self._moves.append(self._embeddings.unstage(key))
+
+    def flush(self) -> None:
+        """Let go of embeddings and pixels that are only kept for another use. The workers are told
+        in the next plan.
+        """
+        self._moves += self._embeddings.flush()
+        self.slots.forget_kept()
+
+    def take_notices(self) -> Notices:
+        """What the front should hear, once."""
+        notices = Notices(tuple(self._want), tuple(self._unwanted))
+        self._want, self._unwanted = [], []
+        return notices
+
+    # ---- the front and the workers have done something
+
+    def pixels_ready(self, key: ImageKey, given: bool = False) -> None:
+        """The front has written the image to its slot, or the embedding that another server has
+        `given`, and writes there no more.
+        """
+        under_way = self._under_way[key]
+        assert under_way.stage == "asked", "pixels that were not asked for"
+        under_way.stage, under_way.given = "arrived", given
+        self._answered(key)
+        self.settle(key)
+
+    def pixels_failed(self, key: ImageKey) -> list[Sequence]:
+        """The front writes to the slot no more. Returns the sequences that cannot go on; an image
+        that was unwanted, and is needed again by now, is asked for again.
+        """
+        under_way = self._under_way.pop(key)
+        assert under_way.stage == "asked", "pixels that were not asked for"
+        self.slots.free(under_way.slot)
+        self._answered(key)
+        return [] if under_way.unwanted else self._needed_by(key)
+
+    def _answered(self, key: ImageKey) -> None:
+        """There is no need any more to tell the front that an image is unwanted."""
+        if key in self._unwanted:
+            self._unwanted.remove(key)
+
+    def encoded(self, key: ImageKey) -> None:
+        """The embedding is on the device, and the pixels have been read."""
+        under_way = self._under_way.pop(key)
+        assert under_way.stage == "encoding"
+        self._put_away(under_way)
+        self._fresh[key] = fresh = _Fresh()  # `ahead` takes over what held it while it was encoded
+        if self._embeddings.disk.budget_bytes:
+            self._embeddings.hold(key)
+            fresh.unsaved = True
+        self.settle(key)
+
+    def encode_failed(self, key: ImageKey) -> list[Sequence]:
+        """The workers had no memory for it. Returns the sequences that cannot go on."""
+        under_way = self._under_way.pop(key)
+        assert under_way.stage == "encoding"
+        self.slots.free(under_way.slot)
+        self._embeddings.release(key)
+        self._embeddings.not_encoded(key)
+        return self._needed_by(key)
+
+    def read_ended(self, key: ImageKey, whole: bool) -> None:
+        """A read from disk has ended; an image that could not be read is absent again."""
+        self._embeddings.fetched(key, whole)
+        self.settle(key)
+
+    # ---- planning
+
+    def begin_plan(self, builder: PlanBuilder) -> None:
+        """Save what was encoded; `end_plan` follows."""
+        builder.moves += self._moves
+        self._moves = []
+        unsaved = self._unsaved()
+        for key in unsaved:
+            builder.save_embedding(key, *self._embeddings.save(key))
+        for key in unsaved:
+            if key not in builder.save:  # or it would keep its room on the device for nothing
+                self._end_unsaved(key)
+
+    def end_plan(self) -> None:
+        """From the next plan on, embeddings that this one saves may leave the device."""
+        for key in self._unsaved():
+            self._end_unsaved(key)
+
+    def show(
+        self,
+        run: Run,
+        image: Image,
+        builder: PlanBuilder,
+        chunk: Collection[ImageKey],
+        may_exceed: bool,
+    ) -> Place | None:
+        """Have an image on the device in this step, and pinned for a running sequence. Returns
+        where it was; None: it is not there any more, or the device has no room.
+
+        `chunk`: images that leave the device last, for the same chunk shows them.
+        """
+        key, embeddings = image.key, self._embeddings
+        if not self.showable(key):
+            return None
+        place = embeddings.locate(key)
+        if place != "device" and not embeddings.fits(image.num_tokens):
+            if may_exceed:
+                self._let_go_ahead(chunk)
+            fits = embeddings.fits(image.num_tokens)
+            if not (fits or may_exceed):
+                return None
+            builder.exceeded |= not fits
+        if place != "device":
+            builder.moves += embeddings.to_device(key, chunk)
+        if key not in run.pins:
+            embeddings.pin(key)
+            run.pins.add(key)
+        self._end_ahead(key)
+        return place
+
+    def provide(
+        self, order: Iterable[Sequence], match: Callable[[Sequence], int], builder: PlanBuilder
+    ) -> None:
+        """In order of need, ask for images, begin to read them from disk, begin to encode them.
+
+        `match`: looks a waiting sequence up in the prefix cache.
+        """
+        walk = _Round(builder, match)
+        for sequence in self._in_sight(order, walk):
+            for start, image in sequence.upcoming(sequence.images_end):
+                known = image.key in walk.seen or self.showable(image.key)
+                walk.seen.add(image.key)
+                if known:
+                    continue
+                self._bring(image, walk)
+                if self._begin(sequence, start, image, walk):
+                    walk.first = False
+        self._asking = walk.asking
+        if walk.starved is not None:
+            self._take_room(walk.starved)
+
+    def _in_sight(self, order: Iterable[Sequence], walk: _Round) -> Iterator[Sequence]:
+        """Sequences in order of need, each looked up in the prefix cache, while something can be
+        done for them. So many waiting ones with images are looked at, that a plan's cost is bound.
+        """
+        looks = max(self._limits.look_ahead, self._limits.max_running)
+        for sequence in order if self._users else ():
+            if sequence.run is None and sequence.images_end:
+                looks -= 1
+                if sequence.matched is None:
+                    walk.match(sequence)
+            arrived = any(each.stage == "arrived" for each in self._under_way.values())
+            if looks < 0 or not (walk.asking or (walk.encoding and arrived)):
+                return
+            yield sequence
+
+    def _bring(self, image: Image, walk: _Round) -> None:
+        """Absent → asked, arrived or reading. Nothing is asked for after an image that had to wait,
+        so that room goes to whoever needs it first.
+        """
+        if walk.asking and image.key not in self._under_way:
+            walk.asking = self._fetch(image, walk.first, walk.builder)
+            if walk.first and not walk.asking:
+                walk.starved = image
+
+    def _begin(self, sequence: Sequence, start: int, image: Image, walk: _Round) -> bool:
+        """Arrived → encoding, for an image that is near; `sequence` shows it from `start`. False:
+        the sequence does not lack it, for another has meanwhile computed what shows it.
+        """
+        here = self._under_way.get(image.key)
+        horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
+        near = here is not None and here.stage == "arrived" and start < horizon
+        if here is None or not (walk.encoding and near):
+            return True
+        before = sequence.matched
+        if sequence.run is None and walk.match(sequence) >= sequence.last_use[image.key]:
+            sequence.blocked = None
+        walk.builder.again |= sequence.matched != before
+        if sequence.position >= sequence.last_use[image.key]:
+            return False
+        walk.encoding = self._within_step(here, walk.builder) and self._find_room(
+            sequence, start, image, walk
+        )
+        if walk.encoding:
+            self._encode(sequence, here, walk)
+        return True
+
+    def tower(self, decodes: bool) -> int:
+        """Patch-blocks for a step; 0: no bound, or nothing to encode."""
+        patches = self._patches_encoding()
+        budget = self._limits.tower_budget if patches else 0
+        if budget and not (decodes or self._limits.tower_shares):
+            return sum(patches) * self._limits.tower_blocks
+        if not (decodes and budget):
+            return budget
+        return min(budget, -(-max(patches) * self._limits.tower_blocks // TOWER_STEPS))
+
+    # ---- pixels
+
+    def _put_away(self, under_way: _UnderWay) -> None:
+        """The slot is not needed any more; pixels may be, another time."""
+        if under_way.given:
+            self.slots.free(under_way.slot)
+        else:
+            self.slots.keep(under_way.image.key, under_way.slot)
+
+    def _fetch(self, image: Image, first: bool, builder: PlanBuilder) -> bool:
+        """Have an absent image brought. Whether the next may be looked at: False once enough are on
+        their way, or the arena has no room.
+        """
+        key, embeddings = image.key, self._embeddings
+        if not first and self._on_the_way() >= self._limits.look_ahead:
+            return False
+        if key in embeddings.reading:
+            return True
+        if embeddings.on_disk(key):
+            builder.moves.append(embeddings.fetch(key))
+            return True
+        if (kept := self.slots.reuse(key)) is not None:
+            self._under_way[key] = _UnderWay(image, kept, "arrived", reused=True)
+            return True
+        return self._ask(image)
+
+    def _on_the_way(self) -> int:
+        """Images that are asked for, arrived, being read from disk, or staged."""
+        pixels = sum(each.stage != "encoding" for each in self._under_way.values())
+        return pixels + len(self._embeddings.reading) + len(self._embeddings.staged)
+
+    def _ask(self, image: Image) -> bool:
+        slot = self.slots.reserve(image)
+        if slot is not None:
+            self._under_way[image.key] = _UnderWay(image, slot, "asked")
+            self._want.append((image.key, slot))
+        return slot is not None
+
+    def _take_room(self, image: Image) -> None:
+        """The image that is needed first has no room in the arena. If none will be made by itself,
+        pixels that came too early go, those asked for last first; they are asked for again.
+        """
+        if any(each.stage != "arrived" for each in self._under_way.values()):
+            return
+        for key in list(self._under_way)[::-1]:
+            self.slots.free(self._under_way.pop(key).slot)
+            if self._ask(image):
+                return
+
+    def _patches_encoding(self) -> list[int]:
+        """Of every encoding that has begun and not ended. What is given ends with its step."""
+        encoding = (each for each in self._under_way.values() if each.stage == "encoding")
+        return [each.image.num_patches for each in encoding if not each.given]
+
+    def _needed_by(self, key: ImageKey) -> list[Sequence]:
+        return [sequence for sequence in self._users.get(key, ()) if sequence.needs(key)]
+
+    # ---- embeddings
+
+    def _within_step(self, here: _UnderWay, builder: PlanBuilder) -> bool:
+        """The step has patches left for the image: any one alone, others up to the limit. What is
+        given needs none.
+        """
+        spent = sum(self._patches_encoding()) if self._limits.tower_budget else builder.patches
+        most = self._limits.encode_patches
+        return here.given or not spent or spent + here.image.num_patches <= most
+
+    def _find_room(self, sequence: Sequence, start: int, image: Image, walk: _Round) -> bool:
+        """The device has room for the embedding, or bows to a running sequence that can do nothing
+        else: to one image in a plan, and the first that is lacking. Who finds none is `cramped`.
+        """
+        fits, builder = self._embeddings.fits, walk.builder
+        if fits(image.num_tokens):
+            return True
+        held = self._count_ahead()
+        if walk.first:
+            self._take_ahead(sequence, start, image, builder)
+            if fits(image.num_tokens):
+                return True
+            run = sequence.run
+            stuck = run is not None and start <= run.planned == run.computed
+            if stuck and not builder.exceeded:
+                builder.exceeded = True
+                return True
+        # What has been let go of may be room enough for another.
+        builder.again |= not sequence.cramped or self._count_ahead() < held
+        sequence.cramped = True
+        return False
+
+    def _take_ahead(
+        self, sequence: Sequence, start: int, image: Image, builder: PlanBuilder
+    ) -> None:
+        """The first image that is lacking takes the room of those that were encoded ahead: not of
+        its own sequence's next ones, unless nothing is under way that could make room.
+        """
+        horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
+        self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
+        idle = sequence.run is None and not (builder.works or self._patches_encoding())
+        if idle and not self._embeddings.fits(image.num_tokens):
+            # Encoded when more of its prefix was cached: nothing else makes room.
+            self._let_go_ahead({each.key for _, each in sequence.upcoming(start)})
+
+    def _encode(self, sequence: Sequence, here: _UnderWay, walk: _Round) -> None:
+        """The plan encodes an image that has arrived, and whose embedding has room; it is held from
+        now on. Images that were `seen` leave the device last.
+        """
+        image, embeddings, builder = here.image, self._embeddings, walk.builder
+        here.stage = "encoding"
+        source: Source = "encoder" if here.given else "pixels" if here.reused else "none"
+        sequence.encoded.setdefault(image.key, (embeddings.why_missing(image.key), source))
+        embeddings.count_lookup(None)
+        builder.moves += embeddings.admit(image.key, image.num_tokens, walk.seen)
+        embeddings.hold(image.key)
+        given = image.num_tokens if here.given else 0
+        builder.encode.append(Encode(image.key, image.grid, image.num_patches, here.slot, given))
+        if here.given:
+            self._counts.images_given += 1
+            return
+        builder.patches += image.num_patches
+        self._counts.images_encoded += 1
+        self._counts.patches_encoded += image.num_patches
+        self._counts.images_pixels += here.reused
+
+    # ---- embeddings that were just encoded
+
+    def _unsaved(self) -> list[ImageKey]:
+        return [key for key, fresh in self._fresh.items() if fresh.unsaved]
+
+    def _count_ahead(self) -> int:
+        return sum(fresh.ahead for fresh in self._fresh.values())
+
+    def _end_unsaved(self, key: ImageKey) -> None:
+        """A plan saves it, or there is nothing to save."""
+        fresh = self._fresh[key]
+        fresh.unsaved = False
+        self._let_go(key, fresh)
+
+    def _end_ahead(self, key: ImageKey) -> None:
+        """A plan shows it, or nobody needs it any more, or its room is needed sooner."""
+        fresh = self._fresh.get(key)
+        if fresh is not None and fresh.ahead:
+            fresh.ahead = False
+            self._let_go(key, fresh)
+
+    def _let_go(self, key: ImageKey, fresh: _Fresh) -> None:
+        """One of its two states has ended."""
+        self._embeddings.release(key)
+        if not (fresh.ahead or fresh.unsaved):
+            del self._fresh[key]
+
+    def _let_go_ahead(self, but: Collection[ImageKey]) -> None:
+        """Embeddings that were encoded ahead may leave the device."""
+        for key in [key for key in self._fresh if key not in but]:
+            self._end_ahead(key)
+
+    # ---- for tests
+
+    def audit(self) -> None:
+        """Assert that slots in use are those of images under way, and that pixels which have
+        arrived, and embeddings which are held ahead, are needed.
+        """
+        slots = sorted((each.slot.offset, each.slot.nbytes) for each in self._under_way.values())
+        assert self.slots.bytes_in_use == sum(nbytes for _, nbytes in slots)
+        assert all(at + nbytes <= after for (at, nbytes), (after, _) in pairwise(slots))
+        arrived = {key for key, each in self._under_way.items() if each.stage == "arrived"}
+        ahead = {key for key, fresh in self._fresh.items() if fresh.ahead}
+        assert all(self._needed_by(key) for key in arrived | ahead)
+        assert all(fresh.ahead or fresh.unsaved for fresh in self._fresh.values())
+        assert not any(self._embeddings.ready(key) for key in arrived)
