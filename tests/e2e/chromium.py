@@ -69,9 +69,9 @@ class Browser:
         return answer["result"].get("value")
 
     def wait_for(self, script: str, seconds: float = SECONDS) -> Any:
-        """The first value of an expression that is true."""
+        """The first value of an expression that is true, as JavaScript sees it: an element, too."""
         deadline = time.monotonic() + seconds
-        while not (value := self.run(script)):
+        while (value := self.run(script)) in (None, False, 0, ""):
             assert time.monotonic() < deadline, f"never: {script}; {self.complaints}"
             time.sleep(0.05)
         return value
