@@ -38,7 +38,7 @@ export async function watch(onRefused, onState) {
       before = now;
     } catch (error) {
       wait = AFTER_FAILURE;
-      status("failed", error.status ? error.message : "server unreachable");
+      status("failed", error.status ? error.message : "unreachable");
       if (error.status === 401) {
         await onRefused(error);
         wait = 0;
