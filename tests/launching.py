@@ -24,6 +24,7 @@ from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.kernels import device
 from saccade.kernels.triton import sample as sample_gpu
+from saccade.runtime import worker
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.lab.aot_launch import digest_of, once, stubbed
@@ -62,6 +63,10 @@ def run(preset: str, kept: KVDtype) -> list[str]:
     def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
         return drawn(*args, **kwargs).fill_(DRAWN)
 
+    def finite(rows: torch.Tensor) -> torch.Tensor:
+        """Nothing is computed here: what memory holds may be no number."""
+        return torch.ones(len(rows), dtype=torch.bool)
+
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_checkpoint(preset, Path(scratch) / "model")
         cpu = torch.device("cpu")
@@ -69,7 +74,11 @@ def run(preset: str, kept: KVDtype) -> list[str]:
         unit = net.spec.patch_unit
         towers = tuple(-(-size // unit) * unit for size in (64, 1024))
         try:
-            with patch.object(sample_gpu, "launch_sample", draw):
+            with (
+                patch.object(sample_gpu, "launch_sample", draw),
+                patch.object(worker, "finite_rows", finite),
+                patch.object(worker, "quieten", finite),
+            ):
                 sizes: dict[str, Any] = {"max_running": 12, "page_size": 4, "chunk_tokens": 64}
                 over = Harness(
                     net,

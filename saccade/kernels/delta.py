@@ -3,7 +3,7 @@ sequence's length; and the short causal convolution before it.
 
 Owns what both mean in plain PyTorch, for packed rows that go on from states in a memory of lines:
 a scan in chunks for rows of many tokens, one recurrent step for rows of one. On a GPU the same is
-done by `delta_gpu.py`. Knows nothing of sequences, slots of workers or plans.
+done by `triton/delta.py`. Knows nothing of sequences, slots of workers or plans.
 
 With a state S [Dk, Dv], each token does  S = exp(g) S;  S += k (beta (v - S'k))';  out = S'q,
 queries and keys being of length one (Yang et al., "Gated Delta Networks", 2024). States and all

@@ -1,5 +1,5 @@
 """The experts of a layer as one tensor of all, and what rows become by theirs: what a GPU runs, in
-plain PyTorch. There it is `experts_gpu.py`'s.
+plain PyTorch. There it is `triton/experts.py`'s.
 
 Owns nothing. Which experts a row goes to is `moe.py`'s.
 """

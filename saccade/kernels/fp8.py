@@ -2,8 +2,8 @@
 and products with matrices of it.
 
 Owns what a product means in plain PyTorch, and which form of it is taken. Few rows stay as they
-are: what they cost is the weights' way, and `fp8_gpu.py` reads these in 8 bits. Many rows become 8
-bits too, each with scales of its own, where the device multiplies these (`torch`'s scaled
+are: what they cost is the weights' way, and `triton/fp8.py` reads these in 8 bits. Many rows become
+8 bits too, each with scales of its own, where the device multiplies these (`torch`'s scaled
 products): a row's answer depends on how many rows a product has, never on what is in the others.
 PyTorch has no index_copy_ of such tensors: it is done with their bytes.
 """

@@ -1,5 +1,5 @@
 """Matrices of 4 bits (AWQ, GPTQ, compressed-tensors' pack-quantized): the one layout that they have
-in memory, and products with them in plain PyTorch. On a GPU those are `int4_gpu.py`'s, where
+in memory, and products with them in plain PyTorch. On a GPU those are `triton/int4.py`'s, where
 weights cross memory in 4 bits.
 
 Owns the layout and what it means. Knows nothing of checkpoints' layouts (`runtime/packed.py`).

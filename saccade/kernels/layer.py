@@ -2,7 +2,7 @@
 keys normalised, turned and cached; a stream added to and normalised; a gate applied.
 
 Owns what each means in plain PyTorch, which CPUs run. On a GPU each is one launch of
-`layer_gpu.py`; in bfloat16 on a CPU, of `layer_cpu.py`, where that can be compiled.
+`triton/layer.py`; in bfloat16 on a CPU, of `x86/layer.py`, where that can be compiled.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def turn_and_cache(
 
 
 def _compiles(qkv: torch.Tensor, cache: PagedCache, qk_norm: QKNorm | None) -> bool:
-    """Whether all are in the one format that `layer_cpu.py` knows."""
+    """Whether all are in the one format that `x86/layer.py` knows."""
     weight = qkv if qk_norm is None else qk_norm.weight
     return device.runs_jit(qkv) and cache.keys.dtype == qkv.dtype == weight.dtype
 

@@ -1,7 +1,7 @@
 """Causal attention of packed rows to keys and values that lie on pages.
 
 Owns how a row's pages are found, and what that means in plain PyTorch. On a GPU the same is done by
-`paged_gpu.py`, without gathering a key. Knows nothing of sequences, slots of workers or plans.
+`triton/paged.py`, without gathering a key. Knows nothing of sequences, slots of workers or plans.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from saccade.kernels import device
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """Who attends to which keys of a step's rows of one token (`paged_decode_gpu.py`).
+    """Who attends to which keys of a step's rows of one token (`triton/paged_decode.py`).
 
     items: pieces of rows, in the order in which they are taken. begins: where in it each row's lie.
     counts: how many there are, and of each key head how many are taken. piece: keys of one at

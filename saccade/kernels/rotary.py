@@ -2,8 +2,8 @@
 place.
 
 Owns nothing; works for any even head size, and for heads of which only the first values are turned.
-On a GPU all heads are one launch of `rotary_gpu.py`; here is what that is tested against, and what
-CPUs run.
+On a GPU all heads are one launch of `triton/rotary.py`; here is what that is tested against, and
+what CPUs run.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ where that distribution is not installed. Imports nothing of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -32,7 +32,9 @@ def join(app: App) -> None:
     """Add the commands of other distributions to `app`, and those of `MEASURING` that are not
     installed: each of these says what brings it.
     """
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):  # as with modules, the first on the path counts
+        found.setdefault(entry.name, entry)
     for name, what in MEASURING.items():
         if name in found:
             app.command(found[name].value, name=name, help=what)

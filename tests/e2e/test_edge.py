@@ -4,6 +4,7 @@ heads, bodies and answers that nobody reads cost a bounded amount, and /health a
 
 from __future__ import annotations
 
+import gc
 import resource
 import select
 import socket
@@ -46,6 +47,7 @@ def server(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        gc.collect()  # what tests before this one hold open counts too
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         server = stack.enter_context(serving("demo", folder, *edge, *own))
         if request.param == "routed":

@@ -20,7 +20,6 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import KernelInterface
 
-from saccade import kernels
 from saccade.core.config import GIB, EncoderConfig, Hardware
 from saccade.core.family import FamilySpec
 from saccade.core.options import EngineOptions, ModelOptions
@@ -34,6 +33,7 @@ from saccade.engine.claims import (
 from saccade.engine.sizing import kv_page_bytes, memory_budget, resolve
 from saccade.families.registry import family_model, load_spec
 from saccade.kernels import device as placement
+from saccade.kernels import triton as triton_kernels
 from saccade.kernels.attention import Segments
 from saccade.nn.protocol import Batch, Cut, FamilyNet, Pack
 from saccade.nn.weights import Part
@@ -126,12 +126,11 @@ class Model:
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Model]:
     with pytest.MonkeyPatch.context() as patch:
-        for entry in iter_modules(kernels.__path__):
-            if entry.name.endswith("_gpu"):
-                module = import_module(f"saccade.kernels.{entry.name}")
-                for name, each in list(vars(module).items()):
-                    if isinstance(each, KernelInterface):
-                        patch.setattr(module, name, NoKernel())
+        for entry in iter_modules(triton_kernels.__path__):
+            module = import_module(f"saccade.kernels.triton.{entry.name}")
+            for name, each in list(vars(module).items()):
+                if isinstance(each, KernelInterface):
+                    patch.setattr(module, name, NoKernel())
         patch.setattr(placement, "runs_triton", lambda _: True)
         patch.setattr(placement, "runs_jit", lambda _: False)
         patch.setattr(placement, "generation", lambda _: 90)

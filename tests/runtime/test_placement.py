@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
-import saccade.kernels
+import saccade.kernels.triton
 from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -184,9 +184,8 @@ class Launches:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     launches = Launches()
-    rooms = [each.name for each in iter_modules(saccade.kernels.__path__)]
-    for name in (each for each in rooms if each.endswith("_gpu")):
-        module = import_module(f"saccade.kernels.{name}")
+    for name in (each.name for each in iter_modules(saccade.kernels.triton.__path__)):
+        module = import_module(f"saccade.kernels.triton.{name}")
         kernels = [each for each in vars(module) if isinstance(vars(module)[each], KernelInterface)]
         for each in kernels:
             monkeypatch.setattr(module, each, launches)

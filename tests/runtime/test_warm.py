@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from saccade import kernels
 from saccade.core.config import EncoderConfig
 from saccade.core.types import Request
 from saccade.kernels import device as placement
+from saccade.kernels import triton as triton_kernels
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime import weights
 from saccade_bench.fixtures.harness import Harness, set_threads
@@ -34,7 +34,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, KernelInterface, create_function_from_signature
 
-MODULES = [each.name for each in iter_modules(kernels.__path__) if each.name.endswith("_gpu")]
+MODULES = [each.name for each in iter_modules(triton_kernels.__path__)]
 DRAWN = 7
 
 
@@ -69,7 +69,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
     """By kernel, what launches would be compiled for."""
     found: dict[str, set[str]] = defaultdict(set)
     for each in MODULES:
-        module = import_module(f"saccade.kernels.{each}")
+        module = import_module(f"saccade.kernels.triton.{each}")
         for name, kernel in list(vars(module).items()):
             if isinstance(kernel, KernelInterface):
                 monkeypatch.setattr(module, name, Noted(kernel, found))

@@ -1,6 +1,6 @@
 """`paged.paged_attention` as Triton kernels: keys and values are read where they lie.
 
-Rows of one token (decode) are `paged_decode_gpu.py`'s; all other rows are one launch, whatever
+Rows of one token (decode) are `triton/paged_decode.py`'s; all other rows are one launch, whatever
 their number and lengths; where tokens are few, keys are split, and a second one joins what comes of
 it. The query heads that share a key head are rows of one product. Grids depend on the numbers of
 rows and tokens alone. Knows tensors only.
