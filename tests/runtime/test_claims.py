@@ -43,6 +43,7 @@ from saccade.runtime.encoder import drain
 from saccade.runtime.memory import allocate_caches, keys_and_values
 from saccade.runtime.states import StateMemory
 from saccade_bench.lab.checkpoint import make_checkpoint
+from tests.helpers.breadth import broad
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -123,7 +124,7 @@ class Model:
     weights: int
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=broad(MODELS, keep=MODELS[:1] + MODELS[2:]))
 def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Model]:
     with pytest.MonkeyPatch.context() as patch:
         for entry in iter_modules(triton_kernels.__path__):
@@ -187,7 +188,8 @@ def chunk_peak(model: Model, tokens: int) -> int:
 def test_the_towers_peak_is_what_is_claimed(model: Model) -> None:
     for patches in (3584, 16_384):
         claimed = tower_bytes(model.spec, patches, EncoderConfig(), "bfloat16")
-        assert tower_peak(model, patches) <= claimed <= 1.3 * tower_peak(model, patches)
+        found = tower_peak(model, patches)
+        assert found <= claimed <= 1.3 * found
 
 
 def test_a_chunks_peak_is_what_is_claimed(model: Model) -> None:
