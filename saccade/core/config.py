@@ -13,6 +13,11 @@ DISK_BLOCK = 4096
 SCORE_BLOCK_BYTES = 32 * MIB
 """Logits in float32 that exist at a time while a prompt is scored: 52 rows of 152,000 tokens."""
 
+POSITION_CACHE_BYTES = 256 * MIB
+"""For what follows from grids of images. With learned positions, one of 2560x1440 takes 33 MB of it
+on an 8B model.
+"""
+
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]

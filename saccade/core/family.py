@@ -123,11 +123,12 @@ Divisible = tuple[tuple[int, str], ...]
 class Cuts:
     """How a model may be cut among ranks.
 
-    `encoder_width`: the narrowest rows of the vision tower's matrices that are cut. experts: how
-    many a layer has, of `expert_width` values each.
+    heads: of attention's queries. `encoder_width`: the narrowest rows of the vision tower's
+    matrices that are cut. experts: how many a layer has, of `expert_width` values each.
     """
 
     text: Divisible
+    heads: int
     kv_heads: int
     encoder: Divisible
     encoder_width: int
