@@ -24,11 +24,11 @@ from rich.progress import Progress
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
 from saccade.core.options import (
+    CacheOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
     ParallelOptions,
-    PinOptions,
 )
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.front.assemble import build_front
@@ -84,7 +84,7 @@ class _Settings:
 
 class LLM:
     """A model that answers chats. `options` are fields of ModelOptions, EngineOptions,
-    PinOptions, ParallelOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`.
+    CacheOptions, ParallelOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`.
 
     Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
     """
@@ -95,7 +95,7 @@ class LLM:
             _take(EngineOptions, options),
             _take(ParallelOptions, options),
             _take(MediaOptions, options),
-            _take(PinOptions, options),
+            _take(CacheOptions, options),
         )
         self._answers = _take(AnswerOptions, options)
         if options:
@@ -299,9 +299,9 @@ async def _start(
     engine: EngineOptions,
     parallel: ParallelOptions,
     media: MediaOptions,
-    pins: PinOptions,
+    caches: CacheOptions,
 ) -> RequestManager:
-    front = build_front(model, options, engine, parallel, media, pins=pins)
+    front = build_front(model, options, engine, parallel, media, caches=caches)
     try:
         with LoadingView(Console(stderr=True), lines=False) as view:
             await front.start(view.show)

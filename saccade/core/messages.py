@@ -18,7 +18,7 @@ from saccade.core.config import (
     QuantizationMode,
     Role,
 )
-from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, PinOptions
+from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.plan import Masks, PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request, Tower
 
@@ -41,7 +41,7 @@ class EngineBoot:
     parallel: ParallelOptions
     arena_fd: int
     arena_bytes: int
-    pins: PinOptions
+    caches: CacheOptions
     role: Role = "all"
 
 

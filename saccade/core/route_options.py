@@ -60,14 +60,12 @@ class RouteOptions(SpreadOptions):
     """Host names that the router also answers to. On a loopback address it answers to localhost and
     loopback addresses only, so that no web page can use it.
     """
-    shutdown_grace: float = 30.0
-    """Seconds that requests get to finish when the router is told to stop."""
 
     def __post_init__(self) -> None:
         SpreadOptions.__post_init__(self)
         filled(self, "workers")
         named(self, "workers", "cors_origins", "allowed_hosts")
-        at_least(0, self, "port", "shutdown_grace")
+        at_least(0, self, "port")
         at_most(65535, self, "port")
 
 

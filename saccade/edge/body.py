@@ -197,7 +197,7 @@ async def _steadily(request: Request, seconds: float) -> AsyncGenerator[bytes, N
                     f"the body comes too slowly: {came} bytes in {BODY_PAUSE:g} seconds"
                 ) from None
             raise TooSlow(
-                f"the body has not come within {seconds:g} seconds, the limit (--body-timeout)"
+                f"the body has not come within {seconds:g} seconds, the limit (--tune body_timeout)"
             ) from None
         came += len(chunk)
         if came >= BODY_LEAST:

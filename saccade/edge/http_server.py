@@ -62,12 +62,9 @@ class Serving(Uvicorn):
         edge: ConnectionOptions,
         largest: int,
         open_paths: frozenset[str],
-        grace: float,
         stamp: Stamp,
     ) -> None:
-        """`largest`: bytes of a body. `open_paths`: what a connection beyond the limit may ask for.
-        `grace`: seconds that requests have to end when it is told to stop.
-        """
+        """`largest`: bytes of a body. `open_paths`: paths for connections beyond the limit."""
         paths = frozenset(path.encode() for path in open_paths)
         config = Config(
             app,
@@ -81,7 +78,7 @@ class Serving(Uvicorn):
             server_header=False,
             timeout_keep_alive=edge.keep_alive_timeout,  # type: ignore[arg-type]
             # Those who outlast the draining are still sending their request: not worth the wait.
-            timeout_graceful_shutdown=int(grace) + 1,
+            timeout_graceful_shutdown=int(edge.shutdown_grace) + 1,
         )
         super().__init__(config)
         self._crowd = crowd

@@ -23,7 +23,7 @@ CONNECT_SECONDS = 2.0
 MOST_IDLE = 64
 """Connections of one worker that wait to be used again."""
 IDLE_SECONDS = 30.0
-"""They end before the worker ends them (--keep-alive-timeout)."""
+"""They end before the worker ends them (`keep_alive_timeout`)."""
 MOST_WAITING = 256 * 1024
 """Bytes of an answer that wait for its client before the worker is made to wait."""
 PIECE_BYTES = 64

@@ -12,7 +12,7 @@ from saccade.core.config import (
     StepGraphSizes,
 )
 from saccade.core.family import FamilySpec
-from saccade.core.options import EngineOptions
+from saccade.core.options import CacheOptions
 
 GRAPH_POOL_BYTES = 256 * MIB
 GRAPH_BYTES = 4 * MIB
@@ -67,12 +67,12 @@ def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: D
 
 
 def least_embedding_bytes(
-    engine: EngineOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
+    caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
 ) -> int:
     """What pages leave to embeddings, unless told: room for the largest image, or less where that
     is much of what is free.
     """
-    if not spec.sees_images or engine.embedding_cache_device_mb is not None:
+    if not spec.sees_images or caches.embedding_cache_device_mb is not None:
         return 0
     largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
     return min(largest, free_bytes // 16)

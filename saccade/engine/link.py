@@ -27,10 +27,10 @@ from saccade.core.messages import (
     TokenizerText,
 )
 from saccade.core.options import (
+    CacheOptions,
     EngineOptions,
     ModelOptions,
     ParallelOptions,
-    PinOptions,
     engine_environment,
 )
 
@@ -52,12 +52,12 @@ class EngineProcess:
         parallel: ParallelOptions,
         arena: Arena,
         tokenizer_json: str = "",
-        pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+        caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
         role: Role = "all",
     ) -> None:
         """`tokenizer_json`: for grammars, as in `messages.TokenizerText`."""
         self._vocabulary = TokenizerText(tokenizer_json)
-        told = str(folder), model, engine, parallel, arena.fd, arena.size, pins, role
+        told = str(folder), model, engine, parallel, arena.fd, arena.size, caches, role
         self._boot = EngineBoot(*told)
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None

@@ -114,14 +114,14 @@ async def serve(
     hardware = share_hardware([each.hardware for each in loaded])
     dials = boot.model, boot.engine, spec, load.dtype, hardware
     if boot.role == "encode":
-        config = resolve_tower(*dials, boot.pins)
+        config = resolve_tower(*dials, boot.caches)
     else:
-        config = resolve(*dials, size, boot.pins)
+        config = resolve(*dials, size, boot.caches)
     config = replace(config, encoder=replace(config.encoder, role=boot.role))
     config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
-    share = boot.pins.pinned_share
+    share = boot.caches.pinned_share
     scheduler: Scheduler
     language: LanguageHalf | None = None
     if config.encoder.role == "encode":
@@ -168,7 +168,7 @@ def build_scheduler(
 ) -> GenerationScheduler:
     """The deciding half of the engine: page pool, caches, scheduler.
 
-    `saved`: embeddings on disk (`Workers.begin`). `pinned_share`: `PinOptions.pinned_share`.
+    `saved`: embeddings on disk (`Workers.begin`). `pinned_share`: `CacheOptions.pinned_share`.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = limits_of(config, spec, arena_bytes)

@@ -99,15 +99,15 @@ def resolve_parallel(
         encoder = "data" if ranks > size or (size > 1 and (uncut or narrow)) else "weights"
     elif encoder == "weights" and uncut:
         raise ConfigError(
-            f"--mm-encoder-tp-mode weights: {' and '.join(uncut)} cannot be divided among "
-            f"{size} ranks; use --mm-encoder-tp-mode data"
+            f"--tune mm_encoder_tp_mode=weights: {' and '.join(uncut)} cannot be divided among "
+            f"{size} ranks; use data"
         )
     all_reduce = options.all_reduce
     if all_reduce == "auto":
         all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"
     elif (all_reduce in ("nccl", "symm-mem")) != cuda:
         raise ConfigError(
-            f"--all-reduce {all_reduce} does not work on {device}; "
+            f"--tune all_reduce={all_reduce} does not work on {device}; "
             f"{'nccl and symm-mem' if cuda else 'shm and gloo'} do"
         )
     return ParallelConfig(

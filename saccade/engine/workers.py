@@ -239,7 +239,8 @@ class Workers:
         """Which worker failed first, and how."""
         if not any(rank.in_trouble for rank in self._ranks):
             ranks = f" on {self.size} ranks" if self.size > 1 else ""
-            return f"a step has taken longer than {self._step_timeout:g} s{ranks} (--step-timeout)"
+            limit = f"{self._step_timeout:g} s{ranks} (--tune step_timeout)"
+            return f"a step has taken longer than {limit}"
         await asyncio.sleep(SETTLE_SECONDS)
         for rank in self._ranks:
             rank.read(self._metrics)

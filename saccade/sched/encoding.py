@@ -69,7 +69,7 @@ class EncodeScheduler:
             most = self._room // (1 << 20)
             error = (
                 f"the image's embedding has {nbytes} bytes; this server holds {most} MiB of them, "
-                "and as much of pixels: start it with a larger --arena-mb"
+                "and as much of pixels: start it with a larger --tune arena_mb=MIB"
             )
             return [Delta(request.id, finish="error", error=error, code="too_large")]
         if not self._consistent(request):

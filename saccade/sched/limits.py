@@ -14,7 +14,7 @@ preempted at once.
 
 NO_MEMORY_IMAGE = (
     "the device has no memory left to encode an image: send a smaller one, or start the server "
-    "with a lower --mem-fraction-static or --max-encode-patches"
+    "with a lower --mem-fraction-static or --tune max_encode_patches=N"
 )
 NO_MEMORY_STEP = (
     "the device has no memory left for a step: try again, or start the server with a lower "
@@ -92,6 +92,6 @@ def refusal(
     if not images_fit:
         return (
             f"an image is larger than the pixel arena of {limits.arena_bytes} bytes: send a "
-            "smaller one, or start the server with a larger --arena-mb"
+            "smaller one, or start the server with a larger --tune arena_mb=MIB"
         )
     return None
