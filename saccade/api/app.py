@@ -25,7 +25,7 @@ from saccade import __version__
 from saccade.api.about import docs
 from saccade.api.about.elsewhere import advice
 from saccade.api.about.openapi import describe
-from saccade.api.about.page import PAGE_PATHS, page_routes
+from saccade.api.about.page import PAGE_PATHS, page_routes, state_route
 from saccade.api.chat.fields import (
     Reply,
     read_chat,
@@ -61,6 +61,7 @@ from saccade.core.errors import (
 )
 from saccade.core.options import ObservabilityOptions, ResponseOptions, ServerOptions
 from saccade.edge import metrics_text as metrics
+from saccade.edge.admission import Admission
 from saccade.edge.auth import CLIENT, Keys, client_of
 from saccade.edge.body import Bodies
 from saccade.edge.disconnect import while_connected
@@ -99,10 +100,14 @@ def build_app(
     """
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
-    door = RequestHandler(front, tuple(names), options, bodies, watch)
+    largest = options.max_body_mb * MIB
+    admission = Admission(front.permits, bodies, largest, front.check_ready)
+    door = RequestHandler(front, tuple(names), admission, watch)
     store = ResponseStore(kept, front.metrics)
     api = _Api(front, door, store.instance, int(time.time()))
     routes = encode_routes(door) if role == "encode" else _public_routes(door, api, store)
+    if role != "encode" and not options.disable_page:
+        routes = [*routes, *page_routes()]
     return Starlette(
         routes=[*routes, *_own_routes(api)],
         middleware=_middleware(options, watch, record),
@@ -145,7 +150,7 @@ def _middleware(
 
 def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> list[Route]:
     """What clients ask a language model."""
-    largest = door.options.max_body_mb * MIB
+    admission = door.admission
     return [
         Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
@@ -158,8 +163,8 @@ def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> lis
         Route("/openapi.json", api.openapi),
         Route("/docs", api.docs),
         *response_routes(door, store),
-        *file_routes(door.front.intake.media, door.bodies, largest),
-        *page_routes(door, api.started),
+        *file_routes(door.front.intake.media, admission.bodies, admission.largest),
+        state_route(door, api.started),
     ]
 
 
@@ -188,7 +193,7 @@ class _Api:
     started: int
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admit(scope, receive) as (body, held):
+        async with self.door.admission.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
             shape = ChatShape(
                 self.front.vocabulary,
@@ -200,7 +205,7 @@ class _Api:
             await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admit(scope, receive) as (body, held):
+        async with self.door.admission.admit(scope, receive) as (body, held):
             asks, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
             view = PromptView(top=prompt.prompt_logprobs)
@@ -212,7 +217,7 @@ class _Api:
             await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admit(scope, receive) as (body, held):
+        async with self.door.admission.admit(scope, receive) as (body, held):
             ask, reply, counting = await self.door.read(read_tokenize, body)
             self.door.name_of(reply.model)
             context_length = self.front.check_ready().context_length
@@ -228,7 +233,7 @@ class _Api:
             await self.door.send_scroll(send, scroll_count(count, name))
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admit(scope, receive) as (body, _):
+        async with self.door.admission.admit(scope, receive) as (body, _):
             tokens = await self.door.read(read_detokenize, body)
             self.door.name_of(tokens.model)
             self.front.intake.check_tokens("tokens", tokens.tokens)

@@ -16,12 +16,11 @@ from functools import partial
 
 import msgspec
 from blake3 import blake3
-from starlette.requests import Request as HttpRequest
+from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from saccade.api.handlers import Endpoint, RequestHandler
-from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
 from saccade.core.exchange import (
     ENCODE_PATH,
@@ -31,8 +30,7 @@ from saccade.core.exchange import (
     EmbeddingWanted,
 )
 from saccade.core.types import Image, Request, SamplingParams, Span
-from saccade.edge.auth import client_of
-from saccade.edge.body import Held, pieces
+from saccade.edge.body import Held, read_whole
 from saccade.edge.disconnect import while_connected
 from saccade.front.input_processor import PreparedRequest
 from saccade.front.request_manager import AnswerUpdate
@@ -58,18 +56,9 @@ class EmbeddingDoor:
         self._media = door.front.intake.media
 
     async def embedding(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = HttpRequest(scope, receive)
-        wanted = self._read(request.headers.get(WANTED_HEADER, ""))
-        client, largest = client_of(scope), self._door.options.max_body_mb * MIB
-        with self._front.admit(client):
-            pass  # there is a permit now
-        with self._door.bodies.hold(request, largest) as held:
-            body = bytearray()
-            async for piece in pieces(request, held, largest):
-                body += piece
-            with self._front.admit(client):
-                work = self._answer(send, wanted, bytes(body), held)
-                await while_connected(receive, work)
+        wanted = self._read(Headers(scope=scope).get(WANTED_HEADER, ""))
+        async with self._door.admission.admit(scope, receive, read_whole) as (body, held):
+            await while_connected(receive, self._answer(send, wanted, bytes(body), held))
 
     def _read(self, told: str) -> EmbeddingWanted:
         """What is wanted. Raises InvalidRequest, OtherTower."""

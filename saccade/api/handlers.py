@@ -1,21 +1,20 @@
 """What every API's handlers do with a request before and after they answer it.
 
-Owns admission (a permit, the body, what the request holds of memory), the order in which a request
-is prepared and answered, the model's names and the log of requests. Knows nothing of what bodies
-say.
+Owns the order in which a request is prepared and answered, the model's names and the log of
+requests. Knows nothing of what bodies say.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,11 +24,10 @@ from saccade.api.prompt_logprobs import StreamedBody, score_bytes
 from saccade.api.stream import AnswerContext, ResponseWriter, stream
 from saccade.api.trace.image_trace import Tracer
 from saccade.api.trace.request_trace import AnswerTold, journey
-from saccade.core.config import MIB
 from saccade.core.errors import InternalError, NotFound, RequestError
-from saccade.core.options import ObservabilityOptions, ServerOptions
-from saccade.edge.auth import client_of
-from saccade.edge.body import Bodies, Held, read_json
+from saccade.core.options import ObservabilityOptions
+from saccade.edge.admission import Admission
+from saccade.edge.body import Held
 from saccade.edge.headers import request_id
 from saccade.front.input_processor import GenerationRequest, PreparedRequest
 from saccade.front.request_manager import RequestManager
@@ -48,8 +46,7 @@ class RequestHandler:
 
     front: RequestManager
     names: tuple[str, ...]
-    options: ServerOptions
-    bodies: Bodies
+    admission: Admission
     watch: ObservabilityOptions
 
     async def read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
@@ -62,21 +59,6 @@ class RequestHandler:
         with suppress(BufferError):  # something refers to it still: it goes with that
             body.clear()
         return found
-
-    @asynccontextmanager
-    async def admit(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[bytearray, Held]]:
-        """The body, then a permit: who sends slowly keeps none from others. A full server refuses
-        before the body. What the request holds of memory counts until it has ended.
-        """
-        request = Request(scope, receive)
-        largest = self.options.max_body_mb * MIB
-        client = client_of(scope)
-        with self.front.admit(client):
-            pass  # there is a permit now
-        with self.bodies.hold(request, largest) as held:
-            body = await read_json(request, held, largest)
-            with self.front.admit(client):
-                yield body, held
 
     async def answer(
         self,

@@ -129,6 +129,14 @@ class Held:
             )
 
 
+async def read_whole(request: Request, held: Held, largest: int) -> bytearray:
+    """The whole body, whatever it is. Raises as `pieces` does."""
+    body = bytearray()
+    async for piece in pieces(request, held, largest):
+        body += piece
+    return body
+
+
 async def read_json(request: Request, held: Held, largest: int) -> bytearray:
     """The whole body, without the byte order mark that some editors put in front.
 
@@ -146,9 +154,7 @@ async def read_json(request: Request, held: Held, largest: int) -> bytearray:
             f"Content-Type is {kind}; this path takes application/json",
             code="unsupported_media_type",
         )
-    body = bytearray()
-    async for piece in pieces(request, held, largest):
-        body += piece
+    body = await read_whole(request, held, largest)
     if body.startswith(codecs.BOM_UTF8):
         del body[: len(codecs.BOM_UTF8)]
     return body

@@ -11,21 +11,19 @@ import asyncio
 import logging
 import time
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Literal, Protocol
 
-from saccade.core.client import ANYBODY, SHARE, Client
+from saccade.core.client import ANYBODY, Client
 from saccade.core.errors import (
     Cancelled,
     EngineUnavailable,
     ImageError,
     InternalError,
     InvalidRequest,
-    Overloaded,
     RequestError,
     StartupError,
 )
@@ -46,6 +44,7 @@ from saccade.core.messages import (
     ToFront,
 )
 from saccade.core.metrics import Metrics
+from saccade.core.permits import Permits
 from saccade.core.plan import PixelSlot
 from saccade.core.types import (
     CacheReport,
@@ -243,15 +242,15 @@ class RequestManager:
         self.reason = "the model is being loaded"
         for level in ("kv", "embedding", "pixels", "encoder"):  # as counters without labels are
             metrics.inc("saccade_image_hits_total", 0, level=level)
+        self.permits = Permits(
+            max_requests,
+            "--max-queued-requests",
+            lambda taken: metrics.set("saccade_requests_in_flight", taken),
+        )
         self._engine = engine
-        self._max_requests = max_requests
         self._ready: Ready | None = None
-        self._admitted = 0
-        self._admitted_of: Counter[str] = Counter()  # by the name of the key
         self._answers: dict[str, _Answer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._scraped = asyncio.Event()
 
     # ---- life
@@ -281,11 +280,11 @@ class RequestManager:
         if self.state in ("starting", "ready"):
             self.state, self.reason = "stopping", "the server is shutting down"
         deadline = time.monotonic() + grace
-        while not (self._idle.is_set() or self._engine.stall):
+        while not (self.permits.idle.is_set() or self._engine.stall):
             if (left := deadline - time.monotonic()) <= 0:
                 break
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), min(left, STALL_LOOK_SECONDS))
+                await asyncio.wait_for(self.permits.idle.wait(), min(left, STALL_LOOK_SECONDS))
         self._end_all(EngineUnavailable("the server is shutting down"))
 
     async def stop(self, grace: float = 0.0) -> None:
@@ -333,37 +332,6 @@ class RequestManager:
         return self._ready
 
     # ---- requests
-
-    @contextmanager
-    def admit(self, client: Client = ANYBODY) -> Iterator[None]:
-        """A permit, to be taken before any work for a request.
-
-        Raises Overloaded, or EngineUnavailable.
-        """
-        self.check_ready()
-        name = client.name
-        if client.limited and self._admitted_of[name] >= max(1, self._max_requests * SHARE):
-            raise Overloaded(
-                f"{self._admitted_of[name]} requests of this key are in flight, the most that one "
-                "of several keys may have (half of --max-queued-requests); try again"
-            )
-        if self._admitted >= self._max_requests:
-            raise Overloaded(
-                f"{self._admitted} requests are in flight, the most this server takes "
-                "(--max-queued-requests); try again"
-            )
-        self._admitted += 1
-        self._admitted_of[name] += 1
-        self._idle.clear()
-        self.metrics.set("saccade_requests_in_flight", self._admitted)
-        try:
-            yield
-        finally:
-            self._admitted -= 1
-            self._admitted_of[name] -= 1
-            self.metrics.set("saccade_requests_in_flight", self._admitted)
-            if not self._admitted:
-                self._idle.set()
 
     async def prepare(
         self, ask: GenerationRequest, client: Client = ANYBODY, room: MemoryBudget = BOUNDLESS

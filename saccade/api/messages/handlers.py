@@ -50,7 +50,7 @@ class _Messages:
     door: RequestHandler
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admit(scope, receive) as (body, held):
+        async with self.door.admission.admit(scope, receive) as (body, held):
             asked = await self.door.read(read_message, body)
             model = self.door.name_of(asked.reply.model)
             answer = self.door.answer(
@@ -63,7 +63,7 @@ class _Messages:
         is decoded, and the engine hears nothing.
         """
         front = self.door.front
-        async with self.door.admit(scope, receive) as (body, held):
+        async with self.door.admission.admit(scope, receive) as (body, held):
             asked = await self.door.read(read_count, body)
             self.door.name_of(asked.reply.model)
             length = front.check_ready().context_length

@@ -215,7 +215,7 @@ class _Responses:
         self, scope: Scope, receive: Receive
     ) -> AsyncIterator[tuple[ResponseAsked, Held]]:
         """A request that has been read, and what it holds of memory."""
-        async with self._door.admit(scope, receive) as (body, held):
+        async with self._door.admission.admit(scope, receive) as (body, held):
             inquiry = await self._door.read(read_responses, body)
             before = self._before(inquiry.request, held.client)
             items = self._items(inquiry, held.client)
