@@ -1,5 +1,5 @@
-"""The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`, and those that entry
-points of other distributions join to them (`tools/brought.py`).
+"""The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`, and the commands
+joined by entry points of other distributions (`tools/brought.py`).
 
 Options come from the dataclasses of `core/options.py`.
 """
@@ -315,7 +315,7 @@ def demo(*, port: int = 8000, exit: bool = False) -> int:
 
 @app.command
 def version() -> None:
-    """Print Saccade's version, and those of what it runs on."""
+    """Print the versions of Saccade, Python and the main libraries."""
     import platform
     from importlib.metadata import version as version_of
 

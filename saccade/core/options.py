@@ -467,7 +467,7 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, slots=True)
 class RoleOptions:
-    """The part of the model that this server runs, and the servers that run the rest."""
+    """The part of the model run by this server, and the servers that run the rest."""
 
     role: Role = "all"
     """all: everything. encode: only encode images, for servers of role language; no language model
@@ -516,7 +516,7 @@ class RoleOptions:
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """The URLs of the encoders, one by one; none if a file names them."""
+        """The URLs of the encoders; empty if a file names them."""
         urls = (each for each in self.encoders if "://" in each)
         return tuple(part for each in urls for part in each.split(",") if part)
 
@@ -575,5 +575,5 @@ def image_environment() -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may run on."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0))

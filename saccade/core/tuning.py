@@ -1,8 +1,8 @@
 """Marks on the fields of option dataclasses: basic options, and tuning values.
 
 `saccade serve --help` shows basic options alone. A tuning value is a figure that Saccade otherwise
-decides, here for measuring and tests: no option of its own, set by `--tune NAME=VALUE` or as the
-field that it is. Knows nothing of what a value is for.
+decides, here for measuring and tests: no option, but set by `--tune NAME=VALUE` or as a field.
+Knows nothing of the values' use.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def option(name: str) -> str:
 
 
 def setting(options: object, name: str, value: object) -> str:
-    """A field and its value as the command line has them, for refusals."""
+    """A field and its value in the command line's spelling, for refusals."""
     marks = next(each.metadata for each in _fields(options) if each.name == name)
     return f"--tune {name}={value}" if TUNING in marks else f"{option(name)} {value}"
 
 
 def basic_options(kinds: Sequence[type]) -> frozenset[str]:
-    """The basic options of these dataclasses, as the command line has them."""
+    """The basic options of option dataclasses, in the command line's spelling."""
     return frozenset(
         option(each.name) for kind in kinds for each in _fields(kind) if BASIC in each.metadata
     )
@@ -77,7 +77,7 @@ class TuningValue:
 
 
 def tuning_values(kinds: Sequence[type]) -> dict[str, TuningValue]:
-    """The tuning values of these dataclasses by name, in their order."""
+    """The tuning values of option dataclasses by name, in field order."""
     found = {}
     for kind in kinds:
         hints = get_type_hints(kind)
@@ -103,8 +103,8 @@ class Tuning:
             self._values[name] = known[name].read(text)
 
     def of(self, options: T) -> T:
-        """`options` with those of the values that are its own. Raises ConfigError for a value out
-        of bounds.
+        """`options` with the tuning values among its fields replaced. Raises ConfigError for a
+        value out of bounds.
         """
         own = {each.name for each in _fields(options)} & self._values.keys()
         values = {name: self._values[name] for name in own}
