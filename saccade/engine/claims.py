@@ -1,5 +1,5 @@
-"""What computing takes of a device's memory beside weights and pages, so that start-up can set it
-aside. Tests hold it against tensors' own sizes.
+"""Device memory for computation beside weights and pages, so that start-up can reserve it. Tests
+compare these figures with tensors' own sizes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def cuda_bytes(
     encoder: EncoderConfig,
     dtype: Dtype,
 ) -> int:
-    """What a GPU must have room for at a time: the language model's graphs and a chunk, the tower's
-    graphs and a pack.
+    """Bytes that a GPU needs at a time: the language model's graphs and a chunk, the tower's graphs
+    and a pack.
     """
     language = step_graph_bytes(graphs, spec, dtype) + chunk_bytes(spec, chunk_tokens, dtype)
     return language + tower_bytes(spec, encode_patches, encoder, dtype)
@@ -54,12 +54,14 @@ def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> i
 
 
 def chunk_bytes(spec: FamilySpec, tokens: int, dtype: Dtype) -> int:
-    """Device memory that so many tokens take for a moment while they are computed."""
+    """Transient device memory for the computation of so many tokens, in bytes."""
     return tokens * TOKEN_WIDTHS * spec.hidden_size * itemsize(dtype)
 
 
 def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: Dtype) -> int:
-    """The same of the vision tower: a pack of so many patches without a graph, and its graphs."""
+    """Transient device memory of the vision tower, in bytes: a pack of so many patches without a
+    graph, and its graphs.
+    """
     if not spec.sees_images:
         return 0
     each = PATCH_WIDTHS * spec.cuts.encoder_width * itemsize(dtype)
@@ -69,8 +71,8 @@ def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: D
 def least_embedding_bytes(
     caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
 ) -> int:
-    """What pages leave to embeddings, unless told: room for the largest image, or less where that
-    is much of what is free.
+    """Bytes that pages leave to embeddings by default: the largest image, or less if memory is
+    short.
     """
     if not spec.sees_images or caches.embedding_cache_device_mb is not None:
         return 0
@@ -88,9 +90,8 @@ def itemsize(dtype: Dtype) -> int:
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
-    """Memory that the largest block of scored prompt rows takes for a moment: logits as the head
-    gives them (and, of several ranks, gathers them), in float32, their exponentials, and which are
-    larger.
+    """Transient memory of the largest block of scored prompt rows, in bytes: logits from the head
+    (and, of several ranks, gathered), in float32, their exponentials, and the comparison.
     """
     rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
     return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)

@@ -1,7 +1,7 @@
 """The engine process: `python -m saccade.engine.process`, started by `engine/link.py`.
 
-Starts the workers, decides what was left open once they have said what the machine has, then runs
-the engine loop. Tells the front why when it cannot. Holds no tensors and loads no torch.
+Starts the workers, decides open options once the workers have reported the machine, then runs the
+engine loop. Tells the front the reason of a failure. Holds no tensors and loads no torch.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ async def serve(
 
 
 def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
-    """What every rank is to load, where the workers see `devices` CUDA devices. Raises
+    """The load order for every rank, for workers that see `devices` CUDA devices. Raises
     ConfigError.
     """
     device = pick_device(boot.model.device, devices, boot.parallel.ranks)
@@ -188,13 +188,13 @@ def build_encode_scheduler(
     saved: Iterable[tuple[ImageKey, int]],
     arena_bytes: int,
 ) -> EncodeScheduler:
-    """The same where there is only the vision tower."""
+    """The deciding half of an engine with a vision tower alone."""
     limits = limits_of(config, spec, arena_bytes)
     return EncodeScheduler(limits, build_embeddings(config, spec, saved))
 
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:
-    """What bounds the scheduler."""
+    """The bounds of the scheduler."""
     given = (
         embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
     )
@@ -218,7 +218,7 @@ def build_embeddings(
     saved: Iterable[tuple[ImageKey, int]],
     pinned_share: float = 0.0,
 ) -> EmbeddingCache:
-    """The book of the embeddings, `saved` ones on disk."""
+    """The embedding cache, with the `saved` embeddings on disk."""
     pins: PinBook[ImageKey] = PinBook(int(pinned_share * config.embeddings.device_bytes))
     row = embedding_bytes_per_token(spec, config.dtype)
     return EmbeddingCache(config.embeddings, row, saved, pins=pins)

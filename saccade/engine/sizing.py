@@ -1,7 +1,8 @@
-"""What start-up decides: options, the model's facts and the machine's, made into a configuration.
+"""The decisions of start-up: options, the model's facts and the machine's, made into a
+configuration.
 
-`resolve` leaves nothing open; how ranks share a model is `ranks.py`'s, and `words.py` says what was
-decided. Knows sizes and counts only; nothing of tensors.
+`resolve` leaves nothing open; `ranks.py` divides a model among ranks, and `startup_report.py`
+describes the decisions. Knows sizes and counts only; nothing of tensors.
 """
 
 from __future__ import annotations
@@ -131,10 +132,10 @@ def resolve(
     ranks: int = 1,
     caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
 ) -> EngineConfig:
-    """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of
-    `ranks` ranks has.
+    """Decide every open option. `dtype`: of the loaded weights; `hardware`: of one of `ranks`
+    ranks.
 
-    Raises ConfigError where a setting cannot work.
+    Raises ConfigError for an impossible setting.
     """
     cuda, page_size = hardware.device == "cuda", engine.page_size
     context = pick_context(model, spec)
@@ -237,9 +238,7 @@ def memory_budget(hardware: Hardware, fraction: float) -> int:
 
 
 def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cuda: bool) -> int:
-    """Sequences that may run at a time, each of which takes `state_bytes` of the budget. Raises
-    ConfigError.
-    """
+    """Most running sequences, each with `state_bytes` of the budget. Raises ConfigError."""
     wanted = engine.max_running_requests
     if wanted is not None and wanted * state_bytes > budget:
         raise ConfigError(
@@ -260,9 +259,9 @@ def resolve_snapshots(
     max_running: int,
     enough: int,
 ) -> SnapshotConfig:
-    """How many snapshots of states the prefix cache may hold, and the tokens between two of a long
-    prompt: so many as take as much memory as a snapshot. `budget`: bytes for states and pages;
-    `enough`: tokens that pages are of use for.
+    """The number of snapshots for the prefix cache, and the tokens between two snapshots of a long
+    prompt: as many as take the memory of a snapshot. `budget`: bytes for states and pages;
+    `enough`: tokens for which pages are of use.
     """
     state_bytes = kept.state_bytes(dtype)
     if not state_bytes:
@@ -286,7 +285,7 @@ def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigErro
 
 
 def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
-    """How keys and values are kept; their scales are known once a checkpoint was read. Raises
+    """The storage of keys and values; the checkpoint's scales are known later. Raises
     ConfigError.
     """
     if model.kv_cache_dtype == "fp8_e4m3" and not hardware.has_fp8:
@@ -305,7 +304,7 @@ def resolve_step_graphs(
     dtype: Dtype,
     hardware: Hardware,
 ) -> StepGraphSizes:
-    """Where the language model's steps are captured. Raises ConfigError."""
+    """The sizes of the language model's CUDA graphs. Raises ConfigError."""
     cuda = hardware.device == "cuda"
     most, tokens = engine.cuda_graph_max_bs, engine.piecewise_graph_tokens
     if engine.disable_cuda_graph or not cuda:
@@ -331,7 +330,7 @@ def resolve_step_graphs(
 
 
 def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> StepGraphSizes:
-    """As many of the graphs with prompts as `most` bytes hold beside the others."""
+    """As many of the graphs with prompts as fit into `most` bytes beside the other graphs."""
     while sizes.mixed_tokens and step_graph_bytes(sizes, spec, dtype) > most:
         sizes = replace(sizes, mixed_tokens=sizes.mixed_tokens[:-1])
     return sizes
@@ -347,7 +346,7 @@ def pick_encode_patches(engine: EngineOptions, *, cuda: bool) -> int:
 
 
 def tower_budget(spec: FamilySpec, steps: int) -> int:
-    """Patch-blocks of the vision tower in a step where it shares cores or multiprocessors with the
+    """Patch-blocks of the vision tower in a step that shares cores or multiprocessors with the
     language model: one part in `steps` of a large image, so that no step is much longer than
     others. 0 without a tower.
     """
@@ -360,7 +359,9 @@ def tower_budget(spec: FamilySpec, steps: int) -> int:
 def pick_tower_attention(
     wanted: Literal["auto", EncoderAttention], arch: int, *, cuda: bool, half: bool
 ) -> EncoderAttention:
-    """What is asked for, or by `TOWER_ATTENTION`. Raises ConfigError for what cannot run."""
+    """The wanted attention, or for auto that of `TOWER_ATTENTION`. Raises ConfigError for an
+    attention that cannot run.
+    """
     if wanted == "auto":
         if not cuda:
             return "sdpa"
@@ -380,7 +381,9 @@ def pick_tower_attention(
 
 
 def has_fa4() -> bool:
-    """Whether FlashAttention-4 is there; it is not imported, which would import torch."""
+    """True if FlashAttention-4 is installed, found without importing it, as an import
+    loads torch.
+    """
     found = find_spec("flash_attn")
     places = (found and found.submodule_search_locations) or ()
     return any((Path(place) / "cute").is_dir() for place in places)
@@ -434,12 +437,11 @@ def resolve_encoder(
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
-    """Bytes of the pixel arena, the least that there can be for a model that sees no images. Raises
-    ConfigError where the model's largest picture, as uint8 RGB,
-    would not fit.
+    """Bytes of the pixel arena, the least possible for a model without images. Raises ConfigError
+    if the model's largest image, as uint8 RGB, would not fit.
 
-    `max_image_pixels` makes none smaller: it bounds what is sent, and a request's `min_pixels`
-    enlarges that up to the model's bound.
+    `max_image_pixels` does not lower this need: it bounds received images, and a request's
+    `min_pixels` enlarges an image up to the model's bound.
     """
     if not spec.sees_images:
         return mmap.PAGESIZE

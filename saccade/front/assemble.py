@@ -79,7 +79,7 @@ def build_front(
 
 
 def check_role(role: Role, spec: FamilySpec) -> None:
-    """Raises ConfigError where a model without a vision tower is to share its images' work."""
+    """Raises ConfigError for a role other than all with a model without a vision tower."""
     if role != "all" and not spec.sees_images:
         raise ConfigError(
             f"--role {role}: this model has no vision tower, so no images to encode; use --role all"
