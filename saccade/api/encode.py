@@ -157,7 +157,7 @@ class EmbeddingDoor:
 def _too_large(field: str, number: int) -> InvalidRequest:
     return InvalidRequest(
         f"{WANTED_HEADER}: {field} is {number}: beyond this model's largest image, or what shared "
-        "memory (--arena-mb) holds",
+        "memory (--tune arena_mb) holds",
         WANTED_HEADER,
     )
 

@@ -1,5 +1,5 @@
-"""What computing takes of a device's memory beside weights and pages, so that start-up can set it
-aside. Tests hold it against tensors' own sizes, and look for memory that nobody claims.
+"""Device memory for computation beside weights and pages, so that start-up can reserve it. Tests
+compare these figures with tensors' own sizes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from saccade.core.config import (
     StepGraphSizes,
 )
 from saccade.core.family import FamilySpec
-from saccade.core.options import EngineOptions
+from saccade.core.options import CacheOptions
 from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_TOKENS
 
 GRAPH_POOL_BYTES = 256 * MIB
@@ -113,7 +113,7 @@ def step_bytes(spec: FamilySpec, steps: StepBounds, dtype: Dtype) -> int:
 
 
 def chunk_bytes(spec: FamilySpec, tokens: int, dtype: Dtype) -> int:
-    """Device memory that so many tokens take for a moment while they are computed."""
+    """Transient device memory for the computation of so many tokens, in bytes."""
     return tokens * TOKEN_WIDTHS * spec.hidden_size * itemsize(dtype)
 
 
@@ -151,7 +151,9 @@ def table_bytes(steps: StepBounds) -> int:
 
 
 def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: Dtype) -> int:
-    """The same of the vision tower: a pack of so many patches without a graph, and its graphs."""
+    """Transient device memory of the vision tower, in bytes: a pack of so many patches without a
+    graph, and its graphs.
+    """
     if not spec.sees_images:
         return 0
     each = PATCH_WIDTHS * spec.cuts.encoder_width * itemsize(dtype)
@@ -173,12 +175,12 @@ def largest(encoder: EncoderConfig) -> int:
 
 
 def least_embedding_bytes(
-    engine: EngineOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
+    caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
 ) -> int:
-    """What pages leave to embeddings, unless told: room for the largest image, or less where that
-    is much of what is free.
+    """Bytes that pages leave to embeddings by default: the largest image, or less if memory is
+    short.
     """
-    if not spec.sees_images or engine.embedding_cache_device_mb is not None:
+    if not spec.sees_images or caches.embedding_cache_device_mb is not None:
         return 0
     largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
     return min(largest, free_bytes // 16)
@@ -194,9 +196,8 @@ def itemsize(dtype: Dtype) -> int:
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
-    """Memory that the largest block of scored prompt rows takes for a moment: logits as the head
-    gives them (and, of several ranks, gathers them), in float32, their exponentials, and which are
-    larger.
+    """Transient memory of the largest block of scored prompt rows, in bytes: logits from the head
+    (and, of several ranks, gathered), in float32, their exponentials, and the comparison.
     """
     rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
     return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)

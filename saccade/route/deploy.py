@@ -62,7 +62,7 @@ def check_serve_options(options: Sequence[str]) -> None:
         name = option.partition("=")[0]
         if name in ("--host", "--port"):
             raise ConfigError(f"{name}: each server listens where its replica puts it")
-        if name in ("--role", "--encoders", "--encoders-file"):
+        if name in ("--role", "--encoders"):
             raise ConfigError(
                 f"{name}: roles are the deployment's to give (saccade deploy ray --encoders N)"
             )

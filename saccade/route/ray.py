@@ -119,7 +119,7 @@ class RayEngine:
         self._listed: list[str] = []
         if encoders is not None:
             self._list.touch()
-            options = [*options, "--role", "language", "--encoders-file", str(self._list)]
+            options = [*options, "--role", "language", "--encoders", str(self._list)]
         self._server = OwnedServer(model, options, ray.util.get_node_ip_address())
         self._url = self._server.ready()
         self._server.ended.add_done_callback(self._follow)

@@ -47,7 +47,6 @@ class RouteServer(Serving):
             edge,
             options.max_body_mb * MIB,
             OPEN_PATHS,
-            options.shutdown_grace,
             Stamp(options.cors_origins),
         )
         self._connections = crowd.limit

@@ -22,11 +22,8 @@ from tests.e2e.test_serve import ask, image_part, reference_text, text_part, use
 
 COMMON = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192")
 TOWER = (
-    "--mm-attention-backend",
-    "sdpa",
-    "--disable-vit-graph",
-    "--max-encode-patches",
-    "64",
+    *("--tune", "mm_attention_backend=sdpa", "--tune", "max_encode_patches=64"),
+    "--disable-cuda-graph",
     "--family-option",
     "patch_embed=folded",
 )
@@ -107,10 +104,7 @@ def test_a_request_of_64_large_pictures_keeps_its_budgets(tmp_path: Path) -> Non
         "float32",
         "--served-model-name",
         "tiny",
-        "--arena-mb",
-        "32",
-        "--max-encode-patches",
-        str(2 * patches),
+        *("--tune", "arena_mb=32", "--tune", f"max_encode_patches={2 * patches}"),
     )
     with serving(folder, tmp_path, *options, threads=2) as server:
         most = 0.0

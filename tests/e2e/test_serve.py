@@ -155,10 +155,10 @@ def test_answers_over_http_are_those_of_transformers(family: Any, tmp_path: Path
 @pytest.mark.parametrize(
     "options",
     [
-        ("--mm-attention-backend", "flash", "--device", "cpu"),  # refused by the server
+        ("--tune", "mm_attention_backend=flash", "--device", "cpu"),  # refused by the server
         (
-            "--all-reduce",
-            "nccl",
+            "--tune",
+            "all_reduce=nccl",
             "--device",
             "cpu",
         ),  # refused by the engine, which alone sees the devices

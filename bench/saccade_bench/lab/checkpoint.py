@@ -2,7 +2,7 @@
 and to test on.
 
 Real models come with their real configuration, a synthetic tokenizer (special tokens at the real
-ids) and no weights: serve them with `--load-format dummy`. Small ones come with random weights.
+ids) and no weights: serve them with `--tune load_format=dummy`. Small ones come with random weights.
 """
 
 from __future__ import annotations

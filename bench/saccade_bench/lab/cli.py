@@ -102,8 +102,8 @@ def make_checkpoint(
     """Write a folder with the configuration of a real architecture and a synthetic tokenizer; or a
     model's weights, quantised.
 
-    Large presets come without weights: serve them with --load-format dummy. Small and tiny ones
-    come with random weights.
+    Large presets come without weights: serve them with --tune load_format=dummy. Small and tiny
+    ones come with random weights.
 
     Parameters
     ----------

@@ -224,18 +224,18 @@ class FleetOptions:
     ranks servers, with --affinity image and none. Derived: affinity and random for several servers.
     """
     sharing: tuple[Sharing, ...] = ()
-    """What servers have in common; several are compared. store: --embedding-cache-shared.
+    """What servers have in common; several are compared. store: one shared folder of embeddings.
     encoders: servers of role encode. Derived: none, store and encoders in turn for several servers.
     """
     encoders: int = 1
     """Servers of role encode, beside the others, for --sharing encoders."""
-    embedding_cache_shared_mb: int | None = None
+    store_mb: int | None = None
     """Disk space of the store that all servers share, for --sharing store. Derived: 1048576."""
     network_gbs: float = 3.0
     """What an encoder sends in a second, in GB; 25 Gbit/s are 3."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "replicas", "encoders", "embedding_cache_shared_mb")
+        at_least(1, self, "replicas", "encoders", "store_mb")
         above(0, self, "network_gbs")
         if self.workers and self.replicas not in (1, len(self.workers)):
             raise ConfigError(

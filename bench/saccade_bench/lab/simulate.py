@@ -165,7 +165,7 @@ def one(
     worth, machine, costs = POLICIES[options.policy], profile.machine, profile.costs
     shared = Shared()
     if sharing == "store":
-        nbytes = (fleet.embedding_cache_shared_mb or STORE_MB) * MIB
+        nbytes = (fleet.store_mb or STORE_MB) * MIB
         shared = Shared(store=SimulatedStore(nbytes, costs))
         machine = replace(machine, budgets=replace(machine.budgets, disk_bytes=nbytes, shared=True))
     elif sharing == "encoders":
