@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from saccade import __version__
 from saccade.core.answer_options import AnswerOptions
+from saccade.core.attention_options import AttentionOptions
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.options import (
     ConnectionOptions,
@@ -104,6 +105,7 @@ def serve(
     model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008 - frozen
     engine: Annotated[EngineOptions, flat("Engine", lists=True)] = EngineOptions(),  # noqa: B008
     pins: Annotated[PinOptions, flat("Engine")] = PinOptions(),  # noqa: B008
+    attention: Annotated[AttentionOptions, flat("Engine")] = AttentionOptions(),  # noqa: B008
     parallel: Annotated[ParallelOptions, flat("Parallel")] = ParallelOptions(),  # noqa: B008
     media: Annotated[MediaOptions, flat("Pictures")] = MediaOptions(),  # noqa: B008
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
@@ -138,6 +140,7 @@ def serve(
         watch,
         role,
         answers,
+        attention,
     )
 
 

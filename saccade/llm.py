@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from saccade.core.answer_options import AnswerOptions
+from saccade.core.attention_options import AttentionOptions
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
 from saccade.core.options import (
     EngineOptions,
@@ -84,7 +85,7 @@ class _Settings:
 
 class LLM:
     """A model that answers chats. `options` are fields of ModelOptions, EngineOptions,
-    PinOptions, ParallelOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`.
+    PinOptions, AttentionOptions, ParallelOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`.
 
     Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
     """
@@ -96,6 +97,7 @@ class LLM:
             _take(ParallelOptions, options),
             _take(MediaOptions, options),
             _take(PinOptions, options),
+            _take(AttentionOptions, options),
         )
         self._answers = _take(AnswerOptions, options)
         if options:
@@ -300,8 +302,9 @@ async def _start(
     parallel: ParallelOptions,
     media: MediaOptions,
     pins: PinOptions,
+    attention: AttentionOptions,
 ) -> RequestManager:
-    front = build_front(model, options, engine, parallel, media, pins=pins)
+    front = build_front(model, options, engine, parallel, media, pins=pins, attention=attention)
     try:
         with LoadingView(Console(stderr=True), lines=False) as view:
             await front.start(view.show)

@@ -22,6 +22,7 @@ from rich.console import Console
 from saccade.api.app import KEPT, OPEN_PATHS, WATCH, build_app
 from saccade.api.trace.telemetry import Telemetry, check_installed
 from saccade.core.answer_options import AnswerOptions
+from saccade.core.attention_options import AttentionOptions
 from saccade.core.config import MIB, Role
 from saccade.core.gc_freeze import settle
 from saccade.core.messages import Loading, Ready
@@ -170,6 +171,7 @@ def serve(
     watch: ObservabilityOptions = WATCH,
     role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
     answers: AnswerOptions = AnswerOptions(),  # noqa: B008 - frozen
+    attention: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -199,7 +201,9 @@ def serve(
 
     async def run() -> int:
         most = server.max_queued_requests
-        front = build_front(model, options, engine, parallel, media, most, pins, role, answers)
+        front = build_front(
+            model, options, engine, parallel, media, most, pins, role, answers, attention
+        )
         serving = Server(front, names, server, edge, kept, watch, role.role)
         with LoadingView(Console()) as view:
 

@@ -21,6 +21,8 @@ on an 8B model.
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
+LanguageAttention = Literal["triton", "x86", "sdpa", "reference"]
+"""Names of `kernels/attention_backends.py`."""
 QuantizationMode = Literal["auto", "int8", "int4", "none"]
 KVDtype = Literal["auto", "fp8_e4m3"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
@@ -87,14 +89,15 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
-    """How keys and values are kept.
+    """How keys and values are kept, and what reads them.
 
     dtype: auto is the network's own. scales: of an 8-bit cache, what keys and values of each layer
-    are divided by; none are ones.
+    are divided by; none are ones. attention: auto is the first that runs.
     """
 
     dtype: KVDtype = "auto"
     scales: tuple[tuple[float, float], ...] = ()
+    attention: Literal["auto", LanguageAttention] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from saccade.core.attention_options import AttentionOptions
 from saccade.core.child import Codec
 from saccade.core.config import (
     Dtype,
     EngineConfig,
     Hardware,
     KVDtype,
+    LanguageAttention,
     ParallelConfig,
     QuantizationMode,
     Role,
@@ -25,6 +27,7 @@ from saccade.core.types import Delta, ImageKey, Request, Tower
 Values = tuple[tuple[str, tuple[str, ...], float], ...]
 """Absolute values of metrics: (name, label values, value)."""
 
+DEFAULT_ATTENTION = AttentionOptions()
 PEER_LOST_STATUS = 3
 """Exit status of a worker that ends because another has."""
 
@@ -43,6 +46,7 @@ class EngineBoot:
     arena_bytes: int
     pins: PinOptions
     role: Role = "all"
+    attention: AttentionOptions = DEFAULT_ATTENTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +220,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a slice of the model: the same on every rank. `role` "encode": of its tower alone."""
+    """Load a slice of the model: the same on every rank. `role` "encode": of its tower alone.
+    `attention`: the backend that the user wants; `graphs`: steps of the language model are to be
+    captured.
+    """
 
     folder: str
     device: Literal["cpu", "cuda"]
@@ -228,6 +235,8 @@ class Load:
     quantization: QuantizationMode = "auto"
     kv_dtype: KVDtype = "auto"
     role: Role = "all"
+    attention: Literal["auto", LanguageAttention] = "auto"
+    graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +264,14 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """Answers `Load`. `quantised`: what is in 8 bits, for people; nothing where nothing is.
-    `kv_scales`: of `KVConfig`, where they are asked for and the checkpoint has any.
+    `kv_scales`: of `KVConfig`, where they are asked for and the checkpoint has any. `attention`:
+    the backend of the language model's attention.
     """
 
     hardware: Hardware
     quantised: str = ""
     kv_scales: tuple[tuple[float, float], ...] = ()
+    attention: Literal["auto", LanguageAttention] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from saccade.core.arena import Arena
+from saccade.core.attention_options import AttentionOptions
 from saccade.core.child import HEARTBEAT_SECONDS, AsyncChannel, Child, Disconnected, Silence
 from saccade.core.config import Role
 from saccade.core.errors import EngineUnavailable, StartupError
@@ -54,10 +55,11 @@ class EngineProcess:
         tokenizer_json: str = "",
         pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
         role: Role = "all",
+        attention: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
     ) -> None:
         """`tokenizer_json`: for grammars, as in `messages.TokenizerText`."""
         self._vocabulary = TokenizerText(tokenizer_json)
-        told = str(folder), model, engine, parallel, arena.fd, arena.size, pins, role
+        told = str(folder), model, engine, parallel, arena.fd, arena.size, pins, role, attention
         self._boot = EngineBoot(*told)
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.arena import Arena
+from saccade.core.attention_options import AttentionOptions
 from saccade.core.config import Role
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
@@ -43,6 +44,7 @@ def build_front(
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
     role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
     answers: AnswerOptions = AnswerOptions(),  # noqa: B008 - frozen
+    attention: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
 ) -> RequestManager:
     """A front that has yet to be started.
 
@@ -75,7 +77,9 @@ def build_front(
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
         find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
-    link = EngineProcess(folder, options, engine, parallel, arena, words, pins, role.role)
+    link = EngineProcess(
+        folder, options, engine, parallel, arena, words, pins, role.role, attention
+    )
     return RequestManager(intake, link, metrics, max_requests)
 
 

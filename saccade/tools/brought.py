@@ -18,6 +18,7 @@ where a cyclopts App is, which is imported when the command is called.
 """
 MEASURING = {
     "bench": "Measure a server, and compare measurements.",
+    "prove": "Find out whether a server mixes up images that a cache might take for one another.",
     "probe": "Find how many images one request may have before a server fails.",
     "eval": "Measure the accuracy of a model behind a server.",
     "make-checkpoint": "Make a model folder to measure with.",

@@ -42,7 +42,7 @@ from saccade.kernels.triton.paged_decode import LEAST_PIECE, MOST_PIECES, launch
 from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.worker import Worker
 from saccade_bench.lab.qwen import qwen
-from tests.weightless import BF16, CARDS, META, Model, Peak, bounds, decide, weightless
+from tests.helpers.weightless import BF16, CARDS, META, Model, Peak, bounds, decide, weightless
 
 ALWAYS = ("qwen3-vl-8b", "qwen3.5-9b")
 """The others are slow."""

@@ -11,6 +11,7 @@ import pytest
 
 from saccade.commands import MAIN_OPTIONS
 from saccade.core.answer_options import AnswerOptions
+from saccade.core.attention_options import AttentionOptions
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.options import (
     EngineOptions,
@@ -78,6 +79,7 @@ def test_help_shows_what_people_set_and_help_advanced_shows_every_option() -> No
             ModelOptions,
             EngineOptions,
             PinOptions,
+            AttentionOptions,
             ParallelOptions,
             MediaOptions,
             ServerOptions,
