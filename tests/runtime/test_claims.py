@@ -33,7 +33,7 @@ from saccade.runtime.encoder import drain
 from saccade.runtime.memory import allocate_caches, keys_and_values
 from saccade.runtime.states import StateMemory
 from tests.helpers.breadth import broad
-from tests.weightless import (
+from tests.helpers.weightless import (
     BF16,
     CARDS,
     CONTEXT_BYTES,
@@ -45,10 +45,8 @@ from tests.weightless import (
     weightless,
 )
 
-MODELS = tuple(CARDS)
 
-
-@pytest.fixture(scope="module", params=broad(MODELS, keep=MODELS[:1] + MODELS[2:]))
+@pytest.fixture(scope="module", params=broad(CARDS, keep={*CARDS} - {"qwen3-vl-4b"}))
 def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Model]:
     with weightless(request.param, tmp_path_factory.mktemp("claims") / "model") as made:
         yield made
@@ -101,8 +99,7 @@ def chunk_peak(model: Model, tokens: int) -> int:
 def test_the_towers_peak_is_what_is_claimed(model: Model) -> None:
     for patches in (3584, 16_384):
         claimed = tower_bytes(model.spec, patches, EncoderConfig(), "bfloat16")
-        found = tower_peak(model, patches)
-        assert found <= claimed <= 1.3 * found
+        assert tower_peak(model, patches) <= claimed <= 1.3 * tower_peak(model, patches)
 
 
 def test_a_chunks_peak_is_what_is_claimed(model: Model) -> None:
