@@ -61,7 +61,7 @@ EDGE = ConnectionOptions()
 
 
 class Server(Serving):
-    """Drains the front when it is told to stop."""
+    """Drains the front when told to stop."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Server(Serving):
         watch: ObservabilityOptions = WATCH,
         role: Role = "all",
     ) -> None:
-        """Raises ConfigError where traces are asked for without the extra for them."""
+        """Raises ConfigError for traces without the extra otel."""
         url = watch.traces_url
         self._telemetry = None if url is None else Telemetry(url, front.metrics)
         record = None if self._telemetry is None else self._telemetry.record
@@ -118,7 +118,7 @@ class Server(Serving):
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C told it to stop."""
+        """True if Ctrl-C has stopped the server."""
         return signal.SIGINT in self._captured_signals
 
     async def _start(

@@ -32,8 +32,8 @@ class Compiler:
     """
 
     def __init__(self, tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> None:
-        """`tokenizer_json`, `vocab_size`, `ends`: as in `core.grammar_vocab.read_lexicon`, which
-        holds the interpreter for half a second on a large vocabulary: build before clients come.
+        """`tokenizer_json`, `vocab_size`, `ends`: as in `grammar_vocab.read_lexicon`, which holds
+        the interpreter for half a second on a large vocabulary: build this before clients come.
         """
         self._thread = ThreadPoolExecutor(1, "saccade-grammar")
         self._lexicon = self._thread.submit(_read, tokenizer_json, vocab_size, ends)
