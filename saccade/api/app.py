@@ -26,6 +26,9 @@ from saccade.api.about import docs
 from saccade.api.about.elsewhere import advice
 from saccade.api.about.openapi import describe
 from saccade.api.about.page import PAGE_PATHS, page_routes, state_route
+from saccade.api.batches.handlers import batch_routes
+from saccade.api.batches.runner import BatchRunner
+from saccade.api.batches.store import BatchStore
 from saccade.api.chat.fields import (
     Reply,
     read_chat,
@@ -60,6 +63,7 @@ from saccade.core.errors import (
     Unauthorized,
 )
 from saccade.core.options import ObservabilityOptions, ResponseOptions, ServerOptions
+from saccade.core.store import BATCHES
 from saccade.edge import metrics_text as metrics
 from saccade.edge.admission import Admission
 from saccade.edge.auth import CLIENT, Keys, client_of
@@ -105,18 +109,33 @@ def build_app(
     door = RequestHandler(front, tuple(names), admission, watch)
     store = ResponseStore(kept, front.metrics)
     api = _Api(front, door, store.instance, int(time.time()))
-    routes = encode_routes(door) if role == "encode" else _public_routes(door, api, store)
-    if role != "encode" and not options.disable_page:
-        routes = [*routes, *page_routes()]
-    return Starlette(
+    runner: BatchRunner | None = None
+    routes = encode_routes(door)
+    if role != "encode":
+        routes = _public_routes(door, api, store)
+        runner = _build_runner(routes, front, largest)
+        routes = [*routes, *batch_routes(runner, bodies)]
+        routes += [] if options.disable_page else page_routes()
+    app = Starlette(
         routes=[*routes, *_own_routes(api)],
         middleware=_middleware(options, watch, record),
-        exception_handlers={
-            RequestError: _on_request_error,
-            HTTPException: _on_http_error,
-            ClientDisconnect: _on_leaver,
-            Exception: _on_bug,
-        },
+        exception_handlers=_HANDLERS,
+    )
+    app.state.batches = runner
+    return app
+
+
+def _build_runner(routes: Sequence[Route], front: RequestManager, largest: int) -> BatchRunner:
+    """What runs batches: their lines meet the same routes as any request, past the keys."""
+    files = front.intake.media.files
+    return BatchRunner(
+        Starlette(routes=list(routes), exception_handlers=_HANDLERS),
+        BatchStore(files.folder / BATCHES),
+        files,
+        front.permits,
+        front.metrics,
+        largest,
+        files.budget,
     )
 
 
@@ -359,6 +378,14 @@ async def _on_leaver(_: Request, __: Exception) -> Response:
 
 async def _on_bug(request: Request, _: Exception) -> Response:
     return _error_response(request.url.path, InternalError())
+
+
+_HANDLERS = {
+    RequestError: _on_request_error,
+    HTTPException: _on_http_error,
+    ClientDisconnect: _on_leaver,
+    Exception: _on_bug,
+}
 
 
 def _check_operator(request: Request) -> None:

@@ -34,8 +34,8 @@ from saccade.media.files import PIECE, Stored
 from saccade.media.media import Media
 from saccade.media.uploads import Uploads
 
-Purpose = Literal["assistants", "evals", "fine-tune", "user_data", "vision"]
-DATA = ("evals", "fine-tune")
+Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
+DATA = ("batch", "evals", "fine-tune")
 """Purposes of files that are no pictures: they are kept as they come."""
 
 SHORTEST, LONGEST = 3600, 30 * 24 * 3600
@@ -283,10 +283,6 @@ def _purpose(form: FormData, usual: str | None) -> str:
     if purpose is None:
         raise InvalidRequest(
             "purpose: this parameter is required", "purpose", "missing_required_parameter"
-        )
-    if purpose == "batch":
-        raise InvalidRequest(
-            "purpose: there are no batches here: send the requests beside each other", "purpose"
         )
     if purpose not in get_args(Purpose):
         raise InvalidRequest(

@@ -20,6 +20,7 @@ import uvloop
 from rich.console import Console
 
 from saccade.api.app import KEPT, OPEN_PATHS, WATCH, build_app
+from saccade.api.batches.runner import BatchRunner
 from saccade.api.trace.telemetry import Telemetry, check_installed
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.config import MIB, Role
@@ -77,8 +78,10 @@ class Server(Serving):
         url = watch.traces_url
         self._telemetry = None if url is None else Telemetry(url, front.metrics)
         record = None if self._telemetry is None else self._telemetry.record
+        app = build_app(front, names, options, edge.body_timeout, kept, watch, record, role)
+        self._batches: BatchRunner | None = app.state.batches
         super().__init__(
-            build_app(front, names, options, edge.body_timeout, kept, watch, record, role),
+            app,
             ConnectionLimiter(edge, front.metrics),
             edge,
             options.max_body_mb * MIB,
@@ -135,6 +138,8 @@ class Server(Serving):
                     "--host %s without --api-key: whoever can reach this port may use the server",
                     self._options.host,
                 )
+            if self._batches is not None:
+                self._batches.start()
             on_ready(address, ready)
         except BaseException:
             self.should_exit = True
@@ -149,6 +154,8 @@ class Server(Serving):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._front.state == "ready":
             log.info("stopping; requests that run have %g s to finish", self._grace)
+        if self._batches is not None:
+            await self._batches.stop()
         draining = asyncio.create_task(self._front.drain(self._grace))
         await super().shutdown(sockets)
         draining.cancel()

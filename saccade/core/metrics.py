@@ -140,6 +140,12 @@ DECLARED: tuple[Metric, ...] = (
     Metric(
         "saccade_cached_tokens_total", "counter", "Prompt tokens that came from the prefix cache"
     ),
+    Metric(
+        "saccade_batch_lines_total",
+        "counter",
+        "Lines of batches, by what came of them",
+        ("outcome",),
+    ),
     Metric("saccade_generated_tokens_total", "counter", "Tokens generated"),
     Metric("saccade_steps_total", "counter", "Steps of the engine"),
     Metric(

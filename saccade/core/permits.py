@@ -30,7 +30,7 @@ class Permits:
 
     def check(self, client: Client = ANYBODY) -> None:
         """Raises Overloaded when `client` would get no permit now."""
-        mine, taken = self._taken[client.name], self._taken.total()
+        mine, taken = self._taken[client.name], self.taken
         if client.limited and mine >= max(1, self._most * SHARE):
             raise Overloaded(
                 f"{mine} requests of this key are in flight, the most that one of several keys may "
@@ -41,6 +41,11 @@ class Permits:
                 f"{taken} requests are in flight, the most this server takes ({self._option}); "
                 "try again"
             )
+
+    @property
+    def taken(self) -> int:
+        """Requests in flight."""
+        return self._taken.total()
 
     @contextmanager
     def take(self, client: Client = ANYBODY) -> Iterator[None]:
@@ -56,9 +61,8 @@ class Permits:
         self._taken[client.name] += change
         if not self._taken[client.name]:
             del self._taken[client.name]
-        taken = self._taken.total()
-        if taken:
+        if self.taken:
             self.idle.clear()
         else:
             self.idle.set()
-        self._told(taken)
+        self._told(self.taken)

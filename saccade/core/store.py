@@ -27,8 +27,9 @@ MODEL_NAME = re.compile(r"[0-9a-f]{32}")
 
 SHARED = Claim(".saccade-embeddings", re.compile(r"lock|[0-9a-f]{32}"))
 """The folder of embeddings that several servers share."""
-UPLOADS = Claim(".saccade-files", re.compile(r"lock|incoming|[0-9a-f]{64}"))
-"""The folder of uploaded files."""
+BATCHES = "batches"
+UPLOADS = Claim(".saccade-files", re.compile(rf"lock|incoming|{BATCHES}|[0-9a-f]{{64}}"))
+"""The folder of uploaded files, and of batches of requests in one below it."""
 
 
 def file_name(key: ImageKey) -> str:

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from mmap import mmap
 from pathlib import Path
 from typing import BinaryIO
 
@@ -135,8 +136,8 @@ class FileStore:
     """
 
     def __init__(self, folder: Path, budget: int) -> None:
-        self._folder = folder
-        self._budget = budget
+        self.folder = folder
+        self.budget = budget
         self._writing = threading.Lock()
         self._gave_up = -LOCK_SECONDS
         self._damaged = False
@@ -146,7 +147,7 @@ class FileStore:
 
     def save(
         self,
-        data: bytes,
+        data: bytes | mmap,
         name: str,
         purpose: str,
         lifetime: int | None,
@@ -171,7 +172,7 @@ class FileStore:
             lifetime and now // 10**9 + lifetime,
             owner,
         )
-        note, home = json.dumps(asdict(stored)).encode(), self._folder / digest
+        note, home = json.dumps(asdict(stored)).encode(), self.folder / digest
         with self._locked() as lock:
             ledger = self._read_ledger(lock)
             before = suffix and self._read_note(self._note(stored.id))
@@ -189,7 +190,7 @@ class FileStore:
             # of the same bytes.
             self._write(home / "content", data)
             self._write(self._note(stored.id), note)
-            _sync(self._folder)
+            _sync(self.folder)
             beside = needed - _on_disk(len(note))
             self._write_ledger(lock, ledger.with_upload(stored, len(note)).plus(beside))
         return stored
@@ -282,7 +283,7 @@ class FileStore:
         parts = FILE_ID.fullmatch(id)
         if parts is None:
             raise NotFound(f"there is no file {id[:200]!r}", code="file_not_found")
-        return self._folder / parts[1] / f"{parts[2]}.json"
+        return self.folder / parts[1] / f"{parts[2]}.json"
 
     def _look(self, path: Path) -> tuple[tuple[int, int], Stored] | None:
         """What a note says, with what changes when it does: it is read anew only then."""
@@ -320,14 +321,14 @@ class FileStore:
         """What is in use, from the lock file if that can be true, else by looking at everything."""
         try:
             ledger = _Ledger(**json.loads(lock.read(LARGEST_LEDGER)))
-            if not self._damaged and ledger.holds(self._folder, time.time()):
+            if not self._damaged and ledger.holds(self.folder, time.time()):
                 return ledger
         except (ValueError, TypeError):
             pass
         return self._sweep()
 
     def _write_ledger(self, lock: BinaryIO, ledger: _Ledger) -> None:
-        told = asdict(ledger) | {"changed": self._folder.stat().st_mtime_ns}
+        told = asdict(ledger) | {"changed": self.folder.stat().st_mtime_ns}
         lock.seek(0)
         lock.write(json.dumps(told).encode())
         lock.flush()
@@ -337,7 +338,7 @@ class FileStore:
         a crash left half written. Returns what is left.
         """
         self._damaged, ledger = False, _Ledger({})
-        for left in list(_named(self._folder / "incoming", _DRAFT)):
+        for left in list(_named(self.folder / "incoming", _DRAFT)):
             left.unlink()
         for home in self._homes():
             kept = 0
@@ -356,7 +357,7 @@ class FileStore:
     def _homes(self) -> Iterator[Path]:
         """The folders of contents; none where there is no folder yet."""
         with suppress(FileNotFoundError):
-            for path in self._folder.iterdir():
+            for path in self.folder.iterdir():
                 if _DIGEST.fullmatch(path.name):
                     yield path
 
@@ -368,10 +369,10 @@ class FileStore:
                 "file",
                 "file_storage_full",
             )
-        if ledger.nbytes + needed > self._budget:
+        if ledger.nbytes + needed > self.budget:
             raise TooLarge(
                 f"the file has {nbytes / MIB:.1f} MiB and takes {needed / MIB:.3f} of disk; of the "
-                f"{self._budget / MIB:.0f} MiB for uploaded files {ledger.nbytes / MIB:.3f} are in "
+                f"{self.budget / MIB:.0f} MiB for uploaded files {ledger.nbytes / MIB:.3f} are in "
                 f"use: {remedy}, or start the server with a larger --files-mb",
                 "file",
                 "file_storage_full",
@@ -380,11 +381,11 @@ class FileStore:
     def _check_share(self, ledger: _Ledger, owner: str, needed: int, share: float) -> None:
         """Raises TooLarge where one of several keys would have more than its share."""
         nbytes, files = ledger.owners.get(owner, (0, 0))
-        if nbytes + needed > self._budget * share or files >= MOST_FILES * share:
+        if nbytes + needed > self.budget * share or files >= MOST_FILES * share:
             raise TooLarge(
                 f"the file takes {needed / MIB:.3f} MiB of disk; this key's {files} files take "
                 f"{nbytes / MIB:.3f}, and one of several keys may have {share:.0%} of what there "
-                f"is: {self._budget * share / MIB:.3f} of {self._budget / MIB:.0f} MiB "
+                f"is: {self.budget * share / MIB:.3f} of {self.budget / MIB:.0f} MiB "
                 f"(--files-mb), {int(MOST_FILES * share)} of {MOST_FILES} files: delete some, or "
                 "upload with expires_after",
                 "file",
@@ -393,9 +394,9 @@ class FileStore:
 
     # ---- writing
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, data: bytes | mmap) -> None:
         """Put a whole file in place, or none."""
-        new = self._folder / "incoming" / secrets.token_hex(8)
+        new = self.folder / "incoming" / secrets.token_hex(8)
         try:
             with open(new, "xb", opener=beside) as file:
                 file.write(data)
@@ -416,10 +417,10 @@ class FileStore:
         """
         with self._writing:
             try:
-                if not (self._folder / UPLOADS.marker).is_file():
-                    UPLOADS.take(self._folder)
-                (self._folder / "incoming").mkdir(exist_ok=True, mode=0o700)
-                with open(self._folder / "lock", "r+b", opener=made_beside) as lock:
+                if not (self.folder / UPLOADS.marker).is_file():
+                    UPLOADS.take(self.folder)
+                (self.folder / "incoming").mkdir(exist_ok=True, mode=0o700)
+                with open(self.folder / "lock", "r+b", opener=made_beside) as lock:
                     self._lock(lock)
                     yield lock
             except OSError as error:

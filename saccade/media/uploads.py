@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from mmap import mmap
 from typing import BinaryIO, TypeVar
 
 from saccade.core.errors import StorageBusy
@@ -29,13 +30,14 @@ class Uploads:
     """
 
     def __init__(self, store: FileStore) -> None:
+        self.folder, self.budget = store.folder, store.budget
         self._store = store
         self._readers = ThreadPoolExecutor(READERS, "saccade-files")
         self._writer = ThreadPoolExecutor(1, "saccade-uploads")
 
     async def save(
         self,
-        data: bytes,
+        data: bytes | mmap,
         name: str,
         purpose: str,
         lifetime: int | None,

@@ -32,11 +32,6 @@ def empty(served: Served) -> Iterator[None]:
         served.openai.files.delete(file.id)
 
 
-def test_a_file_for_batches_is_refused_where_there_are_none(served: Served) -> None:
-    with pytest.raises(openai.BadRequestError, match="no batches here"):
-        served.openai.files.create(file=("x.jsonl", b"{}"), purpose="batch")
-
-
 def test_the_sdk_uploads_retrieves_reads_and_deletes(served: Served) -> None:
     files, data = served.openai.files, png("red")
     made = files.create(file=("cat.png", data), purpose="vision")

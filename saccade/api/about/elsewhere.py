@@ -17,7 +17,6 @@ _ABSENT = {
     "/v1/moderations": "nothing is moderated here",
     "/v1/rerank": "nothing is ranked here",
     "/v1/score": "nothing is ranked here",
-    "/v1/batches": "there are no batches here: send the requests beside each other",
     "/v1/uploads": "files come in one piece, to /v1/files",
     "/v1/fine_tuning": "nothing is trained here",
     "/v1/vector_stores": "nothing is searched here",

@@ -226,6 +226,29 @@ COMMON: dict[str, str] = {
     "code": "A short name of the fault for programs, where it has one.",
     "param": "The field that is at fault, where one is.",
     "request_id": "What the server's log calls the request.",
+    # ---- batches
+    "input_file_id": "An uploaded file of purpose batch: a request in each line.",
+    "endpoint": "The path that every line is sent to.",
+    "completion_window": "24h: lines that have no answer by then have none.",
+    "output_expires_after": "How long the files of results stay. Default: until they are deleted.",
+    "anchor": "From when the seconds count: when the file is made.",
+    "output_file_id": "The file of answers, in the order of the input.",
+    "error_file_id": "The file of errors, in the order of the input.",
+    "request_counts": "Lines, by what became of them.",
+    "total": "All lines.",
+    "completed": "Lines that have an answer.",
+    "failed": "Lines that have an error.",
+    "errors": "Why the batch failed as a whole.",
+    "line": "The line of the input file, from 1.",
+    "expires_at": "When it ends, in seconds since 1970.",
+    **{
+        f"{name}_at": f"When it was {name.replace('_', ' ')}, in seconds since 1970."
+        for name in ("in_progress", "finalizing", "completed", "failed", "expired", "cancelled")
+    },
+    "cancelling_at": "When its end was asked for, in seconds since 1970.",
+    "first_id": "The id of the first entry.",
+    "last_id": "The id of the last entry, for `after`.",
+    "has_more": "There are entries after the last.",
     # ---- the server
     "version": "Saccade's version.",
     "uptime": "Seconds since the server started.",
@@ -311,6 +334,12 @@ OWN: dict[tuple[str, str], str] = {
     ("MessageErrorBody", "message"): "What is wrong, the limit, and what to do.",
     ("ReferenceItem", "id"): "The id of the item.",
     ("FileUpload", "file"): "The file's bytes.",
+    ("ExpiresAfter", "seconds"): "How long, in seconds.",
+    ("BatchPage", "data"): "The batches.",
+    ("BatchErrors", "data"): "The faults of the input file.",
+    ("BatchError", "message"): "What is wrong.",
+    ("Batch", "status"): "validating, in_progress, finalizing, completed, failed, expired, "
+    "cancelling or cancelled.",
 }
 
 

@@ -15,6 +15,7 @@ from saccade import __version__
 from saccade.api.about import page
 from saccade.api.about.field_words import add_words
 from saccade.api.about.openapi_form import finish, streams
+from saccade.api.batches.fields import Batch, BatchPage, BatchRequest
 from saccade.api.body_schema import BodySchema
 from saccade.api.chat import fields as chat_fields
 from saccade.api.chat import write as answers
@@ -51,6 +52,7 @@ _SUMMARIES = {
     ("/v1/messages/count_tokens", "post"): "Count the tokens of a message",
     ("/tokenize", "post"): "Tokens of a text or a chat, and what each image comes to",
     ("/detokenize", "post"): "The text of tokens",
+    ("/v1/batches", "post"): "Answer a file of requests while nobody else waits",
     ("/v1/files", "post"): "Upload an image once, to name it by its id in many messages",
 }
 _COMMANDS: dict[str, str] = {
@@ -70,6 +72,8 @@ _GETS: dict[str, tuple[str, str]] = {
     "/v1/files": ("The uploaded files", ""),
     "/v1/files/{id}": ("One uploaded file", ""),
     "/v1/files/{id}/content": ("Its bytes", ""),
+    "/v1/batches": ("The batches, newest first", "BatchPage"),
+    "/v1/batches/{id}": ("One batch, and how far it is", "Batch"),
 }
 
 
@@ -82,7 +86,7 @@ def describe() -> dict[str, Any]:
     counts = [answers.TokenCount, answers.TokenText]
     lists = [answers.ModelList, ErrorResponse, page.ServerState]
     below = [ChatMessage, messages_fields.InputMessage, messages_fields.ToolDefinition]
-    types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS]
+    types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS, *_BATCHES]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
     for (group, field), name in _BELOW.items():
         _item(components[group]["properties"][field])["items"] = {"$ref": _REF.format(name=name)}
@@ -116,6 +120,8 @@ def describe() -> dict[str, Any]:
     cancel = f"{one}/cancel"
     paths[cancel] = {"post": _get("Stop a response that is being streamed", "Response")}
     paths["/v1/files/{id}"]["delete"] = _get("Delete a file", "")
+    paths["/v1/batches"]["post"] = _operation("/v1/batches", "BatchRequest", "Batch")
+    paths["/v1/batches/{id}/cancel"] = {"post": _get("Begin no other line of a batch", "Batch")}
     document = {
         "openapi": "3.1.0",
         "info": {"title": "Saccade", "version": __version__},
@@ -131,6 +137,7 @@ def describe() -> dict[str, Any]:
     return document
 
 
+_BATCHES = (BatchRequest, Batch, BatchPage)
 _ITEMS: tuple[type[Any], ...] = (
     responses_items.MessageItem,
     responses_items.CallItem,

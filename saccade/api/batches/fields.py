@@ -1,0 +1,110 @@
+"""The bodies of /v1/batches, as OpenAI's API has them. Knows nothing of how a batch is run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from saccade.api.responses.read import Metadata
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+OVER = frozenset(("failed", "completed", "expired", "cancelled"))
+LONGEST_CUSTOM_ID = 512
+DAY = 86_400
+
+
+class ExpiresAfter(Struct):
+    """When the files of results are removed: seconds after they are made."""
+
+    seconds: Annotated[int, Meta(ge=3600, le=30 * DAY)]
+    anchor: Literal["created_at"] = "created_at"
+
+
+class BatchRequest(Struct):
+    """The body of POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: Endpoint
+    completion_window: Literal["24h"] = "24h"
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class BatchLine(Struct):
+    """A line of the input file. `body`: what would be sent to the endpoint."""
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_CUSTOM_ID)]
+    url: str
+    body: msgspec.Raw
+    method: Literal["POST"] = "POST"
+
+
+class BatchError(Struct):
+    """Why a batch failed as a whole. `line`: of the input file, from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchErrors(Struct):
+    """A list of them."""
+
+    data: list[BatchError]
+    object: str = "list"
+
+
+class RequestCounts(Struct):
+    """Lines: all, those with an answer, those with an error."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Batch(Struct, kw_only=True):
+    """A batch as clients see it. Times are in seconds since the epoch."""
+
+    id: str
+    endpoint: Endpoint
+    input_file_id: str
+    created_at: int
+    expires_at: int
+    completion_window: str = "24h"
+    object: str = "batch"
+    status: Status = "validating"
+    errors: BatchErrors | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = field(default_factory=RequestCounts)
+    metadata: Metadata | None = None
+
+
+class BatchPage(Struct):
+    """A page of the list, newest first."""
+
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"

@@ -1,0 +1,62 @@
+"""OpenAI's Batch API: a file of requests that are answered when nobody waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from saccade.api.batches.fields import BatchPage, BatchRequest
+from saccade.api.batches.runner import BatchRunner
+from saccade.api.handlers import json_response
+from saccade.api.paging import Paging
+from saccade.edge.auth import client_of
+from saccade.edge.body import Bodies, read_json
+from saccade.front.fields import Reader
+
+LARGEST = 1 << 16
+MOST_LISTED = 100
+_BATCH: Reader[BatchRequest] = Reader(BatchRequest)
+
+
+def batch_routes(runner: BatchRunner, bodies: Bodies) -> list[Route]:
+    batches = _Batches(runner, bodies)
+    return [
+        Route("/v1/batches", batches.create, methods=["POST"]),
+        Route("/v1/batches", batches.list, methods=["GET"]),
+        Route("/v1/batches/{id}", batches.retrieve, methods=["GET"]),
+        Route("/v1/batches/{id}/cancel", batches.cancel, methods=["POST"]),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """The handlers."""
+
+    runner: BatchRunner
+    bodies: Bodies
+
+    async def create(self, request: Request) -> Response:
+        with self.bodies.hold(request, LARGEST) as held:
+            body = await read_json(request, held, LARGEST)
+            asked = _BATCH.json(msgspec.Raw(bytes(body)), "")
+            return json_response(await self.runner.add(asked, held.client))
+
+    async def list(self, request: Request) -> Response:
+        paging = Paging.of(request.query_params, 20, MOST_LISTED)
+        entries = await self.runner.entries(client_of(request.scope))
+        found = paging.rest(entries, lambda batch: batch.id)
+        page = found[: paging.limit]
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        return json_response(BatchPage(page, first, last, len(found) > len(page)))
+
+    async def retrieve(self, request: Request) -> Response:
+        client = client_of(request.scope)
+        return json_response(await self.runner.find(request.path_params["id"], client))
+
+    async def cancel(self, request: Request) -> Response:
+        client = client_of(request.scope)
+        return json_response(await self.runner.cancel(request.path_params["id"], client))

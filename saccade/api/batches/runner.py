@@ -1,0 +1,443 @@
+"""Runs batches: each line is asked of the server itself, through the same routes as any request.
+
+Owns when lines run: at most `ABREAST` requests are in flight together with those of clients that
+wait for an answer, so batches fill what is idle. Owns the checks of an input file and the files of
+results. One task of the event loop; disk and databases are read in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import secrets
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, BinaryIO
+
+import msgspec
+from starlette.types import ASGIApp, Message, Scope
+
+from saccade.api.batches.fields import (
+    DAY,
+    Batch,
+    BatchError,
+    BatchErrors,
+    BatchLine,
+    BatchRequest,
+    Status,
+)
+from saccade.api.batches.store import BatchStore, HeldBatch, InputLine, new_id, now
+from saccade.core.client import SHARE, Client
+from saccade.core.config import MIB
+from saccade.core.errors import InvalidRequest, RequestError, TooLarge
+from saccade.core.metrics import Metrics
+from saccade.core.permits import Permits
+from saccade.edge.auth import CLIENT
+from saccade.edge.headers import request_id
+from saccade.edge.refusal import refusal
+from saccade.media.uploads import Uploads
+
+log = logging.getLogger("saccade")
+
+PURPOSE = "batch"
+OUTPUT = "batch_output"
+ABREAST = 8
+"""Lines in flight, and requests of clients beside them."""
+PAUSE = 0.05
+LOOK = 2.0
+"""Seconds between looks at whether lines may begin, and at whether there are batches."""
+MOST_RUNNING = 8
+"""Batches side by side, of as many owners."""
+MOST_LINES = 1_000_000
+MOST_ERRORS = 20
+"""Faults of an input file that are told."""
+TOGETHER = 2_000
+"""Lines that are kept in one transaction."""
+BUSY = 429
+REFUSED_FOR_NOW = frozenset((BUSY, 503))
+
+_LINE: msgspec.json.Decoder[BatchLine] = msgspec.json.Decoder(BatchLine)
+
+
+class _Streamed(msgspec.Struct):
+    stream: Any = None
+
+
+STREAMED = InvalidRequest(
+    "stream: the answers of a batch come whole: leave it out", "stream", "unsupported_parameter"
+)
+
+
+class BatchRunner:
+    """`app` answers a request as clients are answered. `largest`: bytes of a line. `budget`: bytes
+    that the results of a batch may have.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        store: BatchStore,
+        files: Uploads,
+        permits: Permits,
+        metrics: Metrics,
+        largest: int,
+        budget: int,
+    ) -> None:
+        self._app = app
+        self._store = store
+        self._files = files
+        self._permits = permits
+        self._metrics = metrics
+        self._largest = largest
+        self._budget = budget
+        self._asked = asyncio.Event()
+        self._mine = 0
+        self._task: asyncio.Task[None] | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
+        """By the name of the owner's key: one batch of each runs at a time."""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Lines under way are asked again by whoever runs the batch next."""
+        tasks = [*self._running.values(), *([self._task] if self._task else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def add(self, request: BatchRequest, client: Client) -> Batch:
+        """A new batch of a file of the client's. Raises NotFound, Overloaded, StorageBusy."""
+        await self._files.find(request.input_file_id, client.name)
+        made = now()
+        batch = Batch(
+            id=new_id(),
+            endpoint=request.endpoint,
+            input_file_id=request.input_file_id,
+            created_at=made,
+            expires_at=made + DAY,
+            metadata=request.metadata,
+        )
+        after = request.output_expires_after
+        lifetime = None if after is None else after.seconds
+        await asyncio.to_thread(partial(self._store.add, batch, client, lifetime))
+        self._asked.set()
+        return batch
+
+    async def find(self, id: str, client: Client) -> Batch:
+        return await asyncio.to_thread(partial(self._store.find, id, client.name))
+
+    async def entries(self, client: Client) -> list[Batch]:
+        return await asyncio.to_thread(partial(self._store.entries, client.name))
+
+    async def cancel(self, id: str, client: Client) -> Batch:
+        return await asyncio.to_thread(partial(self._store.cancel, id, client.name))
+
+    # ---- batches
+
+    async def _run(self) -> None:
+        while True:
+            self._asked.clear()
+            self._running = {
+                owner: task for owner, task in self._running.items() if not task.done()
+            }
+            for id, owner in await asyncio.to_thread(self._store.open_batches):
+                if owner not in self._running and len(self._running) < MOST_RUNNING:
+                    self._running[owner] = asyncio.create_task(self._run_one(id))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), LOOK)
+
+    async def _run_one(self, id: str) -> None:
+        holding = self._store.hold(id)
+        held = await asyncio.to_thread(holding.__enter__)
+        try:
+            if held is not None:
+                await self._carry_out(held)
+        except Exception:  # the others go on; this one is looked at again
+            log.exception("%s: cannot be run now", id)
+        finally:
+            holding.__exit__(None, None, None)
+            self._asked.set()
+
+    async def _carry_out(self, held: HeldBatch) -> None:
+        """From where the batch stands to its end."""
+        batch, client = held.batch, held.client
+        try:
+            input = await self._files.open(batch.input_file_id, client.name)
+        except RequestError as error:
+            await self._end(held, "failed", [BatchError("input_file", str(error))])
+            return
+        with input:
+            if batch.status == "validating":
+                faults = await asyncio.to_thread(partial(self._check, held, input))
+                if faults:
+                    await self._end(held, "failed", faults)
+                    return
+                await self._set(held, "in_progress")
+            over: Status = "cancelled" if held.is_cancelled() else "completed"
+            try:
+                if batch.status == "in_progress":
+                    over = await self._answer_lines(held, input)
+                    await self._set(held, "finalizing")
+            except TooLarge as error:
+                await self._end(held, "failed", [BatchError("output_file", str(error))])
+                return
+        try:
+            batch.output_file_id = await self._save(held, answered=True)
+            batch.error_file_id = await self._save(held, answered=False)
+        except RequestError as error:  # there is no room for the results
+            await self._end(held, "failed", [BatchError("output_file", str(error))])
+            return
+        await self._end(held, over)
+
+    async def _set(self, held: HeldBatch, status: Status) -> None:
+        held.batch.status = status
+        field = f"{status}_at"
+        if field in held.batch.__struct_fields__ and getattr(held.batch, field) is None:
+            setattr(held.batch, field, now())
+        await asyncio.to_thread(held.write)
+
+    async def _end(
+        self, held: HeldBatch, status: Status, faults: Sequence[BatchError] = ()
+    ) -> None:
+        if faults:
+            held.batch.errors = BatchErrors(list(faults))
+        await self._set(held, status)
+        await asyncio.to_thread(held.drop_lines)
+
+    # ---- the input
+
+    def _check(self, held: HeldBatch, input: BinaryIO) -> list[BatchError]:
+        """Keep where the lines lie; what is wrong with them, if anything is."""
+        held.clear_lines()
+        faults: list[BatchError] = []
+        lines: list[InputLine] = []
+        for number, start, data in _lines(input, self._largest):
+            fault, id = _read(number, data, held.batch.endpoint, self._largest)
+            if fault is not None:
+                faults.append(fault)
+            elif number > MOST_LINES:
+                faults.append(BatchError("too_many_lines", f"the limit is {MOST_LINES} lines"))
+                break
+            else:
+                lines.append(InputLine(number, id, start, len(data)))
+            if len(lines) >= TOGETHER:
+                faults += _keep(held, lines)
+                lines = []
+            if len(faults) >= MOST_ERRORS:
+                break
+        faults += _keep(held, lines)
+        if not (faults or held.open_lines(0, 1)):
+            faults.append(BatchError("empty_file", "the file has no lines"))
+        return faults[:MOST_ERRORS]
+
+    # ---- lines
+
+    async def _answer_lines(self, held: HeldBatch, input: BinaryIO) -> Status:
+        """Ask all that have no result yet; why it has ended."""
+        under_way: set[asyncio.Task[None]] = set()
+        waiting: list[InputLine] = []
+        last = 0
+        over: Status = "completed"
+        try:
+            while True:
+                under_way = {task for task in under_way if not task.done()}
+                if await asyncio.to_thread(held.is_cancelled):
+                    over = "cancelled"
+                    break
+                if held.result_bytes > self._budget:
+                    raise TooLarge(
+                        f"the results have over {self._budget / MIB:.0f} MiB (--files-mb)"
+                    )
+                if time.time() > held.batch.expires_at:
+                    over = "expired"
+                    break
+                if not waiting:
+                    waiting = await asyncio.to_thread(partial(held.open_lines, last, TOGETHER))
+                    if not waiting and not under_way:
+                        break
+                    last = waiting[-1].number if waiting else last
+                while waiting and self._may_begin():
+                    self._mine += 1
+                    under_way.add(asyncio.create_task(self._line(held, input, waiting.pop(0))))
+                if under_way:
+                    await asyncio.wait(
+                        under_way, timeout=PAUSE, return_when=asyncio.FIRST_COMPLETED
+                    )
+                else:
+                    await asyncio.sleep(PAUSE)
+            await asyncio.gather(*under_way)
+        finally:
+            for task in under_way:
+                task.cancel()
+        return over
+
+    def _may_begin(self) -> bool:
+        """Whether a line may: those that wait for their answers go first."""
+        others = self._permits.taken - self._mine
+        return self._mine < max(0, ABREAST - max(0, others))
+
+    async def _line(self, held: HeldBatch, input: BinaryIO, line: InputLine) -> None:
+        try:
+            data = await asyncio.to_thread(partial(_at, input, line))
+            body = bytes(_LINE.decode(data).body)
+            while True:
+                status, request, answer = await self._ask(held, body)
+                if status not in REFUSED_FOR_NOW:
+                    break
+                await asyncio.sleep(LOOK)
+            good = status < 400
+            result = _result(line.custom_id, status, request, answer)
+            await asyncio.to_thread(partial(held.answer, line.number, good, result))
+            self._metrics.inc("saccade_batch_lines_total", outcome="answer" if good else "error")
+        finally:
+            self._mine -= 1
+
+    async def _ask(self, held: HeldBatch, body: bytes) -> tuple[int, str, bytes]:
+        """The status, the request's id and the body of an answer."""
+        name = f"batch_req_{secrets.token_hex(16)}"
+        if _is_streamed(body):
+            status, _, told = refusal(held.batch.endpoint, STREAMED, name)
+            return status, name, told
+        request_id.set(name)
+        status, pieces = 500, []
+        sent, gone = False, asyncio.Event()
+
+        async def receive() -> Message:
+            nonlocal sent
+            if sent:
+                await gone.wait()  # nobody ever leaves
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                pieces.append(message.get("body", b""))
+
+        with suppress(Exception):  # it has been logged, and answered as an error of ours
+            await self._app(_scope(held, body), receive, send)
+        return status, name, b"".join(pieces)
+
+    # ---- results
+
+    async def _save(self, held: HeldBatch, *, answered: bool) -> str | None:
+        """The id of a file of all answers, or of all errors: as often as this is asked."""
+        batch, client = held.batch, held.client
+        with tempfile.TemporaryFile(dir=self._store.folder) as made:
+            if not await asyncio.to_thread(partial(_write_results, held, made, answered)):
+                return None
+            suffix = batch.id[-7:] + ("0" if answered else "1")
+            name = f"{batch.id}_{'output' if answered else 'error'}.jsonl"
+            with mmap.mmap(made.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                share = SHARE if client.limited else 1.0
+                stored = await self._files.save(
+                    data, name, OUTPUT, held.lifetime, client.name, share, suffix
+                )
+        return stored.id
+
+
+def _scope(held: HeldBatch, body: bytes) -> Scope:
+    path = held.batch.endpoint
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": None,
+        "server": None,
+        CLIENT: replace(held.client, address=f"batch of {held.client.address}"),
+    }
+
+
+def _lines(input: BinaryIO, largest: int) -> Iterator[tuple[int, int, bytes]]:
+    """Lines that are not empty: number, first byte, content (of a longer one, its beginning)."""
+    number, start = 0, 0
+    input.seek(0)
+    while data := input.readline(largest + 2):
+        number += 1
+        if data.strip():
+            yield number, start, data.rstrip(b"\r\n")
+        start += len(data)
+
+
+def _read(number: int, data: bytes, endpoint: str, largest: int) -> tuple[BatchError | None, str]:
+    """What is wrong with a line, if anything is, and its custom_id."""
+    if len(data) > largest:
+        return BatchError("line_too_long", f"a line has at most {largest} bytes", number), ""
+    try:
+        line = _LINE.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return BatchError("invalid_json_line", str(error)[:300], number), ""
+    if line.url != endpoint:
+        wrong = f"url is {line.url[:100]!r}; this batch is of {endpoint}"
+        return BatchError("mismatched_url", wrong, number, "url"), ""
+    return None, line.custom_id
+
+
+def _keep(held: HeldBatch, lines: Sequence[InputLine]) -> list[BatchError]:
+    try:
+        held.add_lines(lines)
+    except sqlite3.IntegrityError:
+        return [_double(held, lines)]
+    return []
+
+
+def _double(held: HeldBatch, lines: Sequence[InputLine]) -> BatchError:
+    """Which custom_id comes twice: looked for one by one, now that one does."""
+    for line in lines:
+        try:
+            held.add_lines([line])
+        except sqlite3.IntegrityError:
+            wrong = f"custom_id {line.custom_id[:100]!r} stands in an earlier line"
+            return BatchError("duplicate_custom_id", wrong, line.number, "custom_id")
+    raise AssertionError("one of them was refused")
+
+
+def _at(input: BinaryIO, line: InputLine) -> bytes:
+    return os.pread(input.fileno(), line.length, line.start)
+
+
+def _is_streamed(body: bytes) -> bool:
+    try:
+        return msgspec.json.decode(body, type=_Streamed).stream is True
+    except msgspec.MsgspecError:
+        return False  # the endpoint itself says what is wrong
+
+
+def _result(custom_id: str, status: int, request: str, answer: bytes) -> bytes:
+    """A line of the file of results."""
+    response = {
+        "status_code": status,
+        "request_id": request,
+        "body": msgspec.Raw(answer or b"null"),
+    }
+    return msgspec.json.encode(
+        {"id": request, "custom_id": custom_id, "response": response, "error": None}
+    )
+
+
+def _write_results(held: HeldBatch, made: BinaryIO, answered: bool) -> int:
+    """Lines written."""
+    count = 0
+    for result in held.results(answered):
+        made.write(result + b"\n")
+        count += 1
+    made.flush()
+    return count

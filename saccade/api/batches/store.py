@@ -1,0 +1,253 @@
+"""Batches on disk: each a database of its own, in a folder within that of uploaded files.
+
+    FOLDER / ID.db      the batch, and a row for each line: where it lies in the input, its result
+    FOLDER / ID.lock    locked by the server that runs it
+
+A result is written once, in one transaction: a server that is killed loses those of lines that were
+under way, which are asked again, and no other. All of it blocks: `runner.py` and `handlers.py` call
+it in threads. Knows nothing of HTTP or of models.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+
+from saccade.api.batches.fields import OVER, Batch, RequestCounts
+from saccade.core.client import Client
+from saccade.core.errors import NotFound, Overloaded
+
+_ID = re.compile(r"batch_[0-9a-f]{32}")
+MOST_OPEN = 64
+"""Batches of one owner that are not over."""
+MOST_KEPT = 1000
+"""Batches of one owner; those that were over first are forgotten first."""
+BUSY_SECONDS = 10.0
+_TABLES = """
+CREATE TABLE batch (described BLOB NOT NULL, owner BLOB NOT NULL, lifetime INTEGER,
+    cancelled INTEGER NOT NULL);
+CREATE TABLE line (number INTEGER PRIMARY KEY, custom_id TEXT NOT NULL UNIQUE,
+    start INTEGER NOT NULL, length INTEGER NOT NULL, answered INTEGER, result BLOB);
+CREATE INDEX open_line ON line (number) WHERE answered IS NULL;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """Where a line lies in the input file: bytes. `number` counts from 1."""
+
+    number: int
+    custom_id: str
+    start: int
+    length: int
+
+
+class BatchStore:
+    """The batches in `folder`, which is made when the first is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, batch: Batch, client: Client, lifetime: int | None) -> None:
+        """Keep a new batch. `lifetime`: seconds that files of results stay.
+
+        Raises Overloaded where its owner has too many that are not over.
+        """
+        mine = self.entries(client.name)
+        still = sum(each.status not in OVER for each in mine)
+        if still >= MOST_OPEN:
+            raise Overloaded(
+                f"{still} batches of yours are not over, the most that one client may have: wait "
+                "for one to end, or cancel one"
+            )
+        over = [each for each in mine if each.status in OVER]
+        for each in over[: max(0, len(mine) + 1 - MOST_KEPT)]:
+            self._forget(each.id)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        with self._open(batch.id, new=True) as rows:
+            rows.executescript(_TABLES)
+            owner = msgspec.json.encode(asdict(client))
+            kept = msgspec.json.encode(batch), owner, lifetime
+            rows.execute("INSERT INTO batch VALUES (?, ?, ?, 0)", kept)
+
+    def find(self, id: str, owner: str) -> Batch:
+        """Raises NotFound."""
+        with suppress(sqlite3.Error), self._open(id) as rows:
+            batch, client, _, _ = _row(rows)
+            if client.name == owner:
+                batch.request_counts = _counts(rows, batch)
+                return batch
+        raise NotFound(f"there is no batch {id[:200]!r}", code="batch_not_found")
+
+    def entries(self, owner: str) -> list[Batch]:
+        """All batches of `owner`, oldest first."""
+        found = []
+        for id in self.ids():
+            with suppress(NotFound):
+                found.append(self.find(id, owner))
+        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
+
+    def ids(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            names = (path.stem for path in self.folder.glob("batch_*.db"))
+            return sorted(name for name in names if _ID.fullmatch(name))
+        return []
+
+    def open_batches(self) -> list[tuple[str, str]]:
+        """Those that are not over, oldest first, and whose each is."""
+        found = []
+        for id in self.ids():
+            with suppress(NotFound, sqlite3.Error), self._open(id) as rows:
+                batch, client, _, _ = _row(rows)
+                if batch.status not in OVER:
+                    found.append((batch.created_at, id, client.name))
+        return [(id, owner) for _, id, owner in sorted(found)]
+
+    def cancel(self, id: str, owner: str) -> Batch:
+        """Whoever runs it begins no other line. Raises NotFound."""
+        batch = self.find(id, owner)
+        if batch.status not in OVER:
+            with self._open(id) as rows:
+                rows.execute("UPDATE batch SET cancelled = 1")
+            batch.status = "cancelling"
+        return batch
+
+    @contextmanager
+    def hold(self, id: str) -> Iterator[HeldBatch | None]:
+        """The batch, for whoever runs it: None while another process does, or when it is over."""
+        with suppress(FileNotFoundError):
+            lock = os.open(self.folder / f"{id}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+            else:
+                try:
+                    with suppress(NotFound, sqlite3.Error), self._open(id) as rows:
+                        batch = _row(rows)[0]
+                        yield None if batch.status in OVER else HeldBatch(rows)
+                        return
+                finally:
+                    os.close(lock)
+        yield None
+
+    def _forget(self, id: str) -> None:
+        for suffix in (".db", ".db-wal", ".db-shm", ".lock"):
+            (self.folder / f"{id}{suffix}").unlink(missing_ok=True)
+
+    @contextmanager
+    def _open(self, id: str, *, new: bool = False) -> Iterator[sqlite3.Connection]:
+        path = self.folder / f"{id}.db"
+        if not _ID.fullmatch(id) or not (new or path.is_file()):
+            raise NotFound(f"there is no batch {id[:200]!r}", code="batch_not_found")
+        connection = sqlite3.connect(
+            path, BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        with closing(connection) as rows:
+            rows.execute("PRAGMA journal_mode = WAL")
+            rows.execute("PRAGMA synchronous = NORMAL")
+            yield rows
+
+
+class HeldBatch:
+    """A batch that this process runs: nobody else writes its lines."""
+
+    def __init__(self, rows: sqlite3.Connection) -> None:
+        self._rows = rows
+        self.batch, self.client, self.lifetime, _ = _row(rows)
+        told = rows.execute("SELECT coalesce(sum(length(result)), 0) FROM line").fetchone()
+        self.result_bytes: int = told[0]
+
+    def is_cancelled(self) -> bool:
+        return bool(_row(self._rows)[3])
+
+    def write(self) -> None:
+        """Keep what `batch` says by now."""
+        self.batch.request_counts = _counts(self._rows, self.batch)
+        self._rows.execute("UPDATE batch SET described = ?", (msgspec.json.encode(self.batch),))
+
+    def clear_lines(self) -> None:
+        """Forget what a check of the input has begun to keep."""
+        self._rows.execute("DELETE FROM line")
+
+    def add_lines(self, lines: Sequence[InputLine]) -> None:
+        """Raises sqlite3.IntegrityError where a custom_id is there already."""
+        with self._transaction():
+            self._rows.executemany(
+                "INSERT INTO line (number, custom_id, start, length) VALUES (?, ?, ?, ?)",
+                ((each.number, each.custom_id, each.start, each.length) for each in lines),
+            )
+
+    def drop_lines(self) -> None:
+        """Their counts stay in `batch`."""
+        self.write()
+        with self._transaction():
+            self._rows.execute("DELETE FROM line")
+        self._rows.execute("VACUUM")
+
+    def open_lines(self, after: int, most: int) -> list[InputLine]:
+        """Those without a result, in the input's order."""
+        found = self._rows.execute(
+            "SELECT number, custom_id, start, length FROM line "
+            "WHERE answered IS NULL AND number > ? ORDER BY number LIMIT ?",
+            (after, most),
+        )
+        return [InputLine(*row) for row in found]
+
+    def answer(self, number: int, answered: bool, result: bytes) -> None:
+        """The result of a line: an answer or an error."""
+        self._rows.execute(
+            "UPDATE line SET answered = ?, result = ? WHERE number = ? AND answered IS NULL",
+            (answered, result, number),
+        )
+        self.result_bytes += len(result)
+
+    def results(self, answered: bool) -> Iterable[bytes]:
+        """In the input's order, answers or errors."""
+        found = self._rows.execute(
+            "SELECT result FROM line WHERE answered = ? ORDER BY number", (answered,)
+        )
+        return (row[0] for row in found)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._rows.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._rows.execute("ROLLBACK")
+            raise
+        self._rows.execute("COMMIT")
+
+
+def new_id() -> str:
+    return f"batch_{secrets.token_hex(16)}"
+
+
+def now() -> int:
+    """Seconds since the epoch."""
+    return int(time.time())
+
+
+def _row(rows: sqlite3.Connection) -> tuple[Batch, Client, int | None, int]:
+    described, owner, lifetime, cancelled = rows.execute("SELECT * FROM batch").fetchone()
+    batch = msgspec.json.decode(described, type=Batch)
+    return batch, Client(**msgspec.json.decode(owner)), lifetime, cancelled
+
+
+def _counts(rows: sqlite3.Connection, batch: Batch) -> RequestCounts:
+    """Of the lines, or as they were when these were dropped."""
+    total, good, bad = rows.execute(
+        "SELECT count(*), coalesce(sum(answered = 1), 0), coalesce(sum(answered = 0), 0) FROM line"
+    ).fetchone()
+    return RequestCounts(total, good, bad) if total else batch.request_counts

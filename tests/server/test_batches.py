@@ -1,0 +1,193 @@
+"""Batches through OpenAI's SDK: every line is answered once, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import openai
+import pytest
+
+from saccade.api.batches.store import BatchStore
+from saccade.core.options import ServerOptions
+from saccade.core.store import BATCHES
+from tests.server.conftest import Served, serving
+
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(ServerOptions(port=0, served_model_name=("demo",))) as found:
+        yield found
+
+
+def line(number: int, **changes: Any) -> dict[str, Any]:
+    body = {"model": "demo", "messages": [{"role": "user", "content": f"say {number}"}]}
+    asked = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions"}
+    return {**asked, "body": body, **changes}
+
+
+def upload(client: openai.OpenAI, lines: Sequence[Any]) -> str:
+    text = "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in lines)
+    return client.files.create(file=("input.jsonl", text.encode()), purpose="batch").id
+
+
+def begin(client: openai.OpenAI, lines: Sequence[Any], **more: Any) -> str:
+    return client.batches.create(
+        input_file_id=upload(client, lines),
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        **more,
+    ).id
+
+
+def over(client: openai.OpenAI, id: str) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while (batch := client.batches.retrieve(id)).status not in (
+        "completed",
+        "failed",
+        "cancelled",
+        "expired",
+    ):
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.05)
+    return batch
+
+
+def results(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
+    assert file is not None
+    return [json.loads(each) for each in client.files.content(file).text.splitlines()]
+
+
+def test_every_line_has_its_answer_in_the_order_of_the_file(served: Served) -> None:
+    client = served.openai
+    lines = [line(number) for number in range(30)]
+    batch = over(client, begin(client, [*lines[:20], "", *lines[20:]], metadata={"of": "a test"}))
+    assert batch.status == "completed" and batch.metadata == {"of": "a test"}
+    assert (batch.request_counts.total, batch.request_counts.completed) == (30, 30)
+    found = results(client, batch.output_file_id)
+    assert [each["custom_id"] for each in found] == [each["custom_id"] for each in lines]
+    for each in found:
+        assert each["response"]["status_code"] == 200
+        assert each["response"]["body"]["choices"][0]["message"]["content"] == "Hello!"
+    assert batch.error_file_id is None
+    assert client.files.retrieve(batch.output_file_id or "").purpose == "batch_output"
+    assert client.batches.list().data[0].id == batch.id
+
+
+def test_a_line_that_is_refused_stands_among_the_errors_and_harms_no_other(served: Served) -> None:
+    client = served.openai
+    lines = [
+        line(0),
+        line(1, body={"model": "nobody", "messages": [{"role": "user", "content": "?"}]}),
+        line(2, body={"model": "demo", "messages": "?"}),
+        line(3, body={**line(3)["body"], "stream": True}),
+        line(4),
+    ]
+    batch = over(client, begin(client, lines))
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 3)
+    good, bad = results(client, batch.output_file_id), results(client, batch.error_file_id)
+    assert [each["custom_id"] for each in good] == ["line-0", "line-4"]
+    assert [each["response"]["status_code"] for each in bad] == [404, 400, 400]
+    params = [each["response"]["body"]["error"]["param"] for each in bad]
+    assert params == ["model", "messages", "stream"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "number"),
+    [
+        (["{"], "invalid_json_line", 1),
+        ([line(0), {**line(1), "custom_id": 7}], "invalid_json_line", 2),
+        ([line(0), line(1), line(0)], "duplicate_custom_id", 3),
+        ([line(0, url="/v1/completions")], "mismatched_url", 1),
+        ([""], "empty_file", None),
+        ([{**line(0), "method": "GET"}], "invalid_json_line", 1),
+    ],
+)
+def test_a_file_with_a_fault_fails_before_any_line_is_asked(
+    served: Served, lines: Sequence[Any], code: str, number: int | None
+) -> None:
+    batch = over(served.openai, begin(served.openai, lines))
+    assert batch.status == "failed" and batch.output_file_id is None
+    (fault,) = batch.errors.data
+    assert (fault.code, fault.line) == (code, number)
+
+
+def test_what_is_no_batch_is_refused_by_name(served: Served) -> None:
+    create: Any = served.openai.batches.create
+    with pytest.raises(openai.NotFoundError):
+        create(input_file_id="file-x", endpoint="/v1/completions", completion_window="24h")
+    with pytest.raises(openai.BadRequestError, match="endpoint"):
+        create(input_file_id="file-x", endpoint="/v1/images", completion_window="24h")
+    for path in ("batch_x", "..%2f..", "batch_" + "0" * 32):
+        assert served.http.get(f"/v1/batches/{path}").status_code == 404
+
+
+def test_a_cancelled_batch_keeps_what_was_answered(served: Served) -> None:
+    client = served.openai
+    held = threading.Event()
+    answered, reply = [0], served.engine.reply
+
+    def slowly(request: Any) -> Any:
+        answered[0] += 1
+        if answered[0] > 3:
+            held.set()
+            time.sleep(0.05)
+        return reply(request)
+
+    served.engine.reply = slowly
+    try:
+        id = begin(client, [line(number) for number in range(200)])
+        assert held.wait(SECONDS)
+        assert client.batches.cancel(id).status == "cancelling"
+        batch = over(client, id)
+    finally:
+        served.engine.reply = reply
+    assert batch.status == "cancelled"
+    done = batch.request_counts.completed
+    assert 3 <= done < 200 and len(results(client, batch.output_file_id)) == done
+
+
+def test_one_key_sees_nothing_of_anothers(served: Served) -> None:
+    id = begin(served.openai, [line(0)])
+    over(served.openai, id)
+    store = BatchStore(served.front.intake.media.files.folder / BATCHES)
+    assert store.find(id, "").id == id
+    assert not store.entries("somebody")
+
+
+def test_a_batch_goes_on_where_a_killed_server_left_it(served: Served, tmp_path: Any) -> None:
+    """As the next server finds it: half of the lines answered, one of them twice over."""
+    client = served.openai
+    lines = [line(number) for number in range(10)]
+    id = over(client, begin(client, lines)).id
+    store = BatchStore(served.front.intake.media.files.folder / BATCHES)
+    # Bent back to the state of a server that died in the middle.
+    with sqlite3.connect(store.folder / f"{id}.db") as rows:
+        (described,) = rows.execute("SELECT described FROM batch").fetchone()
+        batch = json.loads(described)
+        batch |= {"status": "in_progress", "output_file_id": None}
+        rows.execute("UPDATE batch SET described = ?", (json.dumps(batch).encode(),))
+        start = 0
+        for number, each in enumerate(lines, 1):
+            length = len(json.dumps(each))
+            result = json.dumps({"custom_id": each["custom_id"], "old": True}).encode()
+            answered, kept = (1, result) if number % 2 else (None, None)
+            row = number, each["custom_id"], start, length, answered, kept
+            rows.execute("INSERT INTO line VALUES (?, ?, ?, ?, ?, ?)", row)
+            start += length + 1
+    before = served.front.metrics.value("saccade_batch_lines_total", outcome="answer")
+    deadline = time.monotonic() + SECONDS
+    while (batch := client.batches.retrieve(id)).status != "completed":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    after = served.front.metrics.value("saccade_batch_lines_total", outcome="answer")
+    assert after - before == 5, "those that had an answer were not asked again"
+    found = results(client, batch.output_file_id)
+    assert [each["custom_id"] for each in found] == [each["custom_id"] for each in lines]
+    assert [bool(each.get("old")) for each in found] == [True, False] * 5
