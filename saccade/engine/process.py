@@ -105,12 +105,14 @@ async def serve(
     assert isinstance(words, TokenizerText)
     guides = GrammarLoader(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
     front.send(Loading("starting PyTorch"))
+    # Load the model, and meanwhile the lexicon.
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
     load = plan_load(boot, spec, devices)
     size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     loaded = await loading
+    # Decide what was left open.
     hardware = share_hardware([each.hardware for each in loaded])
     dials = boot.model, boot.engine, spec, load.dtype, hardware
     if boot.role == "encode":
@@ -121,6 +123,7 @@ async def serve(
     config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
+    # Build the deciding half.
     share = boot.caches.pinned_share
     scheduler: Scheduler
     language: LanguageHalf | None = None

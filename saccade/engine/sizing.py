@@ -409,6 +409,7 @@ def resolve_encoder(
             "--tune mm_attention_backend=cudnn: it plans anew for each shape, so that it runs in "
             "graphs only, and --disable-cuda-graph is set"
         )
+    # Without graphs.
     if attention == "sdpa" or engine.disable_cuda_graph or not spec.sees_images:
         if engine.vit_graph_buckets:
             why = (
@@ -427,6 +428,7 @@ def resolve_encoder(
             f"--tune vit_graph_buckets={wrong[0]}: must be {unit}, the patches that go together, "
             "or a multiple of it"
         )
+    # The sizes of the graphs.
     derived: tuple[int, ...] = VIT_GRAPH_SIZES
     if attention == "cudnn":
         derived += LARGE_VIT_GRAPH_SIZES

@@ -380,6 +380,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
     form, delivery = request.form, request.delivery
     text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()
     kind = {"type": "text"} if text.format is None else _given(text.format)
+    # Fields that nothing here decides have the values of OpenAI's API.
     return {
         "id": name,
         "object": "response",

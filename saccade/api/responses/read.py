@@ -236,6 +236,7 @@ def response_ask(
     reader = ItemReader(asked.mm_processor_kwargs or ImageLimits())
     if asked.instructions is not None:
         reader.instruct(asked.instructions)
+    # The conversation: kept turns, then the new items.
     for item in before:
         reader.add(item, "previous_response_id")
     single = isinstance(asked.input, str)
@@ -254,6 +255,7 @@ def response_ask(
         verbosity=text.verbosity,
         variables=asked.chat_template_kwargs or {},
     )
+    # Sampling, in the names of chats.
     sampling = sampling_fields(request.sampling, request.ending)
     if (most := sampling.pop("max_output_tokens", None)) is not None:
         sampling["max_tokens"] = most
