@@ -13,9 +13,16 @@ DISK_BLOCK = 4096
 SCORE_BLOCK_BYTES = 32 * MIB
 """Logits in float32 that exist at a time while a prompt is scored: 52 rows of 152,000 tokens."""
 
+POSITION_CACHE_BYTES = 256 * MIB
+"""For what follows from grids of images. With learned positions, one of 2560x1440 takes 33 MB of it
+on an 8B model.
+"""
+
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
+LanguageAttention = Literal["triton", "x86", "sdpa", "reference"]
+"""Names of `kernels/attention_backends.py`."""
 QuantizationMode = Literal["auto", "int8", "int4", "none"]
 KVDtype = Literal["auto", "fp8_e4m3"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
@@ -85,11 +92,12 @@ class KVConfig:
     """The storage of keys and values.
 
     dtype: auto is the network's own. scales: divisors of each layer's keys and values in an 8-bit
-    cache; empty: all 1.
+    cache; empty: all 1. attention: the backend that reads them.
     """
 
     dtype: KVDtype = "auto"
     scales: tuple[tuple[float, float], ...] = ()
+    attention: Literal["auto", LanguageAttention] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

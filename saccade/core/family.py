@@ -123,10 +123,11 @@ class Cuts:
     """The possible cuts of a model among ranks.
 
     `encoder_width`: the narrowest rows among the cut matrices of the vision tower. experts: experts
-    per layer, of `expert_width` values each.
+    per layer, of `expert_width` values each. heads: of attention's queries.
     """
 
     text: Divisible
+    heads: int
     kv_heads: int
     encoder: Divisible
     encoder_width: int

@@ -14,6 +14,7 @@ from saccade.core.config import (
     EngineConfig,
     Hardware,
     KVDtype,
+    LanguageAttention,
     ParallelConfig,
     QuantizationMode,
     Role,
@@ -215,7 +216,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a slice of the model: the same on every rank. `role` "encode": of its tower alone."""
+    """Load a slice of the model: the same on every rank. `role` "encode": of its tower alone.
+    `attention`: the backend that the user wants; `graphs`: steps of the language model are to be
+    captured.
+    """
 
     folder: str
     device: Literal["cpu", "cuda"]
@@ -227,6 +231,8 @@ class Load:
     quantization: QuantizationMode = "auto"
     kv_dtype: KVDtype = "auto"
     role: Role = "all"
+    attention: Literal["auto", LanguageAttention] = "auto"
+    graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +260,13 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """Answers `Load`. `quantised`: the 8-bit matrices, for people; empty for none. `kv_scales`: as
-    in `KVConfig`, if asked for and in the checkpoint.
+    in `KVConfig`, if asked for and in the checkpoint. `attention`: the chosen backend.
     """
 
     hardware: Hardware
     quantised: str = ""
     kv_scales: tuple[tuple[float, float], ...] = ()
+    attention: Literal["auto", LanguageAttention] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from saccade.core.config import (
     EncoderAttention,
     EncoderMode,
     KVDtype,
+    LanguageAttention,
     QuantizationMode,
     Role,
 )
@@ -106,6 +107,11 @@ class EngineOptions:
     max_encode_patches: int | None = tuned(
         None, "Image patches encoded per step (16384); one image is always allowed."
     )
+    attention_backend: Literal["auto", LanguageAttention] = "auto"
+    """Attention of the language model. triton: our own kernels (cuda). x86: compiled for the
+    processor, in bfloat16 (cpu, needs the extra cpu). sdpa: PyTorch's, a call for each sequence
+    (cpu). reference: slow and plain, for comparison (cpu). auto: the first of these that runs.
+    """
     mm_attention_backend: Literal["auto", EncoderAttention] = tuned(
         "auto",
         "Attention of the vision tower: triton, flash, cudnn, fa4 (on cuda) or sdpa; auto: by the "

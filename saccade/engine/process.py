@@ -120,7 +120,9 @@ async def serve(
     else:
         config = resolve(*dials, size, boot.caches)
     config = replace(config, encoder=replace(config.encoder, role=boot.role))
-    config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
+    config = replace(
+        config, kv=replace(config.kv, scales=loaded[0].kv_scales, attention=loaded[0].attention)
+    )
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     # Build the deciding half.
@@ -159,6 +161,8 @@ def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
         quantization=boot.model.quantization,
         kv_dtype=boot.model.kv_cache_dtype,
         role=boot.role,
+        attention=boot.engine.attention_backend,
+        graphs=device == "cuda" and not boot.engine.disable_cuda_graph,
     )
 
 

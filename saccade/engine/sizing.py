@@ -40,6 +40,7 @@ from saccade.core.options import (
 )
 from saccade.core.store import stored_bytes
 from saccade.engine.claims import (
+    StepBounds,
     cuda_bytes,
     embedding_bytes_per_token,
     least_embedding_bytes,
@@ -151,7 +152,8 @@ def resolve(
     encoder = resolve_encoder(engine, spec, cuda=cuda, half=half, arch=hardware.arch, beside=True)
     claimed, embedded = scoring_bytes(spec, chunk), 0
     if cuda:
-        claimed += cuda_bytes(spec, chunk, graphs, patches, encoder, dtype)
+        steps = StepBounds(max_running, chunk, context, page_size)
+        claimed += cuda_bytes(spec, steps, graphs, patches, encoder, dtype)
         embedded = least_embedding_bytes(caches, spec, dtype, hardware.free_bytes)
     free = max(0, hardware.free_bytes - claimed - embedded)
     # More than every running request at full length would be of use to the prefix cache only.

@@ -100,6 +100,7 @@ def _describe_language(
     return (
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv),
+        ("attention", f"{config.kv.attention}, over pages"),
         ("prefix cache", _describe_prefix_cache(config, state_bytes)),
         *(
             (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)

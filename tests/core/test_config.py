@@ -322,7 +322,7 @@ def test_the_language_model_has_graphs_on_a_gpu(spec: FamilySpec) -> None:
 
 
 def test_graphs_memory_is_not_given_to_pages(spec: FamilySpec) -> None:
-    gpu = Hardware("cuda", "", 4 * GIB, 1 * GIB)
+    gpu = Hardware("cuda", "", 8 * GIB, 3 * GIB)
     config = decide(spec, gpu, mem_fraction_static=0.98, max_total_tokens=10**9)
     kv = config.kv_pages * kv_page_bytes(spec, config.page_size, "bfloat16")
     graphs = step_graph_bytes(config.graphs, spec, "bfloat16")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -105,6 +106,7 @@ def watch(server: Server, waiting: list[Future[httpx.Response]]) -> float:
     most = 0.0
     while not all(each.done() for each in waiting):
         most = max(most, server.metric("saccade_arena_bytes_in_use"))
+        time.sleep(0.01)
     return most
 
 

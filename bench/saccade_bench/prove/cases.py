@@ -18,7 +18,7 @@ from typing import Literal
 
 from saccade_bench.eval.ocr import says
 from saccade_bench.prove import pictures
-from saccade_bench.prove.client import QUESTION, JudgedAnswer, Asker, Refused, url_of
+from saccade_bench.prove.client import QUESTION, Asker, JudgedAnswer, Refused, url_of
 from saccade_bench.prove.pictures import NumberImage, plain
 
 Verdict = Literal["kept apart", "MIXED UP", "not judged"]

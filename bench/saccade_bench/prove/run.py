@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from saccade.core.errors import ConfigError
 from saccade.tools.server import first_model, root, unreachable
 from saccade_bench.options import ProveOptions, TargetOptions
-from saccade_bench.prove.cases import CASES, TwinCase, Finding, Trial, judge
+from saccade_bench.prove.cases import CASES, Finding, Trial, TwinCase, judge
 from saccade_bench.prove.client import Asker
 from saccade_bench.prove.pictures import numbers
 
