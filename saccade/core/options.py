@@ -72,7 +72,7 @@ class ModelOptions:
     within <tool_call>. none: tools are refused. auto: as the chat template shows.
     """
     reasoning_parser: Literal["auto", "think", "none"] = "auto"
-    """The model's way to write reasoning. think: within <think>. none: reasoning is part of the
+    """The model's way to write reasoning. think: within think tags. none: reasoning is part of the
     answer. auto: as the chat template shows.
     """
     context_length: int | None = basic(None)
