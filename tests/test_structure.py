@@ -96,6 +96,18 @@ def test_a_module_imports_only_what_the_plan_allows(path: Path) -> None:
         )
 
 
+def test_no_modules_import_each_other() -> None:
+    """Not in circles of any length, nor inside functions."""
+    names = {module_name(path): path for path in FILES}
+    ways = {
+        name: {target for target, _ in imports(tree_of(path)) if target in names} - {name}
+        for name, path in names.items()
+    }
+    while free := {name for name, targets in ways.items() if not targets}:
+        ways = {name: targets - free for name, targets in ways.items() if name not in free}
+    assert not ways, "these import each other, or what does"
+
+
 def test_ray_is_imported_by_one_module_which_nothing_imports() -> None:
     for path in FILES:
         tree = ast.parse(path.read_text())

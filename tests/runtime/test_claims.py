@@ -34,7 +34,9 @@ from saccade.engine.sizing import kv_page_bytes, memory_budget, resolve
 from saccade.families.registry import family_model, load_spec
 from saccade.kernels import device as placement
 from saccade.kernels import triton as triton_kernels
-from saccade.kernels.attention import Segments
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.segments import Segments
+from saccade.kernels.triton.ops import TritonOps
 from saccade.nn.protocol import Batch, Cut, FamilyNet, Pack
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
@@ -93,6 +95,7 @@ class NoWeights:
     device: torch.device = META
     dtype: torch.dtype = BF16
     nbytes: int = field(default=0)
+    ops: Ops = field(default_factory=TritonOps)
 
     def load(self, *parts: Part) -> torch.Tensor:
         shape = (sum(part.wanted[0] for part in parts), *parts[0].wanted[1:])
@@ -131,8 +134,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Mod
             for name, each in list(vars(module).items()):
                 if isinstance(each, KernelInterface):
                     patch.setattr(module, name, NoKernel())
-        patch.setattr(placement, "runs_triton", lambda _: True)
-        patch.setattr(placement, "runs_jit", lambda _: False)
         patch.setattr(placement, "generation", lambda _: 90)
         folder = make_checkpoint(request.param, tmp_path_factory.mktemp("claims") / "model")
         spec, weights = load_spec(folder), NoWeights()
@@ -159,7 +160,7 @@ def chunk_peak(model: Model, tokens: int) -> int:
     kept = spec.kv_spec(1)
     states = StateMemory(kept, 4, BF16, META)
     caches = keys_and_values(allocate_caches(kept, 1 << 10, 16, BF16, META))
-    attention = attention_for(caches, 16, states.layers, dtype=BF16, graphs=True)
+    attention = attention_for(caches, 16, states.layers, dtype=BF16, graphs=True, ops=net.ops)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=META)

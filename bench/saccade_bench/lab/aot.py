@@ -35,6 +35,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from saccade.kernels import device
+from saccade_bench.lab.aot_case import KernelCase, Promise
 
 TYPES = {
     torch.bfloat16: "bf16",
@@ -60,33 +61,6 @@ SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120:
 """Bytes of shared memory that a launch may have, by architecture (CUDA C++ Programming Guide,
 "Technical Specifications per Compute Capability").
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """What the machine code of a launch keeps.
-
-    access: bytes that its widest loads and its widest stores have per thread at least; stores:
-    these alone, where they are narrower. hgmma: whether its products are Hopper's own (16-bit
-    values, sm_90).
-    """
-
-    access: int = 16
-    stores: int = 16
-    hgmma: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCase:
-    """Launches to be looked at: `run` calls the host code of kernels in `module`. least_arch:
-    GPUs before that one have no instructions for them.
-    """
-
-    name: str
-    module: ModuleType
-    run: Callable[[], object]
-    promises: Mapping[str, Promise]  # by the kernel's name
-    least_arch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
-from saccade.kernels.patchify import patchify
+from saccade.kernels.reference.patchify import patchify
 from saccade.media.content import Budget, digest, identify
 from saccade.media.decode import Pixels, decode, decode_into, draw_into
 from saccade.media.header import probe
