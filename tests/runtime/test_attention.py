@@ -77,6 +77,7 @@ class Case:
         return ours(torch.cat((self.q, *self.new), dim=1), still, None, layer=0)
 
 
+@pytest.mark.sparse(pairs=True)
 @pytest.mark.parametrize(
     "mask_values", [None, 1 << 20, 64], ids=["no mask", "one block", "many blocks"]
 )

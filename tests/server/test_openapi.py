@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from saccade.api.about.docs_examples import BASE, BODIES, as_curl, as_python
+from saccade.api.about.field_words import COMMON, OWN
 from saccade.api.about.openapi import describe
+from saccade.core.types import MAX_BIAS, MAX_STOP_CHARACTERS, MAX_STOPS
 from tests.server.conftest import Served
 
 
@@ -69,10 +71,63 @@ def test_what_can_stream_says_so() -> None:
     }
 
 
-def test_a_field_has_the_words_of_its_classs_docstring() -> None:
-    fields = describe()["components"]["schemas"]["ChatCompletionRequest"]["properties"]
-    assert "a name for prompts that share a beginning" in fields["prompt_cache_key"]["description"]
-    assert "the whole prompt is kept" in fields["prompt_cache_retention"]["description"]
+def described() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every field of the document: the schema that it is of, its name, its own schema."""
+    document = describe()
+    for schema, shape in {**document["components"]["schemas"], "paths": document["paths"]}.items():
+        for each in values(shape):
+            for name, field in each.get("properties", {}).items():
+                yield schema, name, field
+
+
+def test_every_field_has_a_description_of_its_own() -> None:
+    fields = list(described())
+    assert len({name for _, name, _ in fields}) > 150
+    for schema, name, field in fields:
+        words = field.get("description", "")
+        assert words.endswith(".") and words.strip(" .").lower() != name, (schema, name)
+
+
+def test_no_sentence_is_of_a_field_that_is_not_there() -> None:
+    schemas = describe()["components"]["schemas"]
+    for schema, name in OWN:
+        assert name in schemas[schema]["properties"], (schema, name)
+    groups = {name for schema, name, _ in described() if (schema, name) not in OWN}
+    assert set(COMMON) <= groups
+
+
+def bounds_of(field: dict[str, Any]) -> Iterator[tuple[float, float]]:
+    for option in field.get("anyOf", [field]):
+        if {"minimum", "maximum"} <= option.keys():
+            yield option["minimum"], option["maximum"]
+
+
+def test_a_bound_in_words_is_the_bound_that_is_checked() -> None:
+    for schema, name, field in described():
+        words = field["description"]
+        for low, high in bounds_of(field):
+            for number in map(int, re.findall(r"\bat most (\d+)", words)):
+                assert number == high, (schema, name, words)
+            for first, last in re.findall(r"\bfrom (-?\d+) to (-?\d+)", words):
+                assert (int(first), int(last)) == (low, high), (schema, name, words)
+            for number in map(int, re.findall(r"(?:^|; |and )(-?\d+)(?: and -?\d+)?: ", words)):
+                assert low <= number <= high, (schema, name, words)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", ["x"] * (MAX_STOPS + 1)),
+        ("stop", ["x" * (MAX_STOP_CHARACTERS + 1)]),
+        ("logit_bias", {"7": MAX_BIAS + 1}),
+    ],
+)
+def test_what_the_words_forbid_is_refused_by_name(
+    served: Served, path: str, field: str, value: object
+) -> None:
+    answer = served.http.post(path, json={**BODIES[path], field: value})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == field
 
 
 def test_each_body_of_an_example_is_answered(served: Served) -> None:

@@ -9,11 +9,10 @@ from types import ModuleType
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the machine code of a launch keeps.
+    """The demands on a launch's machine code.
 
-    access: bytes that its widest loads and its widest stores have per thread at least; stores:
-    these alone, where they are narrower. hgmma: whether its products are Hopper's own (16-bit
-    values, sm_90).
+    access: bytes per thread of its widest loads and stores, at least; stores: the same of narrower
+    stores. hgmma: its products are Hopper's own (16-bit values, sm_90).
     """
 
     access: int = 16
@@ -23,8 +22,8 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """Launches to be looked at: `run` calls the host code of kernels in `module`. least_arch:
-    GPUs before that one have no instructions for them.
+    """Launches to inspect: `run` calls the host code of kernels in `module`. least_arch: earlier
+    GPUs lack the instructions.
     """
 
     name: str

@@ -13,7 +13,8 @@ import msgspec
 
 from saccade import __version__
 from saccade.api.about import page
-from saccade.api.about.openapi_form import describe_fields, finish, streams
+from saccade.api.about.field_words import add_words
+from saccade.api.about.openapi_form import finish, streams
 from saccade.api.body_schema import BodySchema
 from saccade.api.chat import fields as chat_fields
 from saccade.api.chat import write as answers
@@ -85,17 +86,18 @@ def describe() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
     for (group, field), name in _BELOW.items():
         _item(components[group]["properties"][field])["items"] = {"$ref": _REF.format(name=name)}
-    describe_fields(components, types)
     components |= _anthropics()
     _describe_items(components)
     components["ChatCompletion"] = _completion("ChatChoice")
     entries = components["TextChoice"]["properties"]["prompt_logprobs"]
     components["ChatCompletion"]["properties"]["prompt_logprobs"] = entries
     components["TextCompletion"] = _completion("TextChoice")
+    components["FileUpload"] = _upload_form()
     for name, (low, high) in _bounds().items():
-        for group in ("Sampling", "Ending", "TextPrompt"):
+        for group in ("Sampling", "Ending", "ResponseEnding", "TextPrompt"):
             for option in _options(components[group], name):
                 option.update(minimum=low, maximum=high)
+    add_words(components)
     paths: dict[str, Any] = {}
     for path, (name, form, answer) in _BODIES.items():
         read = [form] if form else list(_TOKENIZE)
@@ -148,7 +150,7 @@ def _raw(kind: type[Any]) -> dict[str, Any]:
 
 def _bounds() -> dict[str, tuple[float, float]]:
     bounds = {name: (least, most) for name, (_, least, most) in SAMPLING_BOUNDS.items()}
-    return {**bounds, "max_tokens": (0, bounds["max_tokens"][1])}  # 0 where the prompt is shown
+    return {**bounds, "max_tokens": (chat_fields.NO_LIMIT, bounds["max_tokens"][1])}
 
 
 def _options(group: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -177,19 +179,21 @@ def _anthropics() -> dict[str, Any]:
     """Answers of /v1/messages; a stream's events add up to a message."""
     number, text = {"type": "integer"}, {"type": "string"}
     tokens = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    usage = _object(dict.fromkeys((*tokens, "output_tokens"), number))
     message = {
         **dict.fromkeys(("id", "type", "role", "model"), text),
-        "content": {"type": "array", "items": _object({"type": text})},
+        "content": {"type": "array", "items": {"$ref": _REF.format(name="MessageBlock")}},
         "stop_reason": text,
         "stop_sequence": {"type": ["string", "null"]},
-        "usage": usage,
+        "usage": {"$ref": _REF.format(name="MessageUsage")},
     }
-    error = {"type": text, "error": _object({"type": text, "message": text})}
+    error = {"type": text, "error": {"$ref": _REF.format(name="MessageErrorBody")}}
     return {
         "Message": _object(message),
+        "MessageBlock": _object({"type": text}),
+        "MessageUsage": _object(dict.fromkeys((*tokens, "output_tokens"), number)),
         "MessageTokens": _object({"input_tokens": number}),
         "MessageError": _object({**error, "request_id": {"type": ["string", "null"]}}),
+        "MessageErrorBody": _object({"type": text, "message": text}),
     }
 
 
@@ -271,16 +275,18 @@ def _get(summary: str, answer: str) -> dict[str, Any]:
     return {"summary": summary, "responses": _answers(answer)}
 
 
-def _upload() -> dict[str, Any]:
-    fields = {
+def _upload_form() -> dict[str, Any]:
+    file, text = {"type": "string", "format": "binary"}, {"type": "string"}
+    return {
         "type": "object",
-        "properties": {
-            "file": {"type": "string", "format": "binary"},
-            "purpose": {"type": "string"},
-        },
+        "properties": {"file": file, "purpose": text},
         "required": ["file"],
     }
+
+
+def _upload() -> dict[str, Any]:
+    schema = {"schema": {"$ref": _REF.format(name="FileUpload")}}
     return {
-        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": fields}}},
+        "requestBody": {"required": True, "content": {"multipart/form-data": schema}},
         "responses": _answers(""),
     }

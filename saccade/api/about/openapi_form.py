@@ -1,21 +1,15 @@
 """What `/openapi.json` needs so that generators of clients accept it, whatever it describes: names,
-groups and summaries of operations, items of lists, values that stay apart as names, and what the
-docstring of a class says of its fields.
+groups and summaries of operations, items of lists, values that stay apart as names.
 
 Knows nothing of which routes there are.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Iterable
 from typing import Any
 
 _METHODS = ("get", "post", "delete")
-_NAME = r"`?\w+`?(?: \([^)]*\))?"
-_FIELD = re.compile(rf"(?:^|(?<=[.;]) )({_NAME}(?:, {_NAME})*): ")
-"""How a docstring begins to speak of fields: `name: text`, or `one, other: text`."""
 _EVENTS = "Server-sent events, where the request says stream: each is `data:` and a JSON text."
 
 
@@ -71,17 +65,3 @@ def streams(answers: dict[str, Any]) -> dict[str, Any]:
         "schema": {"type": "string", "description": _EVENTS}
     }
     return answers
-
-
-def describe_fields(components: dict[str, Any], kinds: Iterable[object]) -> None:
-    """Give each field of these classes the words that its class's docstring has for it."""
-    for kind in kinds:
-        assert isinstance(kind, type)
-        fields = components.get(kind.__name__, {}).get("properties", {})
-        text = " ".join(inspect.cleandoc(kind.__doc__ or "").split())
-        found = list(_FIELD.finditer(text))
-        for mark, after in zip(found, [*found[1:], None]):
-            told = text[mark.end() : after.start() if after else None].strip()
-            for name in re.sub(r"`| \([^)]*\)", "", mark[1]).split(", "):
-                if name in fields:
-                    fields[name]["description"] = told
