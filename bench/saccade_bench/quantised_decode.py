@@ -27,7 +27,9 @@ import torch
 
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.registry import family_model, load_spec
-from saccade.kernels.linear import Matrix
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.linear import Matrix
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.decoder import Decoder, attention_decoder
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
@@ -46,9 +48,10 @@ class Tiled:
     `nn.weights.Weights`.
     """
 
-    def __init__(self, ways: Ways) -> None:
+    def __init__(self, ways: Ways, ops: Ops | None = None) -> None:
         self.dtype, self.device = torch.bfloat16, torch.device("cpu")
         self._ways = ways
+        self.ops = ops or pick_ops(self.device, self.dtype)
         self._block = torch.randn((1 << 20) + 1, generator=torch.Generator().manual_seed(0))
 
     def load(self, *parts: Part) -> torch.Tensor:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
-from saccade.kernels import linear
+from saccade.kernels.reference import linear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.parallel import Shard
 from saccade.runtime.weights import load_net

@@ -257,7 +257,7 @@ def test_transparency_is_laid_over_white_as_the_references_processor_does(kind: 
     import torch
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    from saccade.kernels.patchify import patchify
+    from saccade.kernels.reference.patchify import patchify
 
     image = TRANSPARENT[kind](photo(96, 128))
     size = {"shortest_edge": RULES.min_pixels, "longest_edge": RULES.max_pixels}

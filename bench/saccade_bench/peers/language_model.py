@@ -33,6 +33,7 @@ from safetensors.torch import save_file
 
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.registry import family_model, load_spec
+from saccade.kernels.ops import pick_ops
 from saccade.nn.decoder import attention_decoder
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
@@ -57,6 +58,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.dtype, self.device = torch.bfloat16, torch.device("cpu")
+        self.ops = pick_ops(self.device, self.dtype)
         self.tensors: dict[str, torch.Tensor] = {}
         self._random = torch.Generator().manual_seed(0)
 
