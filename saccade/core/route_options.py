@@ -31,8 +31,17 @@ class SpreadOptions:
     """
     max_requests: int = 4096
     """Requests in flight; more are answered 429."""
+    cors_origins: tuple[str, ...] = ()
+    """Browser origins that may read what the router itself answers; "*" for any. Give the servers
+    the same: their answers pass as they are.
+    """
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names that the router also answers to. On a loopback address it answers to localhost and
+    loopback addresses only, so that no web page can use it.
+    """
 
     def __post_init__(self) -> None:
+        named(self, "cors_origins", "allowed_hosts")
         at_least(1, self, "max_body_mb", "max_inflight_mb", "max_requests")
 
     @property
@@ -52,19 +61,11 @@ class RouteOptions(SpreadOptions):
     """
     port: int = 8100
     """Port to listen on; 0 picks a free port."""
-    cors_origins: tuple[str, ...] = ()
-    """Browser origins that may read the router's own answers; "*" for any. Give the servers the
-    same origins: their answers pass unchanged.
-    """
-    allowed_hosts: tuple[str, ...] = ()
-    """Host names that the router also answers to. A router on a loopback address answers to
-    localhost and loopback addresses only, so that no web page can use it.
-    """
 
     def __post_init__(self) -> None:
         SpreadOptions.__post_init__(self)
         filled(self, "workers")
-        named(self, "workers", "cors_origins", "allowed_hosts")
+        named(self, "workers")
         at_least(0, self, "port")
         at_most(65535, self, "port")
 

@@ -175,10 +175,14 @@ MAKERS: dict[str, Callable[[np.ndarray], bytes]] = {
     "tiff float": lambda p: encode(PIL.Image.fromarray(p[..., 0].astype(np.float32)), "TIFF"),
     "avif": lambda p: encode(p, "AVIF", quality=60, speed=10),
     "png late orientation": late_exif,
+    "heic": lambda p: encode(p, "HEIF", quality=70),
+    "heic 4:4:4": lambda p: encode(p, "HEIF", quality=90, chroma=444),
+    "heic alpha": lambda p: encode(alpha(p, "RGBA"), "HEIF"),
+    "heic of tiles": lambda p: encode(p, "HEIF", tile_size=64),
 }
 ORIENTED = [
     (format, orientation)
-    for format in ("JPEG", "PNG", "WEBP", "TIFF")
+    for format in ("JPEG", "PNG", "WEBP", "TIFF", "HEIF")
     for orientation in range(1, 9)
 ]
 
@@ -276,6 +280,16 @@ def test_transparency_is_laid_over_white_as_the_references_processor_does(kind: 
             torch.from_numpy(target), 16, 2, 2, torch.zeros(3), torch.ones(3), torch.float32
         )
         assert torch.equal(found, wanted)
+
+
+def test_a_heic_of_several_images_is_its_primary_one() -> None:
+    shown, other = photo(96, 128), noise(64, 64)
+    several = {"save_all": True, "append_images": [PIL.Image.fromarray(shown)], "quality": 90}
+    data = encode(other, "HEIF", primary_index=1, **several)
+    assert probe(data, 10**9).upright == (96, 128)
+    size, strips = decode(memoryview(data), 1)
+    assert size == (96, 128)
+    assert np.abs(strips(0, 96).astype(int) - shown).mean() < 6
 
 
 def test_black_strokes_on_transparency_stay_visible() -> None:
