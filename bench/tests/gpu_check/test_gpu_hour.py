@@ -27,6 +27,7 @@ from saccade_bench.gpu_check import run as runs
 from saccade_bench.gpu_check.machine import ROOT
 from saccade_bench.gpu_check.run import StageRunner
 from saccade_bench.gpu_check.stages import COMMAND_SECONDS, COMMANDS, STAGES, Stage, most_seconds
+from tests.helpers.breadth import broad
 
 # ---- what is carried there
 
@@ -142,37 +143,35 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.parametrize("number", broad(range(3), keep=[0]))
 def test_killed_at_any_moment_the_archive_holds_all_finished_stages(
-    tmp_path: Path, staged: Path
+    tmp_path: Path, staged: Path, number: int
 ) -> None:
-    rng = random.Random(0)
-    for number in range(3):
-        out = tmp_path / f"out{number}"
-        check = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(DRIVER), str(out)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        assert check.stdout is not None
-        said = ""
-        while ": ok after" not in said:
-            said += check.stdout.readline()
-        time.sleep(rng.uniform(0.0, 1.5))
-        check.kill()
-        said += check.communicate()[0]  # to its end: nobody else holds the pipe
-        finished = set(re.findall(r"^   (stage\d): ok after", said, re.MULTILINE))
-        with tarfile.open(out / archive.NAME) as packed:
-            names = set(packed.getnames())
-            summary = packed.extractfile("summary.json")
-            assert summary is not None
-            stages = {each["name"]: each for each in json.load(summary)["stages"]}
-        assert finished and finished <= {n for n, each in stages.items() if each["status"] == "ok"}
-        assert all(stages[name]["figures"][0]["value"] == 2.0 for name in finished)
-        assert {f"{name}.figures.jsonl" for name in finished} <= names
-        assert json.loads((out / "summary.json").read_text())
-        assert len(list(out.iterdir())) <= 8
+    out = tmp_path / "out"
+    check = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(out)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert check.stdout is not None
+    said = ""
+    while ": ok after" not in said:
+        said += check.stdout.readline()
+    time.sleep(random.Random(number).uniform(0.0, 1.5))
+    check.kill()
+    said += check.communicate()[0]  # to its end: nobody else holds the pipe
+    finished = set(re.findall(r"^   (stage\d): ok after", said, re.MULTILINE))
+    with tarfile.open(out / archive.NAME) as packed:
+        names = set(packed.getnames())
+        summary = packed.extractfile("summary.json")
+        assert summary is not None
+        stages = {each["name"]: each for each in json.load(summary)["stages"]}
+    assert finished and finished <= {n for n, each in stages.items() if each["status"] == "ok"}
+    assert all(stages[name]["figures"][0]["value"] == 2.0 for name in finished)
+    assert {f"{name}.figures.jsonl" for name in finished} <= names
+    assert json.loads((out / "summary.json").read_text())
+    assert len(list(out.iterdir())) <= 8
     for pid in map(int, (staged / "pids").read_text().split()):
         await_end(pid)
 
