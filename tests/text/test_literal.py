@@ -102,7 +102,7 @@ messages = st.lists(
 )
 
 
-def few_or_many(examples: int) -> Any:
+def few_or_many(examples: int) -> settings:
     unchecked = [HealthCheck.function_scoped_fixture]
     return settings(max_examples=examples, deadline=None, suppress_health_check=unchecked)
 
