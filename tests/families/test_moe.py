@@ -248,13 +248,18 @@ def turn(source: Path, folder: Path) -> Path:
 
 
 FUSED = [
-    pytest.param(family, turned, id=f"{family}{'-turned' if turned else ''}")
+    pytest.param(
+        *(family, turned),
+        id=f"{family}{'-turned' if turned else ''}",
+        marks=[pytest.mark.slow] if turned == (family == MOE) else [],
+    )
     for family in (MOE, "qwen3_5_moe")
     for turned in (False, True)
 ]
 """Families, each as its checkpoints are on the hub and with its experts turned about."""
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("width", [40, 64, 32], ids=["oblong", "square down", "square up"])
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
 def test_fused_experts_are_read_either_way(tmp_path: Path, family: FamilyName, width: int) -> None:
