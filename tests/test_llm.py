@@ -316,3 +316,19 @@ def test_answers_are_as_long_as_the_option_says_where_a_call_says_nothing() -> N
         answer = short.chat(question)
         assert (answer.completion_tokens, answer.finish_reason) == (2, "length")
         assert short.chat(question, SamplingParams(max_tokens=3)).completion_tokens == 3
+
+
+def test_a_chat_goes_on_from_disk_in_another_process(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "threads": 1, "media_workers": 1}
+    options |= {"max_total_tokens": 8192, "kv_cache_dir": str(tmp_path / "kv")}
+    question = ask([picture(96, 64, seed=3), "what is there, and how many of each? " * 4])
+    with LLM(checkpoint("qwen3_vl"), **options) as llm:
+        first, warm = llm.chat(question, GREEDY), llm.chat(question, GREEDY)
+    with LLM(checkpoint("qwen3_vl"), **options) as llm:
+        again = llm.chat(question, GREEDY)
+        metrics = llm.metrics()
+    assert again.text == first.text == warm.text
+    assert again.cached_tokens == warm.cached_tokens > 0
+    assert metrics["saccade_images_encoded_total"] == 0

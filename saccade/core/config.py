@@ -81,15 +81,29 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PageTierConfig:
+    """A place for KV pages: `disk_bytes` of files in `folder`; None: nowhere.
+    identity: what they depend on (`page_store.PageIdentity.digest`). `ranks`: that hold a part of
+    each.
+    """
+
+    folder: str | None = None
+    disk_bytes: int = 0
+    identity: bytes = b""
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class KVConfig:
     """How keys and values are kept.
 
     dtype: auto is the network's own. scales: of an 8-bit cache, what keys and values of each layer
-    are divided by; none are ones.
+    are divided by; none are ones. pages: where those go that leave the pool.
     """
 
     dtype: KVDtype = "auto"
     scales: tuple[tuple[float, float], ...] = ()
+    pages: PageTierConfig = PageTierConfig()
 
 
 @dataclass(frozen=True, slots=True)

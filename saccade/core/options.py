@@ -15,7 +15,7 @@ from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from saccade.core.bounds import MOST_IMAGE_WORKERS, above, at_least, at_most, named
-from saccade.core.claims import Claim
+from saccade.core.claims import check_folder
 from saccade.core.config import (
     MIB,
     AllReduce,
@@ -27,6 +27,7 @@ from saccade.core.config import (
     Role,
 )
 from saccade.core.errors import ConfigError
+from saccade.core.page_store import PAGES
 from saccade.core.secrets import bare, without_secrets
 from saccade.core.store import SHARED, UPLOADS
 
@@ -199,9 +200,22 @@ class PinOptions:
     Derived: a quarter of what is free in --embedding-cache-shared or taken by saved embeddings
     already.
     """
+    kv_cache_dir: str | None = None
+    """Folder for the KV of prompts that leave memory, by eviction or at the end of the server: what
+    is there is read instead of computed, also after a restart. It holds what users have sent, as
+    numbers: mode 0700. Derived: none is kept on disk.
+    """
+    kv_cache_disk_mb: int | None = None
+    """MiB of disk space for --kv-cache-dir. Derived: a quarter of what is free there or taken by
+    saved pages already.
+    """
 
     def __post_init__(self) -> None:
-        at_least(1, self, "embedding_cache_shared_mb")
+        at_least(1, self, "embedding_cache_shared_mb", "kv_cache_disk_mb")
+        if self.kv_cache_dir is not None:
+            check_folder("--kv-cache-dir", self.kv_cache_dir, PAGES)
+        elif self.kv_cache_disk_mb is not None:
+            raise ConfigError("--kv-cache-disk-mb: say where, with --kv-cache-dir")
         if self.embedding_cache_shared is not None:
             check_folder("--embedding-cache-shared", self.embedding_cache_shared, SHARED)
         elif self.embedding_cache_shared_mb is not None:
@@ -557,21 +571,6 @@ ALLOCATION = "expandable_segments:True"
 """Embeddings have sizes of all kinds: in segments of fixed sizes they leave gaps that nothing fits
 into.
 """
-
-
-def check_folder(option: str, name: str, claim: Claim) -> None:
-    """Raises ConfigError unless `name` is a folder of ours, or can become one."""
-    folder = Path(name).expanduser()
-    standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not name or not standing.is_dir():
-        raise ConfigError(f"{option} {name!r}: {standing} is not a folder")
-    if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option} {name!r}: nothing can be made in {standing}")
-    if standing == folder:
-        try:
-            claim.check(folder)
-        except OSError as error:
-            raise ConfigError(f"{option} {name!r}: {error.strerror}") from None
 
 
 def engine_environment() -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,7 @@ from saccade.core.config import (
     Hardware,
     KVConfig,
     KVDtype,
+    PageTierConfig,
     SnapshotConfig,
     StepGraphSizes,
 )
@@ -37,6 +39,7 @@ from saccade.core.options import (
     ModelOptions,
     PinOptions,
 )
+from saccade.core.page_store import kept_bytes
 from saccade.core.store import stored_bytes
 from saccade.engine.claims import (
     cuda_bytes,
@@ -162,6 +165,7 @@ def resolve(
         raise _no_memory(hardware, fraction, min(budget, free) - states)
     context = min(context, (kv_pages - 1) * page_size)
     left = max(0, free - kv_pages * page_bytes - states) + embedded
+    prefix_cache = not engine.disable_radix_cache and bool(snapshots.count or not states)
     host = pick_host_bytes(hardware, ranks)
     return EngineConfig(
         device=hardware.device,
@@ -171,10 +175,10 @@ def resolve(
         chunk_tokens=chunk,
         page_size=page_size,
         kv_pages=kv_pages,
-        prefix_cache=not engine.disable_radix_cache and bool(snapshots.count or not states),
+        prefix_cache=prefix_cache,
         embeddings=resolve_embeddings(engine, spec, dtype, left, host, keep),
         encode_patches=patches,
-        kv=kv,
+        kv=replace(kv, pages=resolve_pages(keep, ranks)) if prefix_cache else kv,
         tower_budget=tower_budget(spec, LARGE_IMAGE_STEPS[hardware.device]),
         encoder=encoder,
         graphs=graphs,
@@ -497,6 +501,17 @@ def resolve_embeddings(
     return EmbeddingBudgets(device, host, *_disk_budget("--embedding-cache-dir", name, limit_mb))
 
 
+def resolve_pages(keep: PinOptions, ranks: int) -> PageTierConfig:
+    """Where KV pages go that leave the pool; whose they are is known once the model was read.
+    Raises ConfigError.
+    """
+    if keep.kv_cache_dir is None:
+        return PageTierConfig()
+    option, limit_mb = "--kv-cache-dir", keep.kv_cache_disk_mb
+    nbytes, folder = _disk_budget(option, keep.kv_cache_dir, limit_mb, kept_bytes)
+    return PageTierConfig(folder, nbytes, ranks=ranks)
+
+
 def check_one_disk(engine: EngineOptions, keep: PinOptions) -> None:
     """Raises ConfigError where embeddings are to lie in two folders."""
     if keep.embedding_cache_shared is not None and engine.embedding_cache_dir is not None:
@@ -506,13 +521,20 @@ def check_one_disk(engine: EngineOptions, keep: PinOptions) -> None:
         )
 
 
-def _disk_budget(option: str, name: str, limit_mb: int | None) -> tuple[int, str]:
-    """Bytes for embeddings in a folder, and the folder. Raises ConfigError."""
+def _disk_budget(
+    option: str,
+    name: str,
+    limit_mb: int | None,
+    count: Callable[[Path], int] = stored_bytes,
+) -> tuple[int, str]:
+    """Bytes for what is to be kept in a folder, and the folder. `count`: what is there already.
+    Raises ConfigError.
+    """
     folder = Path(name).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
-        room = shutil.disk_usage(folder).free + stored_bytes(folder)
+        room = shutil.disk_usage(folder).free + count(folder)
     except FileExistsError:
         raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
     except OSError as error:

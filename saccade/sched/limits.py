@@ -57,7 +57,8 @@ class SchedulerLimits:
 @dataclass(slots=True)
 class Counts:
     """What has happened so far; all of them only grow. `images_pixels`: encoded again from pixels
-    that were still in the arena. `images_given`: encoded by another server.
+    that were still in the arena. `images_given`: encoded by another server. `restored_tokens`: of
+    the cached ones, those that came back from disk.
     """
 
     requests: int = 0
@@ -65,6 +66,7 @@ class Counts:
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: int = 0
     generated_tokens: int = 0
     images_encoded: int = 0
     patches_encoded: int = 0
