@@ -53,7 +53,8 @@ class Step:
     def move_pages(self, pages: PageMemory) -> None:
         """Begin what the plan says of KV pages on disk; the result tells of what has ended."""
         self._pages = pages
-        pages.move(self._plan.pages)
+        if self._plan.pages:
+            pages.move(self._plan.pages)
 
     def took(self, key: ImageKey) -> None:
         """An embedding that another server gave is there."""
@@ -97,8 +98,7 @@ class Step:
     def ready(self) -> bool:
         """Whether `result` would not block, or not for long."""
         drawn = self._copied is None or self._copied.query()
-        late = self._pages is not None and time.monotonic() > self._begun + LATE_SECONDS
-        return drawn and not (self._plan.wait and self._awaits() and not late)
+        return drawn and not (self._plan.wait and self._awaits() and not self._late())
 
     def result(self) -> StepResult:
         """Blocks until the step is done. To be called once, in the order of the steps.
@@ -151,10 +151,14 @@ class Step:
         """
         if not (self._pages and self._pages.reading):
             return False
-        until = time.monotonic() + LATE_SECONDS
-        while self._awaits() and time.monotonic() < until:
+        while self._awaits() and not self._late():
             time.sleep(POLL_SECONDS)
         return True
+
+    def _late(self) -> bool:
+        """Whether the scheduler had better look at pages that are being read."""
+        reading = self._pages is not None and self._pages.reading
+        return reading and time.monotonic() > self._begun + LATE_SECONDS
 
     def _awaits(self) -> bool:
         """Whether something is under way in the background, and nothing of it has ended."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,15 @@ from saccade.core.config import KVConfig, PageTierConfig
 from saccade.core.errors import ConfigError, StartupError
 from saccade.core.options import PinOptions
 from saccade.core.page_store import PAGE_FILE
+from saccade.families.registry import load_spec
 from saccade.runtime import page_files
 from saccade.runtime.page_files import PageFiles
+from saccade.runtime.weights import load_net
 from saccade.sched.page_arrivals import ReadRates
+from saccade_bench.fixtures.crew import ThreadCrew, ThreadWorkers
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import FAMILIES
+from tests.engine import test_kv_eight_bits as eight_bits
 from tests.engine.test_parity import CASES, Model, check, load
 
 MODEL = b"sixteen bytes of"
@@ -264,3 +268,48 @@ def test_a_folder_is_one_servers_and_nobody_elses(model: Model, tmp_path: Path) 
     )
     other.close()
     assert files(tmp_path / "kv") == [], "what was served before is removed"
+
+
+def test_pages_of_eight_bits_come_back_as_they_were(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("qwen3_vl")
+    net = load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
+    eight = KVConfig("fp8_e4m3", pages=on_disk(tmp_path, 1 << 30))
+    first = Harness(net, kv=eight)
+    expected = eight_bits.answers(first)
+    first.close()
+    again = Harness(net, kv=eight)
+    patient(again)
+    assert eight_bits.answers(again) == expected and kept(again).counts["read"] > 0
+    again.close()
+
+
+def test_two_ranks_agree_on_what_the_first_has_read(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("qwen3_vl")
+    pages = PageTierConfig(str(tmp_path), 1 << 30, MODEL, ranks=2)
+    crew = ThreadCrew(folder, 2, "weights")
+    engine = Harness(crew.nets[0], crew, kv=KVConfig(pages=pages))
+    patient(engine)
+    prefix = engine.scheduler.prefix
+    assert prefix is not None
+    expected = eight_bits.answers(engine)
+    prefix.evict(prefix.evictable)
+    engine.run([])
+    assert eight_bits.answers(engine) == expected and kept(engine).counts["read"] > 0
+    assert isinstance(engine.worker, ThreadWorkers)
+    for worker in engine.worker.workers:
+        worker.close()
+
+
+def test_a_preempted_sequence_comes_back_from_disk(model: Model, tmp_path: Path) -> None:
+    """All at once, in a pool for about two of them."""
+    longest = max(len(model.request(Harness(model.net), name).tokens) for name in CASES)
+    engine = open_engine(model, tmp_path, page_size=4, kv_pages=2 * (longest + 40) // 4)
+    for _ in range(2):
+        run(engine, model)
+    assert engine.scheduler.counts.preemptions > 0
+    assert kept(engine).counts["read"] > 0
+    engine.close()
