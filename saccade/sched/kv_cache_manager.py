@@ -91,12 +91,12 @@ class KVCacheManager:
         if arrivals.awaits(sequence):
             return True
         names = arrivals.beyond(sequence, path)
-        if not arrivals.pays(names):
-            sequence.restore.done = True
-        elif self.fits(sequence, path, running):
+        if arrivals.pays(names):
+            if not self.fits(sequence, path, running):
+                return False  # it is refused now, and nothing is asked for meanwhile
             if arrivals.begin(sequence, path, names):
                 return True
-            sequence.restore.done = True
+        sequence.restore.done = True
         sequence.matched = len(path) * room
         return False
 

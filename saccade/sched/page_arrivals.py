@@ -23,6 +23,8 @@ from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Happened, PageEvent
 from saccade.sched.sequence import Sequence
 
+STATE = -1
+"""Among the places of awaited pages: of the state after the last."""
 STALL_SECONDS = 10.0
 """Without any page, where nothing has been measured: then the disk is taken to hang."""
 SMOOTH = 0.3
@@ -71,8 +73,9 @@ class Arrival:
     """Pages from `depth` on, of which `names` are awaited, in order; `held`: the node before them.
 
     pages: those of the path, and those that the others come to. line: of the state after the last;
-    None for models without. reading: names that have not come yet. whole: of the awaited pages, how
-    many can still come. begun, heard: when it began, and when a page last came.
+    None for models without. begun, heard: when it began, and when something last came. whole: of
+    the awaited pages, how many can still come. came: how many have. reading: names that have not
+    come yet, and their places among `names`.
     """
 
     sequence: Sequence
@@ -85,7 +88,7 @@ class Arrival:
     heard: float
     whole: int = 0
     came: int = 0
-    reading: set[bytes] = field(default_factory=set)
+    reading: dict[bytes, int] = field(default_factory=dict)
 
     @property
     def state(self) -> bytes | None:
@@ -93,8 +96,8 @@ class Arrival:
 
 
 class PageArrivals:
-    """All arrivals. `counts` of `kept` say what became of pages; here `late` and `slow`: tokens
-    that were computed, for reading them took, or would have taken, longer.
+    """All arrivals. `counts` of `kept` say what became of pages; here `late` and `slow`: those
+    that are computed, for reading them took, or would have taken, longer.
     """
 
     def __init__(
@@ -211,15 +214,13 @@ class PageArrivals:
         self._under_way[sequence] = arrival
         self.kept.used([*sequence.restore.names[: len(path)], *names])
         for name, page in zip(names, taken, strict=True):
-            self._fetch(arrival, name, page)
+            self.kept.fetch(name, page)
+        arrival.reading = {name: index for index, name in enumerate(names)}
         if line is not None:
-            self._fetch(arrival, state_name(names[-1]), line, state=True)
+            self.kept.fetch(awaited[-1], line, state=True)
+            arrival.reading[awaited[-1]] = STATE
+        self._by_name.update(dict.fromkeys(arrival.reading, arrival))
         return True
-
-    def _fetch(self, arrival: Arrival, name: bytes, place: int, *, state: bool = False) -> None:
-        arrival.reading.add(name)
-        self._by_name[name] = arrival
-        self.kept.fetch(name, place, state=state)
 
     # ---- news
 
@@ -235,17 +236,15 @@ class PageArrivals:
 
     def _came(self, arrival: Arrival, name: bytes, happened: Happened) -> None:
         now = self._clock()
-        arrival.reading.remove(name)
-        index = arrival.names.index(name) if name in arrival.names else None
-        if happened == "read" and index is None:
-            assert arrival.line is not None
+        index = arrival.reading.pop(name)
+        if happened != "read":
+            self.kept.lost(name, happened)
+            self._cut(arrival, max(0, index))
+        elif arrival.line is not None and index == STATE:
             self.kept.read(name, arrival.line, state=True)
-        elif happened == "read" and index is not None:
+        else:
             self.kept.read(name, arrival.pages[arrival.depth + index])
             arrival.came += 1
-        else:
-            self.kept.lost(name, happened)
-            self._cut(arrival, 0 if index is None else index)
         arrival.heard = now
         if not arrival.reading:
             self._end(arrival)
@@ -287,7 +286,7 @@ class PageArrivals:
         for name in names:
             reading = name in arrival.reading
             if reading:
-                arrival.reading.remove(name)
+                del arrival.reading[name]
                 self._by_name.pop(name, None)
             if reading or name in self.kept.placing:
                 self.kept.forget(name, reading=reading)

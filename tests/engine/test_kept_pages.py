@@ -20,6 +20,7 @@ from saccade.core.config import KVConfig, PageTierConfig
 from saccade.core.errors import ConfigError, StartupError
 from saccade.core.options import PinOptions
 from saccade.core.page_store import PAGE_FILE
+from saccade.core.plan import PageOutcome
 from saccade.families.registry import load_spec
 from saccade.runtime import page_files
 from saccade.runtime.page_files import PageFiles
@@ -154,7 +155,7 @@ def test_damaged_files_are_computed_again_and_counted(
     outcomes = run(again, model)
     assert all(outcome.cached_tokens == 0 for outcome in outcomes.values()) or len(found) % 2
     counts = kept(again).counts
-    expected = "missing" if how == "gone" else "damaged"
+    expected: PageOutcome = "missing" if how == "gone" else "damaged"
     assert counts[expected] > 0 and bool(counts["not saved"]) == (how == "a folder")
     again.close()
     third = open_engine(model, tmp_path)
