@@ -319,3 +319,19 @@ def test_answers_are_as_long_as_the_option_says_where_a_call_says_nothing(llm: L
     assert llm.chat(ask("Hello")).completion_tokens <= 2
     longer = SamplingParams(max_tokens=3, ignore_eos=True)
     assert llm.chat(ask("Hello"), longer).completion_tokens == 3
+
+
+def test_a_chat_goes_on_from_disk_in_another_process(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "threads": 1, "media_workers": 1}
+    options |= {"max_total_tokens": 8192, "kv_cache_dir": str(tmp_path / "kv")}
+    question = ask([picture(96, 64, seed=3), "what is there, and how many of each? " * 4])
+    with LLM(checkpoint("qwen3_vl"), **options) as llm:
+        first, warm = llm.chat(question, GREEDY), llm.chat(question, GREEDY)
+    with LLM(checkpoint("qwen3_vl"), **options) as llm:
+        again = llm.chat(question, GREEDY)
+        metrics = llm.metrics()
+    assert again.text == first.text == warm.text
+    assert again.cached_tokens == warm.cached_tokens > 0
+    assert metrics["saccade_images_encoded_total"] == 0

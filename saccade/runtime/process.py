@@ -126,7 +126,8 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
         engine.send(Loading("caches and kernels"))
     worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)
     settle()
-    engine.send(Begun(worker.images.saved, worker.images.store, worker.images.tower))
+    images = worker.images
+    engine.send(Begun(images.saved, images.store, images.tower, worker.kept))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()

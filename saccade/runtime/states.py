@@ -27,7 +27,7 @@ ALIGNMENT = 16
 
 
 class StateMemory:
-    """`lines` lines of what `spec` names per sequence, each in one piece."""
+    """`lines` lines of what `spec` names per sequence, each in one piece: uint8 [lines, bytes]."""
 
     def __init__(self, spec: KVSpec, lines: int, dtype: torch.dtype, device: torch.device) -> None:
         places: list[tuple[int, str, tuple[int, ...], torch.dtype, int]] = []
@@ -40,26 +40,26 @@ class StateMemory:
                 places.append((layer, cache.name, cache.shape, kind, width))
                 width += -(-math.prod(cache.shape) * kind.itemsize // ALIGNMENT) * ALIGNMENT
         # empty, not zeros: untouched lines cost no memory on the CPU.
-        self._lines = torch.empty((lines if width else 0, width), dtype=torch.uint8, device=device)
+        self.lines = torch.empty((lines if width else 0, width), dtype=torch.uint8, device=device)
         self.layers: dict[int, dict[str, torch.Tensor]] = {}
         for layer, name, shape, kind, start in places:
-            part = self._lines[:, start : start + math.prod(shape) * kind.itemsize]
+            part = self.lines[:, start : start + math.prod(shape) * kind.itemsize]
             self.layers.setdefault(layer, {})[name] = part.view(kind).unflatten(1, shape)
 
     @property
     def nbytes(self) -> int:
-        return self._lines.nbytes
+        return self.lines.nbytes
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
         """As if all were read before any is written. In stream order."""
         written = {each.target for each in copies}
         if any(each.source in written for each in copies):
             pairs = np.array([(each.source, each.target) for each in copies])
-            sources, targets = send(pairs.T.copy(), self._lines.device)
-            self._lines.index_copy_(0, targets, self._lines.index_select(0, sources))
+            sources, targets = send(pairs.T.copy(), self.lines.device)
+            self.lines.index_copy_(0, targets, self.lines.index_select(0, sources))
         else:  # a line has tens of megabytes: no memory between
             for each in copies:
-                self._lines[each.target].copy_(self._lines[each.source])
+                self.lines[each.target].copy_(self.lines[each.source])
 
 
 class StateRecurrence:

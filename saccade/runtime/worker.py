@@ -22,6 +22,7 @@ from saccade.runtime.begun_step import MaskSource, Step
 from saccade.runtime.finite import NO_TOKEN, finite_rows, quieten
 from saccade.runtime.images import ImageExecutor, begin_captures
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
+from saccade.runtime.page_memory import PageMemory, open_pages
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Sampler
 from saccade.runtime.scores import Scorer
@@ -66,6 +67,8 @@ class Worker:
             graphs=bool(sizes.count),
             ops=net.ops,
         )
+        disk = open_pages(config.kv.pages, everyone)
+        self.pages = PageMemory(caches, size, self._states, everyone, disk)
         known = PositionCache(spec, net.vision, metrics)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
         like = self.images.like
@@ -88,12 +91,18 @@ class Worker:
                 memory = StepMemory(net, self._attention, self._batcher, sizes, like)
                 self._graphs = StepGraphs(memory, sizes, begin_captures(like, FIRST), metrics)
 
+    @property
+    def kept(self) -> tuple[tuple[bytes, int], ...]:
+        """KV pages that an earlier run has left on disk: (name, bytes), the oldest first."""
+        return self.pages.found
+
     def close(self) -> None:
         """Finish what is being written, and let go of graphs. Before ranks part: a graph holds on
         to the collectives that it captured.
         """
         self._graphs = None
         self.images.close()
+        self.pages.close()
 
     @torch.inference_mode()
     def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
@@ -116,6 +125,7 @@ class Worker:
                 self._sampler.open(
                     opened.slot, opened.sampling, opened.tokens, opened.prompt_length
                 )
+        step.move_pages(self.pages)
         self._states.copy(plan.restore)
         self.images.encode(plan, step)
         if plan.rows:
