@@ -78,7 +78,7 @@ class Tiled:
 
 
 def batch_of(rows: int, context: int, width: int) -> Batch:
-    """One token of each of `rows` sequences, of which `context` tokens are cached."""
+    """One token of each of `rows` sequences, with `context` cached tokens each."""
     pages = -(-(context + 1) // PAGE)
     table = torch.arange(1, 1 + rows * pages, dtype=torch.int32).view(rows, pages)
     return Batch(
@@ -109,7 +109,7 @@ def step(model: Decoder[Any], cache: KVCache, batch: Batch) -> tuple[float, floa
 
 
 def faster(before: list[tuple[float, float]], now: list[tuple[float, float]]) -> dict[str, float]:
-    """How many times as fast, by medians of CPU time and clock, and by the least CPU time."""
+    """Speed ratios, by medians of CPU time and clock, and by the least CPU time."""
     cpu, wall = (
         statistics.median(one[axis] for one in before) / statistics.median(one[axis] for one in now)
         for axis in (0, 1)

@@ -64,6 +64,7 @@ class Worker:
             self._states.layers,
             dtype=dtype,
             scales=config.kv.scales,
+            backend=config.kv.attention,
             graphs=bool(sizes.count),
         )
         disk = open_pages(config.kv.pages, everyone)

@@ -18,7 +18,7 @@ import torch
 from saccade.cache.kept_pages import KeptPages
 from saccade.core.config import KVConfig, PageTierConfig
 from saccade.core.errors import ConfigError, StartupError
-from saccade.core.options import PinOptions
+from saccade.core.options import CacheOptions
 from saccade.core.page_store import PAGE_FILE
 from saccade.core.plan import PageOutcome
 from saccade.families.registry import load_spec
@@ -260,7 +260,7 @@ def test_a_folder_is_one_servers_and_nobody_elses(model: Model, tmp_path: Path) 
     strange.mkdir()
     (strange / "to a friend.txt").write_text("hello")
     with pytest.raises(ConfigError, match=r"somebody else uses it"):
-        PinOptions(kv_cache_dir=str(strange))
+        CacheOptions(kv_cache_dir=str(strange))
     with pytest.raises(StartupError, match="somebody else uses it"):
         open_engine(model, strange)
     assert [path.name for path in strange.iterdir()] == ["to a friend.txt"]
