@@ -27,12 +27,12 @@ class _Item:
 
 
 class CacheTier(Generic[K]):
-    """Items by key. What is held is not evicted, even if that means going over the budget; nor is
-    what is in `pinned`, whose owner tells (`unpinned`) when something leaves it.
+    """Items by key. Held items are not evicted, even beyond the budget; nor are items in `pinned`,
+    whose owner reports each removal (`unpinned`).
     """
 
     def __init__(self, budget_bytes: int, pinned: Container[K] = (), shared: bool = False) -> None:
-        """`shared`: others put and take there, too; what is evicted is only not known any more."""
+        """`shared`: other servers put and take, too; an evicted item is only forgotten."""
         self._pinned = pinned
         self.shared = shared
         self.budget_bytes = budget_bytes
@@ -54,7 +54,7 @@ class CacheTier(Generic[K]):
         return len(self._items)
 
     def put(self, key: K, nbytes: int, worth: float) -> None:
-        """Add an item, whatever the budget says.
+        """Add an item, even beyond the budget.
 
         `worth`: the saving per byte, times the number of uses.
         """
@@ -64,7 +64,7 @@ class CacheTier(Generic[K]):
         self.use(key, worth)
 
     def take(self, key: K) -> int:
-        """Remove an item that is not held; returns its bytes."""
+        """Remove an unheld item; returns its bytes."""
         assert key not in self.held
         nbytes = self._items.pop(key).nbytes
         self.used_bytes -= nbytes
@@ -92,12 +92,12 @@ class CacheTier(Generic[K]):
             self._refresh(key)
 
     def unpinned(self, key: K) -> None:
-        """An item may be evicted again, as if it were used now."""
+        """An item may be evicted again, as if just used."""
         self._refresh(key)
 
     def make_room(self, nbytes: int, keep: Collection[K] = ()) -> list[K]:
-        """Evict until `nbytes` more fit, or nothing is left that is not held or pinned; those in
-        `keep` only if all others have gone.
+        """Evict until `nbytes` more fit, or only held and pinned items are left; items in `keep` go
+        last.
         """
         evicted: list[K] = []
         kept: list[tuple[float, int, K]] = []
@@ -118,8 +118,8 @@ class CacheTier(Generic[K]):
         return evicted
 
     def clear(self, keep: Collection[K]) -> list[K]:
-        """Remove every item that is not in `keep`, which names all that are held; returns their
-        keys. Counts as no eviction.
+        """Remove every item not in `keep`, which names all held items; returns their keys. Counts
+        as no eviction.
         """
         gone = [key for key in self._items if key not in keep]
         for key in gone:

@@ -354,7 +354,7 @@ class EmbeddingCache:
         return self._known[key].num_tokens * self.bytes_per_token
 
     def _bytes_on(self, shelf: CacheTier[ImageKey], key: ImageKey) -> int:
-        """What it takes of a tier."""
+        """Bytes of the embedding in a tier."""
         return self._file_bytes(self._bytes(key)) if shelf is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
@@ -385,7 +385,7 @@ class EmbeddingCache:
         )
 
     def _shelve(self, shelf: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
-        """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""
+        """Put `key` on `shelf`; returns the evicted keys, perhaps `key` itself."""
         shelf.put(key, self._bytes_on(shelf, key), self._worth(key))
         return self._make_room(shelf, 0)
 

@@ -41,8 +41,8 @@ NO_PINS: dict[str, int] = {}
 class Node:
     """One cached page, or a root (depth 0, no page). `depth` counts pages from the root.
 
-    pinned: by client, its pin that ends here, and the children that it has pinned. snapshot: the
-    line of the state after this page; None without. name: once somebody has asked for it.
+    pinned: by client, its pin that ends at this node, and the pinned children. snapshot: the line
+    of the state after this page; None without a snapshot. name: computed at the first use.
     """
 
     __slots__ = (
@@ -210,7 +210,7 @@ class PrefixCache:
         return line
 
     def evict(self, n: int, *, keep: bool = True) -> int:
-        """Free up to `n` pages that nobody holds, pinned ones last. Returns how many. `keep`: in
+        """Free up to `n` unheld pages, pinned ones last. Returns their number. `keep`: save them in
         `kept`, if there is such a place.
         """
         self.end_pins()

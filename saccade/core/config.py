@@ -105,8 +105,8 @@ class KVConfig:
     """The storage of keys and values.
 
     dtype: auto is the network's own. scales: divisors of each layer's keys and values in an 8-bit
-    cache; empty: all 1. attention: the backend that reads them. pages: the place for pages that
-    leave the pool.
+    cache; empty: all 1. attention: the backend that reads them. pages: where pages go that leave
+    the pool.
     """
 
     dtype: KVDtype = "auto"

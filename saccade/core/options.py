@@ -173,10 +173,10 @@ class CacheOptions:
     --embedding-cache-disk-mb, which all of them fill together. The folder is on one machine, or on
     a network file system with locks.
     """
-    kv_cache_dir: str | None = None
-    """Folder for the KV of prompts that leave memory, by eviction or at the end of the server: KV
-    in it is read instead of computed, also after a restart. The folder holds users' prompts, as
-    numbers: mode 0700. Derived: no KV is kept on disk.
+    kv_cache_dir: str | None = basic(None)
+    """Folder for the KV of prompts that leave memory, by eviction or at the end of the server: what
+    is there is read instead of computed, also after a restart. It holds what users have sent, as
+    numbers (mode 0700). Derived: no KV is kept on disk.
     """
     kv_cache_disk_mb: int | None = None
     """MiB of disk space in --kv-cache-dir. Derived: a quarter of the space there that is free or
@@ -191,12 +191,12 @@ class CacheOptions:
     def __post_init__(self) -> None:
         sizes = "embedding_cache_device_mb", "embedding_cache_host_mb", "embedding_cache_disk_mb"
         at_least(0, self, *sizes, "pinned_share")
+        at_most(1, self, "pinned_share")
         at_least(1, self, "kv_cache_disk_mb")
         if self.kv_cache_dir is not None:
             check_folder("--kv-cache-dir", self.kv_cache_dir, PAGES)
         elif self.kv_cache_disk_mb is not None:
             raise ConfigError("--kv-cache-disk-mb: say where, with --kv-cache-dir")
-        at_most(1, self, "pinned_share")
         folder = self.embedding_cache_dir
         if folder == "":
             raise ConfigError("--embedding-cache-dir: name a folder")

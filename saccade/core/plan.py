@@ -293,11 +293,11 @@ class StepResult:
 
     `encoded`: images encoded since the last step, with the milliseconds (of the whole pack, shared
     by patches) and the end time (`time.monotonic()`, common to all processes of a machine). Their
-    pixels have been read; later plans may show only encoded images. `disk`, `pages`: reads and
-    writes finished since the last step, of embeddings and of KV pages. `unfinished`: more graphs
-    are left to adapt. `broken`: indices of rows with values that are no numbers: their tokens and
-    KV mean nothing. `failed`: images not encoded for lack of device memory; their pixels are not
-    read any more. `exhausted`: the device had no memory for the plan's rows, and none was computed.
+    pixels have been read; later plans may show only encoded images. `disk`: reads and writes
+    finished since the last step; `pages`: the same of KV pages. `unfinished`: more graphs are left
+    to adapt. `broken`: indices of rows with values that are no numbers: their tokens and KV mean
+    nothing. `failed`: images not encoded for lack of device memory; their pixels are not read any
+    more. `exhausted`: the device had no memory for the plan's rows, and none was computed.
     """
 
     step: int

@@ -130,10 +130,8 @@ async def serve(
     config = replace(
         config, kv=replace(config.kv, scales=loaded[0].kv_scales, attention=loaded[0].attention)
     )
-    if config.kv.pages.folder is not None:
-        identity = identify(config, load, spec, weights).digest()
-        pages = replace(config.kv.pages, identity=identity)
-        config = replace(config, kv=replace(config.kv, pages=pages))
+    pages = replace(config.kv.pages, identity=identify(config, load, spec, weights).digest())
+    config = replace(config, kv=replace(config.kv, pages=pages))
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     # Build the deciding half.

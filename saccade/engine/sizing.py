@@ -487,30 +487,29 @@ def resolve_embeddings(
     name, limit_mb = caches.embedding_cache_dir, caches.embedding_cache_disk_mb
     if name is None or limit_mb == 0:
         return EmbeddingBudgets(device, host_bytes)
-    nbytes, folder = _disk_budget("--embedding-cache-dir", name, limit_mb)
+    nbytes, folder = _disk_budget("--embedding-cache-dir", name, limit_mb, stored_bytes)
     return EmbeddingBudgets(
         device, host_bytes, nbytes, folder, shared=caches.embedding_cache_shared
     )
 
 
 def resolve_pages(caches: CacheOptions, ranks: int) -> PageTierConfig:
-    """The place for KV pages that leave the pool; their identity is known once the model was read.
+    """Where KV pages go that leave the pool; whose they are is known once the model was read.
     Raises ConfigError.
     """
-    if caches.kv_cache_dir is None:
+    name, limit_mb = caches.kv_cache_dir, caches.kv_cache_disk_mb
+    if name is None:
         return PageTierConfig()
-    option, limit_mb = "--kv-cache-dir", caches.kv_cache_disk_mb
-    nbytes, folder = _disk_budget(option, caches.kv_cache_dir, limit_mb, kept_bytes)
+    nbytes, folder = _disk_budget("--kv-cache-dir", name, limit_mb, kept_bytes)
     return PageTierConfig(folder, nbytes, ranks=ranks)
 
 
 def _disk_budget(
-    option: str,
-    name: str,
-    limit_mb: int | None,
-    count: Callable[[Path], int] = stored_bytes,
+    option: str, name: str, limit_mb: int | None, count: Callable[[Path], int]
 ) -> tuple[int, str]:
-    """Bytes for a folder, and the folder. `count`: the bytes there already. Raises ConfigError."""
+    """Bytes for what `option` keeps in a folder, and the folder. `count`: what is there already.
+    Raises ConfigError.
+    """
     folder = Path(name).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

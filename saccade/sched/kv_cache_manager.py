@@ -210,7 +210,7 @@ class KVCacheManager:
         self._keeping.advanced(sequence, run, before)
 
     def flush(self) -> None:
-        """Forget cached pages that no running sequence holds, and what clients asked to be kept."""
+        """Forget cached pages that no running sequence holds, and all pins."""
         if self.arrivals:
             self.arrivals.end_all()
         if self._prefix:
@@ -231,8 +231,8 @@ class KVCacheManager:
         return run.pages[whole:]
 
     def audit(self, holders: Iterable[Iterable[int]], runs: Iterable[Run]) -> None:
-        """Assert that every page is accounted for: free, the trie's, or one of `holders`'; and
-        every line of a state.
+        """Assert that every page is accounted for (free, the trie's, arriving, or held by one of
+        `holders`), and every line of a state.
         """
         self._snapshots.audit(runs, tuple(self.arrivals.lines) if self.arrivals else ())
         arriving = self.arrivals.holders if self.arrivals else ()
