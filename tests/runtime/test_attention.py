@@ -78,9 +78,6 @@ class Case:
 
 
 @pytest.mark.sparse(pairs=True)
-@pytest.mark.parametrize(
-    "mask_values", [None, 1 << 20, 64], ids=["no mask", "one block", "many blocks"]
-)
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -99,12 +96,7 @@ def test_queries_see_their_own_past_and_nothing_else(
     dtype: torch.dtype,
     page_size: int,
     scattered: bool,
-    mask_values: int | None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if mask_values is not None:
-        monkeypatch.setattr(attention, "MERGING", ())
-        monkeypatch.setattr(attention, "MASK_VALUES", mask_values)
     case = Case(lengths, page_size, scattered, dtype)
     out = case.attend()
     assert out.dtype == dtype

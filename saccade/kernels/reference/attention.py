@@ -1,7 +1,7 @@
 """Causal attention over the keys and values of sequences, by PyTorch on a CPU.
 
-Owns nothing; knows nothing of pages. No mask larger than `MASK_VALUES` is ever made, on a CPU none
-at all; grouped queries share their keys without copies.
+Owns nothing; knows nothing of pages. No mask is ever made; grouped queries share their keys without
+copies.
 """
 
 from __future__ import annotations
@@ -11,17 +11,11 @@ from torch.nn import functional as F
 
 from saccade.kernels.reference import long_attention as blockwise
 
-MASK_VALUES = 1 << 20
-"""Query rows times keys of one masked block: bounds the memory of a prefill that has a cached
-prefix.
-"""
 WIDE_GROUP = 3
 """Up to so many queries of a key head, a token that decodes costs a CPU less in float32, in blocks
 of `WIDE_KEYS` keys, than PyTorch's products of 16 bits do (measured without AMX: LOG.md).
 """
 WIDE_KEYS = 512
-MERGING = ("cpu",)
-"""Devices on which a cached prefix is attended to apart from the rest, without any mask."""
 
 
 def causal_attention(
@@ -49,22 +43,13 @@ def causal_attention(
     k, v = k.expand(group, -1, -1, -1), v.expand(group, -1, -1, -1)
     if keys == length:
         out = F.scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
-    elif q.device.type in MERGING:
-        out = _merged(queries, k, v, scale)
     else:
-        out = torch.cat(
-            [_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2
-        )
+        out = _merged(queries, k, v, scale)
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
 
 
 def _widens(q: torch.Tensor, group: int) -> bool:
-    return (
-        q.device.type == "cpu"
-        and q.itemsize == 2
-        and group <= WIDE_GROUP
-        and not torch.cpu._is_amx_tile_supported()
-    )
+    return q.itemsize == 2 and group <= WIDE_GROUP and not torch.cpu._is_amx_tile_supported()
 
 
 def _wide_attention(
@@ -111,23 +96,3 @@ def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
     among, log_among = flash(q, k[:, :, prefix:], v[:, :, prefix:], 0.0, True, scale=scale)
     share = torch.sigmoid(log_before - log_among).unsqueeze(-1)  # [G, Hkv, L, 1] float32
     return torch.lerp(among.float(), before.float(), share).to(q.dtype)
-
-
-def _blocks(length: int, keys: int) -> list[range]:
-    size = max(1, MASK_VALUES // keys)
-    return [range(start, min(start + size, length)) for start in range(0, length, size)]
-
-
-def _masked_block(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: range, scale: float
-) -> torch.Tensor:
-    """Rows `block` of q [G, Hkv, L, D] against the keys that the last of them may see."""
-    prefix = k.shape[2] - q.shape[2]
-    seen = prefix + block.stop
-    mask = torch.ones(len(block), seen, dtype=torch.bool, device=q.device).tril(
-        prefix + block.start
-    )
-    rows = q[:, :, block.start : block.stop]
-    return F.scaled_dot_product_attention(
-        rows, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, scale=scale
-    )
