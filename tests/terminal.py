@@ -52,6 +52,21 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._end, keys.encode())
 
+    def interrupt(self) -> None:
+        """Ctrl-C for a command that waits for its user. Python's readline has a moment between a
+        prompt, or the echo of a key, and its wait for the next: a signal in there is missed.
+        """
+        command = psutil.Process(self.process.pid)
+        deadline = time.monotonic() + SECONDS
+        rested, before = 0, command.cpu_times()
+        while rested < 4:
+            assert time.monotonic() < deadline, f"it never rests: {self.shown}"
+            time.sleep(0.05)
+            now = command.cpu_times()
+            rests = command.status() == psutil.STATUS_SLEEPING and now == before
+            rested, before = rested + 1 if rests else 0, now
+        self.type(CTRL_C)
+
     def until(self, words: str) -> str:
         """What was shown since the last call, up to and with `words`."""
         deadline = time.monotonic() + SECONDS

@@ -25,7 +25,7 @@ from saccade import __version__
 from saccade.api.about import docs
 from saccade.api.about.elsewhere import advice
 from saccade.api.about.openapi import describe
-from saccade.api.about.page import PAGE_PATHS, page_routes
+from saccade.api.about.page import PAGE_PATHS, page_routes, state_route
 from saccade.api.chat.fields import (
     Reply,
     read_chat,
@@ -61,6 +61,7 @@ from saccade.core.errors import (
 )
 from saccade.core.options import ObservabilityOptions, ResponseOptions, ServerOptions
 from saccade.edge import metrics_text as metrics
+from saccade.edge.admission import Admission
 from saccade.edge.auth import CLIENT, Keys, client_of
 from saccade.edge.body import Bodies
 from saccade.edge.disconnect import while_connected
@@ -93,16 +94,20 @@ def build_app(
 ) -> Starlette:
     """The ASGI application.
 
-    `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
-    long a request's body may take to come. `record`: gets the journeys of requests whose key is
-    right. `role` "encode": other servers are its only clients.
+    `names`: the model's names in the API, its own name first. `body_seconds`: time for a request's
+    body to arrive. `record`: gets the timelines of requests with a right key. `role` "encode":
+    other servers are the only clients.
     """
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
-    door = RequestHandler(front, tuple(names), options, bodies, watch)
+    largest = options.max_body_mb * MIB
+    admission = Admission(front.permits, bodies, largest, front.check_ready)
+    door = RequestHandler(front, tuple(names), admission, watch)
     store = ResponseStore(kept, front.metrics)
     api = _Api(front, door, store.instance, int(time.time()))
     routes = encode_routes(door) if role == "encode" else _public_routes(door, api, store)
+    if role != "encode" and not options.disable_page:
+        routes = [*routes, *page_routes()]
     return Starlette(
         routes=[*routes, *_own_routes(api)],
         middleware=_middleware(options, watch, record),
@@ -120,7 +125,7 @@ def _middleware(
     watch: ObservabilityOptions,
     record: Callable[[RequestTimeline], None] | None,
 ) -> list[Middleware]:
-    """What every request passes, from the outside in."""
+    """The layers around every request, from the outside in."""
     middleware = [Middleware(RequestIds)]
     if not options.asks_for_key and is_loopback(options.host):
         own, origins = options.allowed_hosts, options.cors_origins
@@ -144,8 +149,8 @@ def _middleware(
 
 
 def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> list[Route]:
-    """What clients ask a language model."""
-    largest = door.options.max_body_mb * MIB
+    """The routes for clients of a language model."""
+    admission = door.admission
     return [
         Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
@@ -158,13 +163,13 @@ def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> lis
         Route("/openapi.json", api.openapi),
         Route("/docs", api.docs),
         *response_routes(door, store),
-        *file_routes(door.front.intake.media, door.bodies, largest),
-        *page_routes(door, api.started),
+        *file_routes(door.front.intake.media, admission.bodies, admission.largest),
+        state_route(door, api.started),
     ]
 
 
 def _own_routes(api: _Api) -> list[Route]:
-    """What every server is asked about itself."""
+    """The routes about the server itself."""
     return [
         Route("/flush_cache", api.flush_cache, methods=["POST"]),
         Route("/health", api.health),
@@ -178,8 +183,8 @@ def _own_routes(api: _Api) -> list[Route]:
 class _Api:
     """The handlers.
 
-    `instance`: the name of this run of the server, by which a router knows what it keeps.
-    `started`: seconds since the epoch, which the model list calls the model's creation.
+    `instance`: the name of this run of the server, by which a router finds kept responses.
+    `started`: seconds since the epoch, shown in the model list as the model's creation.
     """
 
     front: RequestManager
@@ -188,7 +193,7 @@ class _Api:
     started: int
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admit(scope, receive) as (body, held):
+        async with self.door.admission.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
             shape = ChatShape(
                 self.front.vocabulary,
@@ -200,7 +205,7 @@ class _Api:
             await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admit(scope, receive) as (body, held):
+        async with self.door.admission.admit(scope, receive) as (body, held):
             asks, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
             view = PromptView(top=prompt.prompt_logprobs)
@@ -212,7 +217,7 @@ class _Api:
             await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admit(scope, receive) as (body, held):
+        async with self.door.admission.admit(scope, receive) as (body, held):
             ask, reply, counting = await self.door.read(read_tokenize, body)
             self.door.name_of(reply.model)
             context_length = self.front.check_ready().context_length
@@ -228,7 +233,7 @@ class _Api:
             await self.door.send_scroll(send, scroll_count(count, name))
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admit(scope, receive) as (body, _):
+        async with self.door.admission.admit(scope, receive) as (body, _):
             tokens = await self.door.read(read_detokenize, body)
             self.door.name_of(tokens.model)
             self.front.intake.check_tokens("tokens", tokens.tokens)
@@ -297,7 +302,7 @@ class _Api:
 
 
 class _KeyCheck:
-    """Lets through what carries a key, and what is open."""
+    """Admits requests with a right key, and all requests for open paths."""
 
     def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
         self._app = app
@@ -348,7 +353,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:
-    """Nobody reads this."""
+    """The unread answer to a departed client."""
     return Response(status_code=400)
 
 
@@ -357,7 +362,7 @@ async def _on_bug(request: Request, _: Exception) -> Response:
 
 
 def _check_operator(request: Request) -> None:
-    """Caches are everybody's. Raises Unauthorized for one of several named keys."""
+    """Refuse one of several named keys, as caches are shared by all. Raises Unauthorized."""
     client = client_of(request.scope)
     if client.limited and client.name:
         raise Unauthorized("caches are every key's: only the key of --api-key may flush them")

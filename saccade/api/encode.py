@@ -1,8 +1,8 @@
-"""POST /internal/embedding, the one question of a server of role encode: the bytes of an image, or
-its key, against its embedding (`core/exchange.py` has the words).
+"""POST /internal/embedding, the one question to a server of role encode: the bytes of an image, or
+its key, for its embedding (`core/exchange.py` has the words).
 
-Owns the order of a request: what is wanted and whether this tower can make it, a permit, the body,
-the image opened as any other, the engine, the answer from shared memory. Knows nothing of tokens.
+Owns the order of a request: the wish and this tower's ability, a permit, the body, the image opened
+as any client's, the engine, the answer from shared memory. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from functools import partial
 
 import msgspec
 from blake3 import blake3
-from starlette.requests import Request as HttpRequest
+from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from saccade.api.handlers import Endpoint, RequestHandler
-from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
 from saccade.core.exchange import (
     ENCODE_PATH,
@@ -31,8 +30,7 @@ from saccade.core.exchange import (
     EmbeddingWanted,
 )
 from saccade.core.types import Image, Request, SamplingParams, Span
-from saccade.edge.auth import client_of
-from saccade.edge.body import Held, pieces
+from saccade.edge.body import Held, read_whole
 from saccade.edge.disconnect import while_connected
 from saccade.front.input_processor import PreparedRequest
 from saccade.front.request_manager import AnswerUpdate
@@ -58,21 +56,12 @@ class EmbeddingDoor:
         self._media = door.front.intake.media
 
     async def embedding(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = HttpRequest(scope, receive)
-        wanted = self._read(request.headers.get(WANTED_HEADER, ""))
-        client, largest = client_of(scope), self._door.options.max_body_mb * MIB
-        with self._front.admit(client):
-            pass  # there is a permit now
-        with self._door.bodies.hold(request, largest) as held:
-            body = bytearray()
-            async for piece in pieces(request, held, largest):
-                body += piece
-            with self._front.admit(client):
-                work = self._answer(send, wanted, bytes(body), held)
-                await while_connected(receive, work)
+        wanted = self._read(Headers(scope=scope).get(WANTED_HEADER, ""))
+        async with self._door.admission.admit(scope, receive, read_whole) as (body, held):
+            await while_connected(receive, self._answer(send, wanted, bytes(body), held))
 
     def _read(self, told: str) -> EmbeddingWanted:
-        """What is wanted. Raises InvalidRequest, OtherTower."""
+        """The wish. Raises InvalidRequest, OtherTower."""
         try:
             wanted = msgspec.json.decode(told, type=EmbeddingWanted)
             self._check_size(wanted.image)
@@ -94,7 +83,7 @@ class EmbeddingDoor:
         return wanted
 
     def _check_size(self, image: Image) -> None:
-        """Every number, before anything is made of it. Raises InvalidRequest."""
+        """Check every number of an image before use. Raises InvalidRequest."""
         most = self._front.intake.spec.largest_image.pixels  # a token, or a patch, has one at least
         numbers: tuple[int, ...]
         for name, numbers in (
@@ -122,7 +111,7 @@ class EmbeddingDoor:
             raise
 
     async def _open(self, wanted: EmbeddingWanted, body: bytes, held: Held) -> OpenedImage:
-        """The image, as any client's. Raises OtherTower where it is not the one that is wanted."""
+        """The image, opened as any client's. Raises OtherTower unless it is the wanted image."""
         budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
         asker = Requester(held.client.share(""), held.client.name, held)
         salt = wanted.image.key.salt
@@ -168,13 +157,13 @@ class EmbeddingDoor:
 def _too_large(field: str, number: int) -> InvalidRequest:
     return InvalidRequest(
         f"{WANTED_HEADER}: {field} is {number}: beyond this model's largest image, or what shared "
-        "memory (--arena-mb) holds",
+        "memory (--tune arena_mb) holds",
         WANTED_HEADER,
     )
 
 
 def _prepare(wanted: EmbeddingWanted, opened: OpenedImage | None, held: Held) -> PreparedRequest:
-    """An engine request for one image; its tokens stand for nothing."""
+    """An engine request for one image; its tokens are placeholders."""
     image = wanted.image
     request = Request(
         secrets.token_hex(12),

@@ -1,21 +1,20 @@
-"""What every API's handlers do with a request before and after they answer it.
+"""The steps of every API's handlers around an answer.
 
-Owns admission (a permit, the body, what the request holds of memory), the order in which a request
-is prepared and answered, the model's names and the log of requests. Knows nothing of what bodies
-say.
+Owns the order in which a request is prepared and answered, the model's names and the log of
+requests. Knows nothing of the content of bodies.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,11 +24,10 @@ from saccade.api.prompt_logprobs import StreamedBody, score_bytes
 from saccade.api.stream import AnswerContext, ResponseWriter, stream
 from saccade.api.trace.image_trace import Tracer
 from saccade.api.trace.request_trace import AnswerTold, journey
-from saccade.core.config import MIB
 from saccade.core.errors import InternalError, NotFound, RequestError
-from saccade.core.options import ObservabilityOptions, ServerOptions
-from saccade.edge.auth import client_of
-from saccade.edge.body import Bodies, Held, read_json
+from saccade.core.options import ObservabilityOptions
+from saccade.edge.admission import Admission
+from saccade.edge.body import Held
 from saccade.edge.headers import request_id
 from saccade.front.input_processor import GenerationRequest, PreparedRequest
 from saccade.front.request_manager import RequestManager
@@ -44,16 +42,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestHandler:
-    """`names`: what the API calls the model, the first being its own name for it."""
+    """`names`: the model's names in the API, its own name first."""
 
     front: RequestManager
     names: tuple[str, ...]
-    options: ServerOptions
-    bodies: Bodies
+    admission: Admission
     watch: ObservabilityOptions
 
     async def read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
-        """What a body says; it is emptied, for whoever read it still holds it."""
+        """A body after reading; empties the body, which its reader still holds."""
         context_length = self.front.check_ready().context_length
         if len(body) <= SMALL_BODY:
             found = read(body, context_length)
@@ -63,21 +60,6 @@ class RequestHandler:
             body.clear()
         return found
 
-    @asynccontextmanager
-    async def admit(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[bytearray, Held]]:
-        """The body, then a permit: who sends slowly keeps none from others. A full server refuses
-        before the body. What the request holds of memory counts until it has ended.
-        """
-        request = Request(scope, receive)
-        largest = self.options.max_body_mb * MIB
-        client = client_of(scope)
-        with self.front.admit(client):
-            pass  # there is a permit now
-        with self.bodies.hold(request, largest) as held:
-            body = await read_json(request, held, largest)
-            with self.front.admit(client):
-                yield body, held
-
     async def answer(
         self,
         send: Send,
@@ -86,7 +68,7 @@ class RequestHandler:
         asks: list[GenerationRequest],
         held: Held,
     ) -> None:
-        """Prepare what is asked, and send the answer as it comes or at once."""
+        """Prepare the requests, and send the answer as a stream or at once."""
         model, way = self.name_of(reply.model), journey.get()
         if way is not None:
             way.model, way.streamed = model, bool(reply.stream)
@@ -132,7 +114,7 @@ class RequestHandler:
         await send({"type": "http.response.body", "body": b""})
 
     def log(self, prepared: Sequence[PreparedRequest], tally: UsageCounter, tracer: Tracer) -> None:
-        """A line for every request, and what became of images in slow ones, where asked for."""
+        """Log a line for every request, and the way of images in slow ones, if enabled."""
         request, usage = prepared[0].request, tally.usage
         if self.watch.log_requests:
             log.info(
@@ -155,7 +137,7 @@ class RequestHandler:
             )
 
     def name_of(self, name: str | None) -> str:
-        """What the client calls the model; the server's own name where it says nothing."""
+        """The client's name for the model; the server's own name if not given."""
         if name and name not in self.names:
             raise NotFound(
                 f"the model {name[:200]!r} does not exist; this server has "

@@ -1,20 +1,21 @@
-"""What the user may set of answers. Written as `options.py` is."""
+"""Options for answers, written as in `options.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from saccade.core.bounds import at_least
+from saccade.core.tuning import basic
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What answers are where a request does not say."""
+    """Properties of answers whose requests leave them open."""
 
-    default_max_tokens: int | None = None
-    """Tokens that an answer may have where its request names no limit (completions: 16, as OpenAI
-    has it). Derived: max_new_tokens of the checkpoint's generation_config.json, else as many as
-    the context leaves.
+    default_max_tokens: int | None = basic(None)
+    """Most tokens of an answer whose request names no limit (completions: 16, as in OpenAI's API).
+    Derived: max_new_tokens of the checkpoint's generation_config.json, else the rest of the
+    context.
     """
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Which web pages may use a router, and read the answers that it makes itself.
 
-Owns which answers those are: whatever comes without a word about origins. What a server has said
-stays as it is. Knows nothing of routes.
+Owns the choice of these answers: all without headers about origins. Servers' answers pass
+unchanged. Knows nothing of routes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def guarded(router: ASGIApp, host: str, options: SpreadOptions) -> ASGIApp:
 
 
 class Origins:
-    """The application with the headers that let a page of `origins` read its answers."""
+    """The application, with the headers that let a page of `origins` read its answers."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self._app = app

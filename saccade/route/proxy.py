@@ -1,8 +1,8 @@
-"""The router's HTTP: a request goes to the worker that ranks first, its answer back as it comes.
+"""The router's HTTP: a request goes to the first-ranked worker, its answer comes back as a stream.
 
-Owns what a request holds of memory on its way, the retry on another worker where one died before
-the first byte of its answer, and the words for an answer that breaks off. Reads no more of a body
-than `keys.py` does, and judges nothing: keys, fields and limits are the workers'. One event loop.
+Owns a request's share of memory on its way, the retry on another worker after a death before the
+first byte of the answer, and the words for an answer that breaks off. Reads no more of a body than
+`affinity.py` does, and judges nothing: keys, fields and limits are the workers'. One event loop.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from saccade import __version__
@@ -24,13 +24,14 @@ from saccade.core.config import MIB
 from saccade.core.errors import (
     EngineUnavailable,
     InternalError,
-    Overloaded,
     ReplicaLost,
     RequestError,
 )
 from saccade.core.metrics import Metrics
+from saccade.core.permits import Permits
 from saccade.core.route_options import SpreadOptions
-from saccade.edge.body import Bodies, Held, pieces
+from saccade.edge.admission import Admission
+from saccade.edge.body import Bodies, Held, read_whole
 from saccade.edge.disconnect import while_connected
 from saccade.edge.headers import request_id
 from saccade.edge.metrics_text import CONTENT_TYPE, render
@@ -64,10 +65,11 @@ class Proxy:
         self._fleet = fleet
         self._options = options
         self._metrics = metrics
-        self._bodies = bodies
+        permits = Permits(options.max_requests, "--max-requests")
+        largest = options.max_body_mb * MIB
+        self._admission = Admission(permits, bodies, largest, self._check_ready)
         self._readers = ThreadPoolExecutor(READERS, "saccade-route")
         self._large_reader = ThreadPoolExecutor(1, "saccade-route-large")
-        self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -91,38 +93,14 @@ class Proxy:
             if not started:
                 await _refuse(scope["path"], note, InternalError())
 
-    @contextmanager
-    def _permit(self) -> Iterator[None]:
-        """Raises Overloaded."""
-        if self._in_flight >= self._options.max_requests:
-            raise Overloaded(
-                f"{self._in_flight} requests are in flight; the limit is "
-                f"{self._options.max_requests} (--max-requests): try again"
-            )
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The body, then a permit: who sends slowly keeps none from others."""
-        request = Request(scope, receive)
-        largest = self._options.max_body_mb * MIB
-        self._check_ready()
-        with self._permit():
-            pass  # there is one now
-        with self._bodies.hold(request, largest) as held:
-            body = bytearray()
-            async for piece in pieces(request, held, largest):
-                body += piece
-            with self._permit():
-                if is_for_everyone(scope["method"], scope["path"]):
-                    work = tell_everyone(self._fleet, scope, body, send)
-                else:
-                    bearing = await self._bearing(scope, body)
-                    work = self._forward(scope, send, body, bearing, held)
-                await while_connected(receive, work)
+        async with self._admission.admit(scope, receive, read_whole) as (body, held):
+            if is_for_everyone(scope["method"], scope["path"]):
+                work = tell_everyone(self._fleet, scope, body, send)
+            else:
+                bearing = await self._bearing(scope, body)
+                work = self._forward(scope, send, body, bearing, held)
+            await while_connected(receive, work)
 
     async def _bearing(self, scope: Scope, body: bytearray) -> AffinityKey:
         began = time.perf_counter()
@@ -187,7 +165,7 @@ class Proxy:
     async def _pass_on(
         self, path: str, send: Send, answer: Head, content: AsyncIterator[bytes]
     ) -> None:
-        """An answer as it comes. Once it has begun it ends here, were it in an error."""
+        """Pass an answer on as it comes. A begun answer ends here, even in an error."""
         headers = answer_headers(answer)
         streams = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
         if streams or answer.status in BODILESS:
@@ -220,7 +198,7 @@ class Proxy:
             )
 
     async def _own(self, path: str, send: Send) -> None:
-        """What the router says of itself."""
+        """The router's own answer about itself."""
         kind = b"application/json"
         status, content = 200, b""
         if path == "/metrics":

@@ -16,7 +16,7 @@ from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.plan import Plan
 from saccade.core.types import ImageKey
-from saccade.kernels import long_attention as blockwise
+from saccade.kernels.reference import long_attention as blockwise
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import Shard
 from saccade.runtime.begun_step import Step

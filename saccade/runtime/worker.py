@@ -13,7 +13,6 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan, StepResult
-from saccade.kernels import device as device_of
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
@@ -63,7 +62,9 @@ class Worker:
             self._states.layers,
             dtype=dtype,
             scales=config.kv.scales,
+            backend=config.kv.attention,
             graphs=bool(sizes.count),
+            ops=net.ops,
         )
         known = PositionCache(spec, net.vision, metrics)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
@@ -74,12 +75,12 @@ class Worker:
         self._sampler = (
             None
             if everyone.rank
-            else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device)
+            else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device, net.ops)
         )
-        if device_of.runs_triton(like):
+        if net.ops.compiles == "everything":
             encoder = self.images.encoder
             warm_up(net, self._attention, self._batcher, encoder, self._sampler, like)
-        elif device_of.runs_jit(like):
+        elif net.ops.compiles == "decode":
             compile_decode(net, self._attention, self._batcher)
         self._graphs: StepGraphs | None = None
         if sizes.count:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ CHROMIUM = next(
 )
 SECONDS = 30.0
 """For one answer of the browser."""
+
+
+class Navigated(Exception):
+    """The page was left while it was asked for something."""
 
 
 class Browser:
@@ -49,6 +53,8 @@ class Browser:
         while True:
             found = self._receive(deadline)
             if found.get("id") == self._count:
+                if "navigated" in found.get("error", {}).get("message", ""):
+                    raise Navigated
                 assert "error" not in found, found
                 result: dict[str, Any] = found["result"]
                 return result
@@ -69,11 +75,14 @@ class Browser:
         return answer["result"].get("value")
 
     def wait_for(self, script: str, seconds: float = SECONDS) -> Any:
-        """The first value of an expression that is true."""
+        """The first value of an expression that is true, as JavaScript sees it: an element, too."""
         deadline = time.monotonic() + seconds
-        while not (value := self.run(script)):
+        value = None
+        while value in (None, False, 0, ""):
             assert time.monotonic() < deadline, f"never: {script}; {self.complaints}"
-            time.sleep(0.05)
+            time.sleep(0.02)
+            with suppress(Navigated):
+                value = self.run(script)
         return value
 
     def screenshot(self, path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 from saccade import LLM
 from saccade_bench.fixtures.server import routing, serving
 
+pytestmark = pytest.mark.slow  # of a server alone: tests/e2e/test_processes.py
+
 SECRETS = {"SACCADE_API_KEY": "open-sesame-1", "SACCADE_ENCODER_KEY": "open-sesame-2"}
 OF_OTHERS = {"HF_TOKEN": "open-sesame-3", "AWS_SECRET_ACCESS_KEY": "open-sesame-4"}
 

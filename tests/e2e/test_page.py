@@ -185,4 +185,4 @@ def test_a_session_of_saccade_chat_says_where_its_image_was_found(
     command = [sys.executable, "-m", "saccade", "chat", "--base-url", server.url]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
     told = [line.split(")")[1] for line in done.stdout.splitlines() if "image 1 (" in line]
-    assert [each.split(",")[0] for each in told] == [" none", " kv"], done.stdout
+    assert [each.split(",")[0].split(";")[0] for each in told] == [" new", " seen: whole prompt"]

@@ -68,7 +68,7 @@ def reload(page: Browser) -> None:
     page.wait_for("!window.old && document.body?.dataset.ready === ''")
 
 
-def press(page: Browser, key: str) -> None:
+def press(page: Browser, key: str, *, shift: bool = False) -> None:
     code = {"Escape": 27, "Enter": 13, "Tab": 9}[key]
     text = {"text": "\r"} if key == "Enter" else {}
     for kind in ("keyDown", "keyUp"):
@@ -78,6 +78,7 @@ def press(page: Browser, key: str) -> None:
             key=key,
             code=key,
             windowsVirtualKeyCode=code,
+            modifiers=8 if shift else 0,
             **text,
         )
 

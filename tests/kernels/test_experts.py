@@ -5,22 +5,22 @@ the order of pairs is a sort, and that nothing is read of experts without rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from saccade.kernels import experts, moe
-from saccade.kernels.experts import Stack, expert, stacked_mlp
-from saccade.kernels.fp8 import Fp8Experts, to_fp8
+from saccade.kernels.reference.experts import Stack, expert, stacked_mlp
+from saccade.kernels.reference.fp8 import Fp8Experts, to_fp8
+from saccade.kernels.reference.ops import Ops
 
 pytest.importorskip("triton")
 from saccade.kernels.triton import experts as experts_gpu
 from saccade.kernels.triton.experts import by_expert, launch_experts
 from tests.families.forwarding import Session, load
-from tests.kernels.conftest import HAS_GPU, bounds
+from tests.kernels.conftest import HAS_GPU, bounds, broad
 
 TOLERANCE = bounds(2e-5, 4e-3)
 HIDDEN, WIDTH, EXPERTS = 96, 48, 6
@@ -51,20 +51,27 @@ def on(device: str, experts: Stack) -> Stack:
     return experts._replace(values=experts.values.to(device), scales=experts.scales.to(device))
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
+CASES = [
+    *((1, 2, (0, 0)), (7, 3, (32, 16)), (40, 3, (HIDDEN, WIDTH))),
+    *((80, 2, (32, 16)), (200, 2, (0, 0))),
+]
+"""Rows, experts of each, and how many of a matrix's values share a scale."""
+
+
 @pytest.mark.parametrize(
-    ("rows", "top", "groups"),
-    [
-        (1, 2, (0, 0)),
-        (7, 3, (32, 16)),
-        (40, 3, (HIDDEN, WIDTH)),
-        (80, 2, (32, 16)),
-        (200, 2, (0, 0)),
-    ],
+    ("case", "dtype"),
+    broad(
+        product(CASES, TOLERANCE),
+        keep=[
+            *((CASES[0], torch.float32), (CASES[1], torch.float16), (CASES[2], torch.float32)),
+            *((CASES[4], torch.float16),),
+        ],
+    ),
 )
 def test_rows_get_what_their_experts_make(
-    device: str, rows: int, top: int, groups: tuple[int, int], dtype: torch.dtype
+    device: str, case: tuple[int, int, tuple[int, int]], dtype: torch.dtype
 ) -> None:
+    rows, top, groups = case
     up = stacked(2 * WIDTH, HIDDEN, groups[0], dtype)
     down = stacked(HIDDEN, WIDTH, groups[1], dtype)
     chosen, shares = routed(rows, top)
@@ -141,24 +148,26 @@ def test_no_rows_are_no_trouble(device: str) -> None:
 
 @pytest.mark.skipif(HAS_GPU, reason="the network is on the CPU")
 def test_a_network_answers_alike_by_the_kernel(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[..., Path],
 ) -> None:
     prompt = [*range(5, 30)]
 
-    def answers() -> torch.Tensor:
-        session = Session(load(checkpoint("qwen3_vl_moe")), prompt, [], page_size=16)
+    def answers(ops: Ops) -> torch.Tensor:
+        session = Session(load(checkpoint("qwen3_vl_moe"), ops), prompt, [], page_size=16)
         return torch.cat([session.prefill(), session.decode(41)[None]])
 
-    wanted, launched = answers(), list[int]()
-    here = SimpleNamespace(runs_triton=lambda _: True)
-    monkeypatch.setattr(moe, "device", here)
-    monkeypatch.setattr(experts, "device", here)
-    launch = experts_gpu.launch_experts
+    wanted, launched = answers(Ops()), list[int]()
+    launch = launch_experts
 
     def note(x: torch.Tensor, *rest: Any) -> torch.Tensor:
         launched.append(len(x))
         return launch(x, *rest)
 
-    monkeypatch.setattr(experts_gpu, "launch_experts", note)
-    torch.testing.assert_close(answers(), wanted, atol=2e-4, rtol=0)
+    class OneKernel(Ops):
+        stacks = True
+
+        def stacked_mlp(self, *given: Any) -> torch.Tensor:
+            return note(*given)
+
+    torch.testing.assert_close(answers(OneKernel()), wanted, atol=2e-4, rtol=0)
     assert launched == [25, 25, 1, 1], "two of three layers have experts"

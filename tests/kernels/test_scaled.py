@@ -5,13 +5,15 @@ whole rows.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from saccade.kernels import device as placement
-from saccade.kernels import fp8
-from saccade.kernels.fp8 import (
+from saccade.kernels.reference import fp8
+from saccade.kernels.reference.fp8 import (
     BLOCK,
     FEW_ROWS,
     FP8,
@@ -21,13 +23,12 @@ from saccade.kernels.fp8 import (
     Rows,
     block_scales,
     dense,
-    fp8_linear,
     prepare,
     quantise_rows,
     rows_group,
     to_fp8,
 )
-from saccade.kernels.layer import add_rms_norm, add_rms_norm_rows, gate_rows
+from saccade.kernels.reference.ops import Ops
 from tests.quantising import SCALES_BY_ROWS
 
 pytest.importorskip("triton")
@@ -36,11 +37,14 @@ from saccade.kernels.triton.scaled import (
     launch_quantise,
     launch_silu_gate_scaled,
 )
-from tests.kernels.conftest import HAS_GPU
+from tests.kernels.conftest import HAS_GPU, broad
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16) if HAS_GPU else (torch.float32, torch.half)
+PLAIN = Ops()
 SIZES = [(96, 96), (2560, 128), (256, 256), (3420, 3420), (384, 128)]
 """Values of a row, and those that share a scale."""
+FEW = [(SIZES[0], DTYPES[0]), (SIZES[2], DTYPES[1]), (SIZES[4], DTYPES[0])]
+"""One group, one that is the row, several."""
 STEP = 1 / 8
 """Between neighbours of the format, of the smaller one's value."""
 
@@ -68,9 +72,9 @@ def check_alike(found: Fp8Rows, wanted: Rows) -> None:
     assert (off <= 1.1 * STEP * its.abs() + 2 * wanted.scales.max() * 2**-9).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("size", "group"), SIZES)
-def test_rows_become_eight_bits(device: str, size: int, group: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), broad(product(SIZES, DTYPES), FEW))
+def test_rows_become_eight_bits(device: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    size, group = shape
     x = noise(5, 2 * size).to(dtype)[:, :size]
     x[1] = 0.0
     x[2] *= 1e-4
@@ -82,41 +86,41 @@ def test_rows_become_eight_bits(device: str, size: int, group: int, dtype: torch
     assert not found.dense()[1].any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("size", "group"), SIZES)
+@pytest.mark.parametrize(("shape", "dtype"), broad(product(SIZES, DTYPES), FEW))
 def test_a_normalised_stream_leaves_in_eight_bits(
-    device: str, size: int, group: int, dtype: torch.dtype
+    device: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
+    size, group = shape
     rows = FEW_ROWS + 1
     x, delta = noise(rows, size).to(dtype), noise(rows, size, seed=1).to(dtype)
     weight = 1 + noise(size, seed=2).to(dtype)
-    total, wanted = add_rms_norm_rows(x, delta, weight, 1e-6, group)
+    total, wanted = PLAIN.add_rms_norm_rows(x, delta, weight, 1e-6, group)
     there = [each.to(device) for each in (x, delta, weight)]
     ours, found = launch_add_norm_scaled(there[0], there[1], there[2], 1e-6, group)
     assert torch.equal(ours.cpu(), total)
     check_alike(found, wanted)
-    plain = add_rms_norm(x, delta, weight, 1e-6)[1]
+    plain = PLAIN.add_rms_norm(x, delta, weight, 1e-6)[1]
     assert isinstance(wanted, Fp8Rows)
     torch.testing.assert_close(wanted.dense(), plain.float(), rtol=1 / 15, atol=1e-2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("size", "group"), SIZES)
+@pytest.mark.parametrize(("shape", "dtype"), broad(product(SIZES, DTYPES), FEW))
 def test_a_gated_row_leaves_in_eight_bits(
-    device: str, size: int, group: int, dtype: torch.dtype
+    device: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
+    size, group = shape
     both = noise(FEW_ROWS + 2, 2 * size).to(dtype)
-    wanted = gate_rows(both, "silu", group)
+    wanted = PLAIN.gate_rows(both, "silu", group)
     check_alike(launch_silu_gate_scaled(both.to(device), group), wanted)
-    assert isinstance(gate_rows(both, "gelu", group), Fp8Rows)
+    assert isinstance(PLAIN.gate_rows(both, "gelu", group), Fp8Rows)
 
 
 def test_few_rows_and_those_of_other_products_stay_as_they_are() -> None:
     x = noise(FEW_ROWS, 32)
     for rows, group in ((x, 32), (noise(FEW_ROWS + 1, 32), 0)):
-        normed = add_rms_norm_rows(rows, rows, torch.ones(32), 1e-6, group)[1]
+        normed = PLAIN.add_rms_norm_rows(rows, rows, torch.ones(32), 1e-6, group)[1]
         assert isinstance(normed, torch.Tensor)
-        assert isinstance(gate_rows(rows, "silu", group and 16), torch.Tensor)
+        assert isinstance(PLAIN.gate_rows(rows, "silu", group and 16), torch.Tensor)
 
 
 @pytest.mark.parametrize("group", [128, 256])
@@ -152,16 +156,16 @@ def test_many_rows_are_multiplied_in_eight_bits(
     assert rows_group(ready) == group and (ready.blocks is not None) == (group == BLOCK)
     x = noise(FEW_ROWS + 3, inputs) / inputs**0.5
     bias = noise(outputs, seed=4) if biased else None
-    found = fp8_linear(x, ready, bias)
+    found = PLAIN.fp8_linear(x, ready, bias)
     eight = quantise_rows(x, group)
     torch.testing.assert_close(
         found, F.linear(eight.dense(), dense(ready), bias), rtol=1e-5, atol=1e-5
     )
-    assert torch.equal(fp8_linear(eight, ready, bias), found)
+    assert torch.equal(PLAIN.fp8_linear(eight, ready, bias), found)
     exact = F.linear(x, dense(ready), bias)
     off = (found - exact).norm() / exact.norm()
     assert 1e-3 < off < 0.04, "three bits of mantissa"
-    few = fp8_linear(x[:FEW_ROWS], ready, bias)
+    few = PLAIN.fp8_linear(x[:FEW_ROWS], ready, bias)
     torch.testing.assert_close(few, exact[:FEW_ROWS], rtol=1e-5, atol=1e-5)
 
 
@@ -171,7 +175,7 @@ def test_what_is_not_finite_stays_so(multiplies: None, device: str, bad: float) 
     ready = prepare(matrix(32, 64, 64), torch.float32)
     x = noise(FEW_ROWS + 1, 64)
     x[3, 5] = bad
-    found = fp8_linear(x, ready)
+    found = PLAIN.fp8_linear(x, ready)
     assert found[3].isnan().all() and found[4:].isfinite().all()
     assert launch_quantise(x.to(device), 64).dense()[3].isnan().any()
 
@@ -193,7 +197,7 @@ def test_other_matrices_are_read_as_before(multiplies: None) -> None:
         ready = prepare(each, torch.float32)
         assert rows_group(ready) == 0
         x = noise(FEW_ROWS + 1, each.values.shape[1])
-        assert torch.equal(fp8_linear(x, ready), F.linear(x, dense(each)))
+        assert torch.equal(PLAIN.fp8_linear(x, ready), F.linear(x, dense(each)))
 
 
 def test_a_cpu_multiplies_no_eight_bits() -> None:

@@ -15,15 +15,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels import linear
-from saccade.kernels.int4 import Int4Matrix
-from saccade.kernels.int8 import Int8Matrix
+from saccade.kernels.reference import ops as reference_ops
+from saccade.kernels.reference.int4 import Int4Matrix
+from saccade.kernels.reference.int8 import Int8Matrix
 from saccade.kernels.x86.vnni import runs_vnni
 from saccade.kernels.x86.vnni_layout import Int4Panels
 from saccade.runtime import weights
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint
+from tests.helpers.breadth import broad
 from tests.packing import PACKED, quantise_packed
 from tests.runtime.test_quantized import answers, load, logits, needs_int8, projections
 
@@ -53,7 +54,13 @@ def test_a_packed_checkpoint_answers_as_its_twin(
     assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
 
 
-@pytest.mark.parametrize("name", ["w4a16 actorder", "w4a16 zero points", "awq", "gptq_v2 desc_act"])
+@pytest.mark.parametrize(
+    "name",
+    broad(
+        ["w4a16 actorder", "w4a16 zero points", "awq", "gptq_v2 desc_act"],
+        ["awq", "w4a16 actorder"],
+    ),
+)
 def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
     quantised, twin = pair(name)
     whole, _ = load(twin, "auto")
@@ -62,7 +69,7 @@ def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
 
 
 @pytest.mark.skipif(not runs_vnni(), reason="the processor has no AVX512-VNNI, or no llvmlite")
-@pytest.mark.parametrize("name", ["w4a16 actorder", "awq", "gptq"])
+@pytest.mark.parametrize("name", broad(["w4a16 actorder", "awq", "gptq"], keep=["awq"]))
 def test_four_bits_stay_on_a_cpu_whose_rows_have_eight(
     pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,10 +98,10 @@ FEW = [name for name, format in PACKED.items() if format.bits == 4 and format.gr
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products take matrices of 4 bits, as on a GPU."""
     monkeypatch.setattr(weights, "has_int4", lambda *_: True)
-    monkeypatch.setattr(linear, "runs_vnni", lambda: False)
+    monkeypatch.setattr(reference_ops, "runs_vnni", lambda: False)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", broad(FEW, keep=["awq", "w4a16 actorder"]))
 def test_four_bits_stay_where_products_take_them(pair: Pair, name: str, four: None) -> None:
     quantised, twin = pair(name)
     net, line = load(quantised, "auto")

@@ -15,7 +15,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
 from saccade.families.qwen_vl import vision
-from saccade.kernels.attention import varlen_attention
+from saccade.kernels.tower_attention import varlen_attention
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime import encoder
@@ -74,6 +74,7 @@ def patch_blocks(net: FamilyNet, sizes: list[tuple[int, int]]) -> int:
     return sum(4 * h * w for h, w in sizes) * net.vision.depth
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("graphs", [(), (256, 1024)], ids=["eager", "graphs"])
 def test_embeddings_have_the_same_bits_in_however_many_steps(
     family: FamilyName,

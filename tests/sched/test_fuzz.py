@@ -9,6 +9,7 @@ import random
 import pytest
 
 from saccade.sched.limits import SchedulerLimits
+from tests.helpers.breadth import broad
 from tests.sched.simulator import Simulation, random_request
 
 LARGEST = 30 * 4 * 16 * 16 * 3
@@ -100,9 +101,7 @@ class Chaos:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-@pytest.mark.parametrize(
-    "seed", [*range(25), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(25, 300))]
-)
+@pytest.mark.parametrize("seed", broad(range(300), keep=range(8)))
 def test_random_traffic_keeps_every_invariant(seed: int, in_flight: int) -> None:
     chaos = Chaos(random.Random(seed), 30, in_flight)
     chaos.run()
@@ -110,9 +109,7 @@ def test_random_traffic_keeps_every_invariant(seed: int, in_flight: int) -> None
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-@pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 300))]
-)
+@pytest.mark.parametrize("seed", broad(range(300), keep=range(4)))
 def test_states_of_sequences_are_their_own(seed: int, in_flight: int) -> None:
     """The same with a model that keeps a state per sequence, and few snapshots of them."""
     chaos = Chaos(random.Random(seed), 30, in_flight, states=True)

@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -151,16 +150,13 @@ def test_ctrl_c_forgets_a_line_that_was_begun_and_ends_the_session_on_an_empty_o
         terminal.until("\n> ")
         terminal.type("half a ques")
         terminal.until("half a ques")
-        time.sleep(
-            0.5
-        )  # Python misses a signal between the echo of a key and its wait for the next
-        terminal.type(CTRL_C)
+        terminal.interrupt()
         terminal.until("\n> ")
         terminal.type("whole\n")
         terminal.until("yes\n")
         terminal.until("\n> ")
         assert [texts(body) for body in server.seen.bodies] == ["whole"]
-        terminal.type(CTRL_C)
+        terminal.interrupt()
         assert terminal.ended() == 0
         assert "Traceback" not in terminal.shown
 

@@ -26,7 +26,7 @@ def part(data: bytes, **fields: int) -> dict[str, object]:
 
 
 def ask(url: str, parts: list[dict[str, object]], seconds: float = 240) -> str:
-    """Status and the beginning of what went wrong."""
+    """Status and the beginning of the error."""
     body = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": parts}]}
     try:
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=seconds)
@@ -48,7 +48,7 @@ def saved(pixels: np.ndarray | PIL.Image.Image, format: str, **options: object) 
 
 
 def neighbour(url: str, seed: int) -> str:
-    """How long another client waits for an answer about a small image."""
+    """The waiting time of a second client for an answer about a small image."""
     begun = time.monotonic()
     status = ask(url, [part(small(seed))])[:3]
     return f"a neighbour's image {status} after {time.monotonic() - begun:.1f} s"
@@ -97,7 +97,7 @@ def swollen_avif(url: str) -> str:
     return ask(url, [part(saved(PIL.Image.new("RGB", (8_000, 8_000)), "AVIF", speed=10))])
 
 
-@attack("one slow PNG under 40 max_pixels, and gone after 2 s", "--decode-timeout", "0.5")
+@attack("one slow PNG under 40 max_pixels, and gone after 2 s", "--tune", "decode_timeout=0.5")
 def zombies(url: str) -> str:
     data = saved(PIL.Image.effect_noise((7_000, 7_000), 90), "PNG", compress_level=1)
     answer = httpx.post(

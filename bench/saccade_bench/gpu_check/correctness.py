@@ -25,7 +25,7 @@ from saccade_bench.gpu_check.tied import tied
 
 KERNELS = (
     *("engine_parity", "paged", "layer", "sample", "segments", "fp8", "rotary", "delta"),
-    *("scaled", "int4", "experts", "edits"),
+    *("scaled", "int4", "experts", "edits", "sample_rules"),
 )
 """Files of tests/kernels that run on a device where there is one."""
 ENGINE = ("engine", "encoder", "kernels")
@@ -87,8 +87,10 @@ def await_all(shards: Sequence[Shard], until: float) -> set[str]:
     return {shard.name for shard in late}
 
 
-def tell(shard: Shard, file: FigureFile, *, late: bool) -> None:
-    """What a shard that has ended found."""
+def tell(shard: Shard, file: FigureFile, *, late: bool, cuda: bool) -> None:
+    """What a shard that has ended found. cuda: there is a GPU, and so each file has tests for it:
+    where none ran, the shard has failed.
+    """
     code = shard.process.wait()
     metric = f"tests failed, {shard.name}"
     log = f"correctness-{shard.name}.log"
@@ -99,15 +101,19 @@ def tell(shard: Shard, file: FigureFile, *, late: bool) -> None:
         return
     found = read_results(shard.results)
     bad = found["bad"]
-    file.failures += bool(bad) or late
     ran = found["tests"] - found["skipped"]
+    none = cuda and not ran
+    file.failures += bool(bad) or late or none
     note = f"{ran} ran, {found['skipped']} skipped{', then the time was over' if late else ''}"
     if bad:
         more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
         note += f"; {'; '.join(bad[:NAMED])}{more} ({log})"
     elif found["reasons"]:
         note += f" ({'; '.join(found['reasons'][:3])})"
-    file.add(Figure(metric, len(bad), "tests", note=note))
+    if none:
+        file.add(Figure(metric, None, "tests", error=f"no test ran: {note} ({log})"))
+    else:
+        file.add(Figure(metric, len(bad), "tests", note=note))
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -136,7 +142,7 @@ def main() -> int:
     shards = [begin(path, folder, abreast) for path in (QUICK if args.quick else paths)]
     late = await_all(shards, until)
     for shard in shards:
-        tell(shard, file, late=shard.name in late)
+        tell(shard, file, late=shard.name in late, cuda=args.device == "cuda")
     return bool(file.failures)
 
 

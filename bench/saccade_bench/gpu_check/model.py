@@ -15,8 +15,8 @@ import torch
 
 from saccade.core.family import FamilySpec
 from saccade.families.registry import family_model, load_spec
-from saccade.kernels.fp8 import LARGEST, LEAST_GROUP, Fp8Matrix, prepare, to_fp8
-from saccade.kernels.linear import Matrix
+from saccade.kernels.reference.fp8 import LARGEST, LEAST_GROUP, Fp8Matrix, prepare, to_fp8
+from saccade.kernels.reference.linear import Matrix
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
@@ -28,7 +28,7 @@ BLOCK = 128
 
 
 class RandomWeights(DummyWeights):
-    """As a server has them with --load-format dummy, but with FP8 where `eight` says so of a
+    """As a server has them with --tune load_format=dummy, but with FP8 where `eight` says so of a
     canonical name. `nbytes`: of the language model's tensors, which every step reads.
     """
 

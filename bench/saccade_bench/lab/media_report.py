@@ -1,4 +1,4 @@
-"""How the figures of `saccade bench media` are shown: tables for the terminal and a bar chart."""
+"""The display of `saccade bench media`'s figures: tables for the terminal and a bar chart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from saccade_bench import style
-from saccade_bench.lab.media import OUR_STAGES, USUAL_STAGES, Case, MediaFigure, Sample
+from saccade_bench.lab.media_figures import OUR_STAGES, USUAL_STAGES, Case, MediaFigure, Sample
 from saccade_bench.style import COLOURS, GRID, INK
 
 NAMES = {"random": "noise"}

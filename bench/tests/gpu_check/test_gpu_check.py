@@ -5,6 +5,7 @@ and shows each figure beside what it is held against. On tiny models all of it r
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tarfile
 import textwrap
@@ -21,8 +22,9 @@ import torch
 
 from saccade_bench.gpu_check import __main__ as program
 from saccade_bench.gpu_check import run as runs
-from saccade_bench.gpu_check.correctness import read_results
+from saccade_bench.gpu_check.correctness import Shard, read_results, tell
 from saccade_bench.gpu_check.figures import Figure, FigureFile, read_figures
+from saccade_bench.gpu_check.pauses import name_of, percentile, shortest
 from saccade_bench.gpu_check.profile_step import Span, busy_us, gaps_of
 from saccade_bench.gpu_check.report import judge, write_report
 from saccade_bench.gpu_check.run import Outcome, StageRunner
@@ -271,6 +273,32 @@ def test_gaps_beside_images_are_counted_in_steps() -> None:
     assert [figure.value for figure in figures] == [5.0, 12.5, 2.5]
     with pytest.raises(RuntimeError, match="no token came"):
         beside_figures({"alone": alone, "images": {"n": 0}}, QUICK)
+
+
+def test_of_few_pauses_the_longest_counts_and_the_shortest_way_is_best() -> None:
+    """Of two pauses of which one is long, the other says nothing."""
+    assert percentile([1.0, 1188.0], 99) == 1188.0
+    assert percentile(list(map(float, range(1, 201))), 99) == 198.0
+    found = {name_of(None): (30.0, 20.0), name_of(0): (90.0, 10.0), name_of(8): (25.0, 10.0)}
+    assert shortest(found) == ("8 parts", 2.5), "a step alone is that of all"
+    assert "1 part" in found
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_where_there_is_a_gpu_a_file_of_which_no_test_ran_has_failed(
+    tmp_path: Path, cuda: bool
+) -> None:
+    results = tmp_path / "r.xml"
+    results.write_text(
+        '<testsuites><testsuite tests="1" skipped="1"><testcase name="a">'
+        '<skipped message="torch sees no CUDA device"/></testcase></testsuite></testsuites>'
+    )
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    file = FigureFile(tmp_path / "figures.jsonl")
+    tell(Shard("gpu-test_x", process, results), file, late=False, cuda=cuda)
+    (figure,) = read_figures(tmp_path / "figures.jsonl")
+    assert file.failures == cuda and (figure.value is None) == cuda
+    assert "torch sees no CUDA device" in (figure.error if cuda else figure.note)
 
 
 def test_replays_of_every_size_are_counted() -> None:

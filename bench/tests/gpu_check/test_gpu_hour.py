@@ -15,9 +15,11 @@ import textwrap
 import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import packages_distributions, requires
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -27,6 +29,7 @@ from saccade_bench.gpu_check import run as runs
 from saccade_bench.gpu_check.machine import ROOT
 from saccade_bench.gpu_check.run import StageRunner
 from saccade_bench.gpu_check.stages import COMMAND_SECONDS, COMMANDS, STAGES, Stage, most_seconds
+from tests.helpers.breadth import broad
 
 # ---- what is carried there
 
@@ -95,13 +98,17 @@ def test_every_kernels_tests_that_take_a_device_are_run_on_it() -> None:
 
 DRIVER = """
     import sys
+    from dataclasses import replace
     from saccade_bench.gpu_check import __main__ as program, archive, run
-    from saccade_bench.gpu_check.stages import Stage
     run.PACKAGE = "staged"
     program.Archive = lambda folder, out: archive.Archive(folder, out, every=0.02)
-    program.STAGES = tuple(Stage(f"stage{n}", "work", "", (), 0.0, 60.0) for n in range(9))
-    sys.exit(program.main(["--out", sys.argv[1], "--device", "cpu", "--quick"]))
+    light = {"module": "work", "needs": (), "least": 0.0, "limit": 60.0, "options": ()}
+    program.COMMANDS = tuple(
+        tuple(replace(stage, **light) for stage in command) for command in program.COMMANDS
+    )
+    sys.exit(program.main(sys.argv[1:]))
     """
+"""The three commands with their own stages, each of which does a quarter of a second's work."""
 WORK = """
     import subprocess, sys, time
     from pathlib import Path
@@ -142,39 +149,87 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def kill_between(
+    command: list[str], out: Path, after: int, wait: float
+) -> tuple[set[str], dict[str, dict[str, Any]]]:
+    """Begin a check, wait until so many stages have ended and so many seconds more, and kill -9:
+    (stages that it had said to be done, those that the archive has).
+    """
+    check = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert check.stdout is not None
+    said = ""
+    while said.count(": ok after") < after:
+        line = check.stdout.readline()
+        assert line, said
+        said += line
+    time.sleep(wait)
+    check.kill()
+    said += check.communicate()[0]  # to its end: nobody else holds the pipe
+    finished = set(re.findall(r"^   ([\w-]+): ok after", said, re.MULTILINE))
+    with tarfile.open(out / archive.NAME) as packed:
+        names = set(packed.getnames())
+        summary = packed.extractfile("summary.json")
+        assert summary is not None
+        stages = {each["name"]: each for each in json.load(summary)["stages"]}
+    assert len(finished) >= after
+    assert finished <= {name for name, each in stages.items() if each["status"] == "ok"}
+    assert {f"{name}.{kind}" for name in finished for kind in ("figures.jsonl", "log")} <= names
+    assert json.loads((out / "summary.json").read_text())
+    assert all(f"| {name} | ok |" in (out / "report.md").read_text() for name in finished)
+    assert len(list(out.iterdir())) <= 8
+    return finished, stages
+
+
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("number", broad(range(1, len(COMMANDS) + 1), keep=[1]))
 def test_killed_at_any_moment_the_archive_holds_all_finished_stages(
-    tmp_path: Path, staged: Path
+    tmp_path: Path, staged: Path, number: int
 ) -> None:
-    rng = random.Random(0)
-    for number in range(3):
-        out = tmp_path / f"out{number}"
-        check = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(DRIVER), str(out)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        assert check.stdout is not None
-        said = ""
-        while ": ok after" not in said:
-            said += check.stdout.readline()
-        time.sleep(rng.uniform(0.0, 1.5))
-        check.kill()
-        said += check.communicate()[0]  # to its end: nobody else holds the pipe
-        finished = set(re.findall(r"^   (stage\d): ok after", said, re.MULTILINE))
-        with tarfile.open(out / archive.NAME) as packed:
-            names = set(packed.getnames())
-            summary = packed.extractfile("summary.json")
-            assert summary is not None
-            stages = {each["name"]: each for each in json.load(summary)["stages"]}
-        assert finished and finished <= {n for n, each in stages.items() if each["status"] == "ok"}
+    """Of each command, killed while any of its stages runs."""
+    rng = random.Random(number)
+    after = rng.sample(range(1, len(COMMANDS[number - 1])), 2)
+    for done in after:
+        out = tmp_path / f"out{done}"
+        words = ("--command", str(number), "--out", str(out), "--device", "cpu", "--quick")
+        driver = [sys.executable, "-c", textwrap.dedent(DRIVER), *words]
+        finished, stages = kill_between(driver, out, done, rng.uniform(0.0, 0.8))
         assert all(stages[name]["figures"][0]["value"] == 2.0 for name in finished)
-        assert {f"{name}.figures.jsonl" for name in finished} <= names
-        assert json.loads((out / "summary.json").read_text())
-        assert len(list(out.iterdir())) <= 8
     for pid in map(int, (staged / "pids").read_text().split()):
         await_end(pid)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", range(1, len(COMMANDS) + 1))
+def test_a_real_command_killed_at_any_second_leaves_its_figures_and_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # so that its processes are known by their words
+    seed = time.time_ns()
+    print("seed", seed)
+    rng = random.Random(seed)
+    out, stages = tmp_path / "out", len(COMMANDS[number - 1])
+    words = ("--command", str(number), "--out", str(out), "--device", "cpu", "--quick")
+    command = [sys.executable, "-m", "saccade_bench.gpu_check", *words]
+    done = rng.randrange(1, stages)
+    finished, found = kill_between(command, out, done, rng.uniform(0.0, 15.0))
+    for name in finished:
+        figures = found[name]["figures"]
+        assert figures and all(each["error"] == "" for each in figures), name
+    until = time.monotonic() + 20.0
+    while left := processes_of(str(tmp_path)):
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+def processes_of(word: str) -> list[int]:
+    """That have it in their command, but for this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if word in path.read_text(errors="replace") and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_files_that_grow_and_go_while_they_are_packed_spoil_nothing(tmp_path: Path) -> None:

@@ -96,19 +96,19 @@ class ServerState(Struct):
         )
 
 
-def page_routes(door: RequestHandler, started: int) -> list[Route]:
-    """/saccade/state, and, unless there is to be no page, a route for each of its files, which are
-    read once. `started`: seconds since the epoch.
-    """
+def state_route(door: RequestHandler, started: int) -> Route:
+    """/saccade/state. `started`: seconds since the epoch."""
 
     async def state(request: Request) -> Response:
         client = client_of(request.scope)
         return json_response(ServerState.of(door.front, door.names[0], started, client))
 
-    routes = [Route("/saccade/state", state)]
-    if not door.options.disable_page:
-        routes += [Route(path, _Served(file).answer) for path, file in FILES.items()]
-    return routes
+    return Route("/saccade/state", state)
+
+
+def page_routes() -> list[Route]:
+    """A route for each of the page's files, which are read once."""
+    return [Route(path, _Served(file).answer) for path, file in FILES.items()]
 
 
 class _Served:

@@ -1,4 +1,4 @@
-"""Decode of `paged.paged_attention` as Triton kernels: rows of one token, whatever their lengths.
+"""Decode of `paged_attention_reference` as Triton kernels: rows of one token of any length.
 
 Owns how a row's keys are cut into pieces and who attends to them. A piece's size follows from its
 row's length alone, so a row has the same bits whatever is beside it. A list of all pieces, the
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from saccade.kernels import device
-from saccade.kernels.paged import DecodeWork, PagedCache, PagedRows
+from saccade.kernels.reference.paged import DecodeWork, PagedCache, PagedRows
 from saccade.kernels.triton.attention import (
     LOG2_E,
     NOTHING,

@@ -1,6 +1,6 @@
 // One turn of a conversation, as it is shown.
 
-import { button, copyButton, element, number } from "./dom.js";
+import { button, copyButton, element } from "./dom.js";
 import { picture } from "./images.js";
 import { rendered } from "./markdown.js";
 import { showTrace } from "./trace.js";
@@ -26,7 +26,7 @@ export class AnswerBubble {
     this.images = images; // of the trace's
     this.again = again;
     this.text = element("div", { class: "text markdown" });
-    this.waiting = element("p", { class: "waits small", role: "status", hidden: "" });
+    this.waiting = element("p", { class: "waits small", role: "status" });
     this.whole = element(
       "article",
       { class: "turn assistant", "aria-label": "Answer" },
@@ -44,15 +44,16 @@ export class AnswerBubble {
     const began = performance.now();
     this.clock = setInterval(() => {
       const spent = performance.now() - began;
-      this.waiting.hidden = spent < QUIET;
-      this.waiting.firstChild?.remove();
-      this.waiting.append(spent < 2000 ? words : `${words} ${Math.floor(spent / 1000)} s`);
+      if (spent < QUIET) return;
+      const said = this.turn.reasoning ? "Reasoning …" : words;
+      const now = spent < 2000 ? said : `${said} ${Math.floor(spent / 1000)} s`;
+      if (this.waiting.textContent !== now) this.waiting.textContent = now;
     }, 200);
   }
 
   /** More of the answer is there: shown soon. */
   update() {
-    this.#stopWaiting();
+    if (this.turn.text) this.#stopWaiting();
     this.timer ??= setTimeout(() => this.#render(), PAUSE);
   }
 
@@ -114,15 +115,13 @@ export class AnswerBubble {
       element("summary", {}, "Reasoning"),
       element("div"),
     );
-    this.text.before(made);
+    this.whole.prepend(made);
     return made;
   }
 }
 
-/** What an answer waits for. turns: with the question; known: images asked about before. */
-export function waitingFor(turns) {
-  const before = new Set(turns.slice(0, -1).flatMap(({ images }) => images.map(({ url }) => url)));
-  const fresh = turns.at(-1).images.filter(({ url }) => !before.has(url)).length;
-  if (!fresh) return "Reading the question …";
-  return fresh === 1 ? "Encoding the image …" : `Encoding ${number(fresh)} images …`;
-}
+/** What an answer to a conversation waits for; the server alone knows which images are new to it. */
+export const waitingFor = (turns) =>
+  turns.some(({ images }) => images.length)
+    ? "Waiting for the first word; new images are encoded first …"
+    : "Waiting for the first word …";

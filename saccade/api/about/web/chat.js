@@ -51,8 +51,8 @@ export class Conversation {
     this.show(turns);
     this.log.querySelector(".unanswered")?.remove();
     this.log.append(shown.whole);
-    shown.whole.scrollIntoView({ block: "end" });
     shown.begin(waitingFor(turns));
+    this.log.parentElement.scrollTop = this.log.parentElement.scrollHeight;
     this.on.change(turns);
     const running = (this.running = new AbortController());
     const prompt = compose(turns, this.settings.system);

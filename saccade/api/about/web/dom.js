@@ -8,6 +8,9 @@ export function element(tag, options = {}, ...children) {
   return made;
 }
 
+/** Words by name, and nothing that objects have besides: names come from elsewhere. */
+export const named = (words) => Object.assign(Object.create(null), words);
+
 export const byId = (id) => document.getElementById(id);
 
 /** A button that does something. */

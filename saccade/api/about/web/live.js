@@ -10,14 +10,20 @@ const AFTER_FAILURE = 5000;
 
 /** The panel is there on a wide screen, and elsewhere when its button is pressed. */
 export function wirePanel() {
-  const [panel, opener] = [byId("live"), byId("figures")];
-  const open = (yes) => {
-    panel.hidden = !yes;
-    opener.setAttribute("aria-expanded", yes);
-  };
-  open(matchMedia("(min-width: 1100px)").matches);
-  opener.addEventListener("click", () => open(panel.hidden));
+  const wide = matchMedia("(min-width: 1100px)");
+  openPanel(wide.matches);
+  wide.addEventListener("change", () => openPanel(wide.matches));
+  byId("figures").addEventListener("click", () => openPanel(byId("live").hidden));
 }
+
+export function openPanel(yes) {
+  byId("live").hidden = !yes;
+  byId("figures").setAttribute("aria-expanded", yes);
+}
+
+/** Whether it lies over the chat, as it does on a phone. */
+export const panelCovers = () =>
+  !byId("live").hidden && getComputedStyle(byId("live")).position === "absolute";
 
 /** `onRefused` hears of a refusal, and is waited for; `onState(state, first)` of each look. */
 export async function watch(onRefused, onState) {
@@ -32,7 +38,7 @@ export async function watch(onRefused, onState) {
       before = now;
     } catch (error) {
       wait = AFTER_FAILURE;
-      status("failed", error.status ? error.message : "the server does not answer");
+      status("failed", error.status ? error.message : "unreachable");
       if (error.status === 401) {
         await onRefused(error);
         wait = 0;

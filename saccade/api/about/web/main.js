@@ -7,7 +7,7 @@ import { byId, element } from "./dom.js";
 import { drawn, example, QUESTION } from "./example.js";
 import { wireViewer } from "./images.js";
 import { askForKey, wireKey } from "./key.js";
-import { watch, wirePanel } from "./live.js";
+import { openPanel, panelCovers, watch, wirePanel } from "./live.js";
 import { Settings } from "./settings.js";
 import { load, save } from "./store.js";
 
@@ -76,6 +76,7 @@ function escape(event) {
   if (conversation.running) conversation.stop();
   else if (composer.editing !== null) composer.clear();
   else if (!byId("options").hidden) settings.open(false);
+  else if (panelCovers()) openPanel(false);
   else composer.say("");
 }
 
@@ -99,9 +100,13 @@ wirePanel();
 
 const kept = await load();
 if (kept.length && !conversation.turns.length) {
-  conversation.show(kept);
-  byId("hint").hidden = true;
-  byId("scroll").scrollTop = byId("scroll").scrollHeight;
+  try {
+    conversation.show(kept);
+    byId("hint").hidden = true;
+    byId("scroll").scrollTop = byId("scroll").scrollHeight;
+  } catch {
+    conversation.clear(); // another version of the page kept it, in a form that this one cannot show
+  }
 }
 document.body.dataset.ready = "";
 

@@ -5,10 +5,12 @@ const [DATABASE, STORE] = ["saccade", "chats"];
 const MOST_BYTES = 64 << 20;
 const MOST_CHATS = 6;
 const TAB = "saccade-tab";
+const FORGOTTEN = "saccade-forgotten";
 
 /** What is kept of this tab: turns, or none. */
 export async function load() {
   try {
+    await sweep(forgotten());
     const found = await run("readonly", (chats) => chats.get(tab()));
     return found?.turns ?? [];
   } catch {
@@ -18,23 +20,39 @@ export async function load() {
 
 let saving = Promise.resolve();
 
-/** Keep the turns, in place of what was kept, one call after the other; whether that was done. */
+/** Keep the turns, in place of what was kept, one call after the other. */
 export function save(turns) {
-  return (saving = saving.then(() => put(turns)));
+  const id = tab();
+  if (!turns.length) leave(id);
+  return (saving = saving.then(() => (turns.length ? put(id, turns) : sweep([id]))).catch(() => {}));
 }
 
-async function put(turns) {
+async function put(id, turns) {
+  const fits = turns.reduce((sum, turn) => sum + size(turn), 0) <= MOST_BYTES;
+  if (!fits) return run("readwrite", (chats) => chats.delete(id));
+  await run("readwrite", (chats) => chats.put({ id, at: Date.now(), turns }));
+  await forgetOld();
+}
+
+/** From now on nothing is kept of this tab: a reload ends what the database has not yet done, so
+ * that the tab takes another name at once, and the next page deletes what this one did not. */
+function leave(id) {
+  sessionStorage.removeItem(TAB);
+  localStorage.setItem(FORGOTTEN, JSON.stringify([...new Set([...forgotten(), id])]));
+}
+
+function forgotten() {
   try {
-    const fits = turns.reduce((sum, turn) => sum + size(turn), 0) <= MOST_BYTES;
-    if (!turns.length || !fits) await run("readwrite", (chats) => chats.delete(tab()));
-    else {
-      await run("readwrite", (chats) => chats.put({ id: tab(), at: Date.now(), turns }));
-      await forgetOld();
-    }
-    return fits;
+    return JSON.parse(localStorage.getItem(FORGOTTEN)) ?? [];
   } catch {
-    return false;
+    return [];
   }
+}
+
+async function sweep(ids) {
+  for (const id of ids) await run("readwrite", (chats) => chats.delete(id));
+  if (ids.length)
+    localStorage.setItem(FORGOTTEN, JSON.stringify(forgotten().filter((id) => !ids.includes(id))));
 }
 
 const size = ({ text, images }) =>
@@ -57,7 +75,14 @@ function tab() {
 async function run(mode, act) {
   const database = await opened();
   try {
-    return await settled(act(database.transaction(STORE, mode).objectStore(STORE)));
+    const transaction = database.transaction(STORE, mode);
+    const done = new Promise((resolve, reject) => {
+      transaction.oncomplete = resolve;
+      transaction.onabort = () => reject(transaction.error);
+    });
+    const found = act(transaction.objectStore(STORE));
+    await done;
+    return found.result;
   } finally {
     database.close();
   }

@@ -1,23 +1,23 @@
 // What became of a request's images, and when each stage of it ran: the `saccade` field of an
 // answer, shown as one line that opens. Knows nothing of chats.
 
-import { bytes, element, milliseconds } from "./dom.js";
+import { bytes, element, milliseconds, named } from "./dom.js";
 import { picture } from "./images.js";
 
 const CUT = 3; // the axis ends at so many times the time to the first token, at the latest
 
-const FOUND = {
+const FOUND = named({
   none: ["new", "Fetched, decoded and encoded"],
   kv: ["seen: whole prompt", "The prompt up to and with this image was kept: nothing was computed"],
   embedding: ["seen: embedding", "What the model sees of it was kept: neither decoded nor encoded"],
   pixels: ["seen: pixels", "Its pixels were kept: not decoded, but encoded again"],
   encoder: ["new: from an encoder", "Another server encoded it"],
-};
+});
 
-const MISSED = {
+const MISSED = named({
   kv: "the prompt with it was not kept",
   embedding: "its embedding was not kept",
-};
+});
 
 const WORDS = {
   prepare: "reading the request and its images",
@@ -92,11 +92,11 @@ function row(image, known) {
   );
 }
 
-export const TIERS = {
+export const TIERS = named({
   device: "on the device",
   host: "in memory",
   disk: "on disk",
-};
+});
 
 /** Stages as [class, begin, end], in ms from the arrival of the request. */
 function stages(ms) {
