@@ -399,7 +399,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
         "parallel_tool_calls": form.parallel_tool_calls is not False,
         "previous_response_id": request.asked.previous_response_id,
         "prompt_cache_key": delivery.prompt_cache_key,
-        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "reasoning": {"effort": form.effort, "summary": reasoning.summary},
         "safety_identifier": delivery.safety_identifier,
         "service_tier": "default",
         "store": found.packed is not None,

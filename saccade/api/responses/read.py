@@ -110,7 +110,9 @@ class ResponseEnding(Struct, kw_only=True):
 
 
 class ResponseForm(Struct, kw_only=True):
-    """The content of the answer."""
+    """The content of the answer. reasoning_effort: `reasoning.effort` by its name in chats, as
+    programs send it that turn their chats into responses.
+    """
 
     text: ResponseText | None = None
     tools: list[dict[str, Any]] | None = None
@@ -120,6 +122,12 @@ class ResponseForm(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: list[str] | None = None
     reasoning: ReasoningConfig | None = None
+    reasoning_effort: Effort | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        inner = None if self.reasoning is None else self.reasoning.effort
+        return inner or self.reasoning_effort
 
 
 class ResponseDelivery(Struct, kw_only=True):
@@ -251,7 +259,7 @@ def response_ask(
         ToolSet(
             tools, _tool_choice(form.tool_choice, tools), form.parallel_tool_calls is not False
         ),
-        effort=None if form.reasoning is None else form.reasoning.effort,
+        effort=form.effort,
         verbosity=text.verbosity,
         variables=asked.chat_template_kwargs or {},
     )
