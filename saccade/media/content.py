@@ -115,7 +115,7 @@ def identify(
     """
     bounds = budget.apply(spec.pixel_bounds)
     recipe = spec.recipe(*probe.upright, bounds)
-    key, grid = ImageKey(digest, spec.settings(bounds), salt), recipe.grid
+    key, grid = ImageKey(digest, spec.settings(recipe), salt), recipe.grid
     image = Image(key, grid, spec.num_tokens(grid), spec.num_patches(grid), recipe.canvas)
     return SizedImage(image, recipe)
 

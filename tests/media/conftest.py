@@ -16,8 +16,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.config import ImageRules
-from saccade.families.qwen_vl.spec import smart_resize
+from saccade.families.qwen_vl.config import ImageRules, smart_resize
 from saccade.media.media import Media
 from tests.helpers.stocks import image_stocks
 
@@ -46,8 +45,8 @@ class PictureSpec:
         size = smart_resize(height, width, self._rules(bounds))
         return whole(size, (1, size[0] // 16, size[1] // 16))
 
-    def settings(self, bounds: PixelBounds) -> bytes:
-        return self._rules(bounds).fingerprint(self.family)
+    def settings(self, recipe: ImageRecipe) -> bytes:
+        return self.image_rules.fingerprint(self.family, recipe)
 
     def num_tokens(self, grid: Grid) -> int:
         return grid[1] * grid[2] // 4

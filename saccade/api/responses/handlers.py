@@ -52,7 +52,7 @@ from saccade.edge.auth import client_of
 from saccade.edge.body import Held
 from saccade.edge.disconnect import while_connected
 from saccade.front.fields import unsupported
-from saccade.front.input_processor import GenerationRequest
+from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import AnswerUpdate, Finish
 
 CANCEL_SECONDS = 1.0
