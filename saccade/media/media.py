@@ -64,7 +64,15 @@ from saccade.media.sources import (
 )
 from saccade.media.stock import Stocks
 from saccade.media.uploads import Uploads
-from saccade.media.video import assemble, check_frames, rules_of, times_of_frames
+from saccade.media.video import (
+    assemble,
+    check_decoder,
+    check_frames,
+    frame_name,
+    rules_of,
+    times_of_file,
+    times_of_frames,
+)
 
 REMEMBERED_HEADERS = 1 << 16
 
@@ -115,7 +123,8 @@ class Media:
         self._decoders = Decoders(self._pool, metrics)
         self._reads = Flights()
         self._encoded: WeakValueDictionary[bytes, EncodedBytes] = WeakValueDictionary()  # by digest
-        self._probes: LRUCache[bytes, Probe] = LRUCache(REMEMBERED_HEADERS)
+        self._probes: LRUCache[tuple[bytes, bool], Probe] = LRUCache(REMEMBERED_HEADERS)
+        """By digest, and whether as a video's."""
         self._known: LRUCache[tuple[str, str], tuple[bytes, Probe]] = LRUCache(REMEMBERED_NAMES)
         """By salt and uuid: digest and header."""
         self._held: dict[ImageKey, list[OpenedImage]] = {}
@@ -145,12 +154,13 @@ class Media:
         self.check_sources(sources)
         asker, reads = asker or Requester(salt), dict[Hashable, asyncio.Task[_Read]]()
         for source in sources:
+            video = _is_file(source)
             for url in _addresses(source):
-                if (name := _name(url)) not in reads:
-                    reads[name] = asyncio.create_task(self._read(url, salt, asker))
+                if (name := (_name(url), video)) not in reads:
+                    reads[name] = asyncio.create_task(self._read(url, salt, asker, video))
         opening: list[asyncio.Task[Opened]] = [
             asyncio.create_task(
-                self._identify(source, salt, asker, reads[_name(source.url)])
+                self._identify(source, salt, asker, reads[_name(source.url), False])
                 if isinstance(source, ImageSource)
                 else self._identify_frames(source, salt, asker, reads)
             )
@@ -176,6 +186,8 @@ class Media:
                 rules = rules_of(self._spec, source.param)
                 if isinstance(source.url, tuple):
                     times_of_frames(source, rules)
+                else:
+                    check_decoder(source.param)
         if len(sources) > limit:
             raise InvalidRequest(
                 f"the request has {len(sources)} pictures; the limit is {limit}: send fewer, "
@@ -222,14 +234,18 @@ class Media:
         asker: Requester,
         reads: Mapping[Hashable, asyncio.Task[_Read]],
     ) -> Opened:
-        """Of a video whose frames come as images."""
+        """Of a video: a file, or frames that come as images."""
         rules = rules_of(self._spec, source.param)
-        times = times_of_frames(source, rules)
+        is_file = _is_file(source)
         try:
-            read = [await reads[_name(url)] for url in _addresses(source)]
+            read = [await reads[_name(url), is_file] for url in _addresses(source)]
             probes = [each.probe for each in read]
-            check_frames(probes, source.param)
-            recipe = rules.recipe(len(read), *probes[0].upright, source.wishes)
+            if is_file:
+                times = times_of_file(source, probes[0], rules)
+            else:
+                times = times_of_frames(source, rules)
+                check_frames(probes, source.param)
+            recipe = rules.recipe(len(times.indices), *probes[0].upright, source.wishes)
             height, width = recipe.canvas
             self._check_fits((rules.frames * height, width))
             largest = max(read, key=lambda each: len(each.encoded.data))
@@ -237,11 +253,20 @@ class Media:
             check_memory(largest.probe, nbytes, recipe, self._options.decode_memory)
         except (ImageError, TooLarge, NotFound, InvalidRequest) as error:
             raise _at(error, source.param) from error
-        frames = [SeenFrame(each.encoded.digest, each.encoded, each.probe, recipe) for each in read]
+        if is_file:
+            (file,) = (each.encoded for each in read)
+            frames = [
+                SeenFrame(frame_name(file.digest, index), file, probes[0], recipe, index)
+                for index in times.indices
+            ]
+        else:
+            frames = [
+                SeenFrame(each.encoded.digest, each.encoded, each.probe, recipe) for each in read
+            ]
         spent = ReadTimes.together([each.times for each in read])
         return assemble(frames, times, self._spec, rules, salt, asker, spent)
 
-    async def _read(self, url: Address, salt: str, asker: Requester) -> _Read:
+    async def _read(self, url: Address, salt: str, asker: Requester, video: bool = False) -> _Read:
         """The bytes of a source, their digest, and their header."""
         if isinstance(url, KnownImage):
             return self._recall(url, salt)
@@ -250,7 +275,7 @@ class Media:
         fetched = time.monotonic()
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
         encoded = self._encoded.setdefault(name, EncodedBytes(data, name))
-        found = await self._header(name, data, asker.request)
+        found = await self._header(name, data, asker.request, video)
         done = time.monotonic()
         times = ReadTimes((fetched - begun) * 1e3, (done - fetched) * 1e3, begun)
         return _Read(encoded, found, times)
@@ -271,17 +296,21 @@ class Media:
         encoded = self._encoded.get(name) or EncodedBytes(b"", name)
         return _Read(encoded, probe, ReadTimes(0.0, 0.0, time.monotonic()))
 
-    async def _header(self, name: bytes, data: bytes, request: str) -> Probe:
+    async def _header(self, name: bytes, data: bytes, request: str, video: bool = False) -> Probe:
         """What the header of these bytes says: read by an image worker, once. Raises ImageError."""
         if not data:
-            raise ImageError("the picture is empty (0 bytes)")
-        found = self._probes.get(name)
+            raise ImageError(f"the {'video' if video else 'picture'} is empty (0 bytes)")
+        found = self._probes.get((name, video))
         if found is None:
             # Our own format, without a parser; its bytes may be many.
             raw = data.startswith(RAW_MAGIC)
-            found = read_raw(data) if raw else await self._pool.read_header(name, data, request)
+            found = (
+                read_raw(data)
+                if raw and not video
+                else await self._pool.read_header(name, data, request, video)
+            )
             check_pixels(found, self._options.max_image_pixels)
-            self._probes[name] = found
+            self._probes[name, video] = found
         return found
 
     async def _bytes(
@@ -457,6 +486,10 @@ def _addresses(source: Source) -> tuple[Address, ...]:
     return source.url if isinstance(source.url, tuple) else (source.url,)
 
 
+def _is_file(source: Source) -> bool:
+    return isinstance(source, VideoSource) and not isinstance(source.url, tuple)
+
+
 def _jobs(opened: OpenedImage) -> list[Job]:
     """What there is to decode for an image, in the order of its canvas."""
     asker = opened.asker
@@ -468,6 +501,7 @@ def _jobs(opened: OpenedImage) -> list[Job]:
             frame.recipe,
             asker.client,
             asker.request,
+            frame=frame.index,
         )
         for frame in opened.frames
     ]

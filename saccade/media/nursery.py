@@ -38,6 +38,7 @@ from saccade.core.arena import Arena
 from saccade.core.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.core.gc_freeze import settle
 from saccade.media.sandbox import confine
+from saccade.media.video import has_decoder
 from saccade.media.worker import (
     EXIT_STATUS,
     FRONT,
@@ -428,6 +429,10 @@ def warm_up(decode: bool) -> None:
         images.append(encoded.getvalue())
     for image in images:
         probe(image, 64 * 64)
+    if has_decoder():
+        from saccade.media import container
+
+        container.warm_up()
     if not decode:
         return
     import torch

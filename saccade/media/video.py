@@ -8,6 +8,8 @@ decides (`core/video.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 
 from blake3 import blake3
 
@@ -21,6 +23,36 @@ from saccade.media.opened import OpenedImage, OpenedVideo, ReadTimes, SeenFrame
 from saccade.media.sources import VideoSource
 
 PAIR = b"saccade frames\0"
+FRAME = b"saccade frame\0"
+EXTRA = "saccade[video]"
+
+
+@cache
+def decoder_version() -> str:
+    """Of what decodes video files, as its distribution says; "" where it is not installed."""
+    try:
+        return version("av")
+    except PackageNotFoundError:
+        return ""
+
+
+def has_decoder() -> bool:
+    return bool(decoder_version())
+
+
+def check_decoder(param: str) -> None:
+    """Raises InvalidRequest where this installation reads no video files."""
+    if not has_decoder():
+        raise InvalidRequest(
+            f"{param}: this server reads no video files: install {EXTRA}, or send frames as images",
+            param,
+            "no_video_decoder",
+        )
+
+
+def frame_name(file: bytes, index: int) -> bytes:
+    """Of frame `index` of a file, which its digest names."""
+    return blake3(FRAME + decoder_version().encode() + b"\0" + file + index.to_bytes(8)).digest()
 
 
 def rules_of(spec: FamilySpec, param: str) -> VideoRules:
@@ -57,6 +89,19 @@ def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
     fps = source.source_fps or source.wishes.fps or rules.fps
     length = max(1, indices[-1] - indices[0] + 1)
     return FrameTimes(indices, fps, count / length * fps)
+
+
+def times_of_file(source: VideoSource, probe: Probe, rules: VideoRules) -> FrameTimes:
+    """Which frames of a file are looked at, and when they are seen. Raises InvalidRequest."""
+    total, fps = probe.frames or 0, probe.fps
+    indices = rules.sample(total, fps, source.wishes)
+    if not 1 <= len(indices) <= MOST_FRAMES:
+        raise InvalidRequest(
+            f"{source.param}: {len(indices)} frames of the video are wanted; it may have "
+            f"{MOST_FRAMES}: ask for fewer (fps, num_frames)",
+            source.param,
+        )
+    return FrameTimes(indices, fps, len(indices) / total * fps)
 
 
 def check_frames(probes: Sequence[Probe], param: str) -> None:

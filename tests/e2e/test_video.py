@@ -4,6 +4,7 @@ is neither decoded nor encoded again.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from saccade.core.types import Request
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.server import Server, serving
 from tests.e2e.test_serve import ask, image_part, png, text_part, user
+from tests.media.clips import clip as clip_file
 from tests.videos import VideoModel, load
 
 COMMON = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192")
@@ -28,6 +30,11 @@ def decoded_and_encoded(server: Server) -> tuple[float, float]:
         server.metric("saccade_images_decoded_total"),
         server.metric("saccade_images_encoded_total"),
     )
+
+
+def file_part(data: bytes, **wishes: Any) -> dict[str, Any]:
+    url = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+    return {"type": "video_url", "video_url": {"url": url, **wishes}}
 
 
 def reference_text(model: VideoModel, seeds: Sequence[int], fps: float) -> str:
@@ -69,3 +76,17 @@ def test_a_video_of_frames_answers_as_transformers_and_costs_its_work_once(tmp_p
         assert decoded_and_encoded(server) == (4, 4), "one more second: its pair"
         ask(client, [user(text_part("a still: "), image_part(model.pixels(5)))], max_tokens=1)
         assert decoded_and_encoded(server) == (4, 4), "the pair of a frame twice is its still image"
+        check_files(server, client)
+
+
+def check_files(server: Server, client: openai.OpenAI) -> None:
+    """A file costs each of its frames once, whoever asks, also when it is cut otherwise."""
+    frames = "saccade_video_frames_decoded_total"
+    before = decoded_and_encoded(server)
+    (_, encoded) = before
+    ask(client, [user(file_part(clip_file(), fps=4), text_part("how many?"))], max_tokens=2)
+    assert server.metric(frames) == 24
+    assert decoded_and_encoded(server)[1] == encoded + 12
+    ask(client, [user(file_part(clip_file(), fps=4), text_part("and now?"))], max_tokens=2)
+    assert server.metric(frames) == 24, "a seen file"
+    assert decoded_and_encoded(server)[1] == encoded + 12

@@ -17,6 +17,7 @@ from saccade.core.options import MediaOptions
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.config import ImageRules, smart_resize
+from saccade.families.qwen_vl.video import QwenVideo
 from saccade.media.media import Media
 from tests.helpers.stocks import image_stocks
 
@@ -32,6 +33,12 @@ class PictureSpec:
             16, 2, 64 * 64, 1024 * 1024, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
         )
     )
+
+    @property
+    def video(self) -> QwenVideo:
+        return QwenVideo(
+            self.image_rules, False, 2.0, None, 4, 768, False, 128_000, None, frame_tokens=0
+        )
 
     @property
     def pixel_bounds(self) -> PixelBounds:
