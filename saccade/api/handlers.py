@@ -100,7 +100,8 @@ class RequestHandler:
         tally = UsageCounter(
             sum(len(each.request.tokens) for each in prepared),
             prepared[0].n,
-            sum(span.length for each in prepared for span in each.request.spans),
+            sum(each.shown_tokens(video=False) for each in prepared),
+            sum(each.shown_tokens(video=True) for each in prepared),
         )
         told = AnswerContext(prepared, tally, Tracer(prepared, reply.trace))
         try:

@@ -95,6 +95,14 @@ class PreparedRequest:
     silent: bool = False
     ignored: tuple[str, ...] = ()
 
+    def shown_tokens(self, video: bool) -> int:
+        """Tokens of the prompt that stand for videos, or for still images."""
+        return sum(
+            span.length
+            for span in self.request.spans
+            if (self.opened[span.image].budget is None) == video
+        )
+
 
 def load_sampling_defaults(directory: Path) -> SamplingParams:
     """What `generation_config.json` says of sampling, over OpenAI's defaults: temperature 1, and

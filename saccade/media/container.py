@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import av
 import numpy as np
+from av.stream import Discard
 
 from saccade.core.errors import ImageError
 from saccade.media.content import VIDEO, Probe
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts"
-CODECS = ("h264", "hevc", "vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d", "libaom-av1")
-CODECS += ("mjpeg", "mpeg4")
+CODECS = (
+    *("h264", "hevc", "vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d", "libaom-av1"),
+    *("mjpeg", "mpeg4"),
+)
 MOST_STREAMS = 16
 MOST_PACKETS = 1 << 20
 """Of all streams together: five hours of video with sound."""
@@ -127,7 +130,7 @@ def opened(data: mmap.mmap, error: type[Exception] = ImageError) -> Iterator[Inp
     }
     data.seek(0)
     try:
-        container = av.open(data, options=options, io_open=_refuse)
+        container = av.open(data, "r", options=options, io_open=_refuse)
     except MemoryError:
         raise
     except (*BROKEN, ValueError, OSError) as why:
@@ -161,7 +164,7 @@ def _video(container: InputContainer) -> VideoStream:
     stream.thread_type = "NONE"
     for other in container.streams:
         if other.index != stream.index:
-            other.discard = "all"
+            other.discard = Discard.all
     return stream
 
 

@@ -38,5 +38,5 @@ def clip(
 
 def shown(data: bytes) -> list[np.ndarray]:
     """All frames, as transformers' `load_video` has them with PyAV."""
-    with av.open(io.BytesIO(data)) as file:
+    with av.open(io.BytesIO(data), "r") as file:
         return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]

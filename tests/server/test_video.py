@@ -67,6 +67,8 @@ def test_every_way_to_send_frames_is_the_same_request(served: Served) -> None:
     for part, body in ways:
         answer = ask(served, part, **body)
         assert answer.status_code == 200, answer.text
+    used = answer.json()["usage"]["prompt_tokens_details"]
+    assert (used["image_tokens"], used["video_tokens"]) == (0, 18)
     first, *others = submitted(served)
     assert all(shown(each) == shown(first) for each in others)
     text = TOKENIZER.decode([token for token in first.tokens if token != 7])

@@ -165,6 +165,7 @@ class ResponseTeller:
                 "cached_tokens": prompt.cached_tokens,
                 "cache_write_tokens": prompt.cache_write_tokens,
                 "image_tokens": prompt.image_tokens,
+                **({"video_tokens": prompt.video_tokens} if prompt.video_tokens else {}),
             },
             "output_tokens": used.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoned},
