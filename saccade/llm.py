@@ -34,8 +34,8 @@ from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.front.assemble import build_front
 from saccade.front.content import message_from_object
 from saccade.front.conversation import Chat, Message
-from saccade.front.input_processor import GenerationRequest
 from saccade.front.loading import LoadingView
+from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import Finish, RequestManager
 from saccade.text.answer import AnswerEvent, Call, gather
 from saccade.text.grammar import OutputConstraint, read_wish

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from saccade.core.config import Dtype, KVDtype
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid, Image, Span
+from saccade.core.video import VideoRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +254,13 @@ class FamilySpec(Protocol):
         """
         ...
 
-    def settings(self, bounds: PixelBounds) -> bytes:
+    def settings(self, recipe: ImageRecipe) -> bytes:
         """16 bytes that differ whenever the pixels handed to the encoder may differ."""
+        ...
+
+    @property
+    def video(self) -> VideoRules | None:
+        """How videos are looked at; None: the model takes none."""
         ...
 
     def num_tokens(self, grid: Grid) -> int:
@@ -266,10 +272,10 @@ class FamilySpec(Protocol):
         ...
 
     def expand_prompt(
-        self, tokens: Sequence[int], images: Sequence[Image]
+        self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace the k-th image placeholder token by as many as `images[k]` has tokens, with the
-        family's tokens around them.
+        """Replace the k-th image placeholder token by as many as `images[k]` has tokens, and what
+        the family puts around them. `times`: `Span.time` of each image; none given: none has any.
 
         Raises InvalidRequest if placeholders and images do not correspond.
         """

@@ -96,6 +96,11 @@ DECLARED: tuple[Metric, ...] = (
         "Runs of an image decoder; one serves all sizes asked of the same bytes at the time",
     ),
     Metric(
+        "saccade_video_frames_decoded_total",
+        "counter",
+        "Frames of video files that an image worker was asked for",
+    ),
+    Metric(
         "saccade_image_worker_restarts_total",
         "counter",
         "Image workers replaced after a crash, a hang or a memory blow-up",

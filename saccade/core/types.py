@@ -14,8 +14,9 @@ from typing import Any, Literal
 from saccade.core.errors import InvalidRequest
 
 Grid = tuple[int, ...]
-"""Numbers of one image that only its model's family reads; for Qwen-VL its patches along (time,
-height, width), before merging. What an image's tokens, positions and cost follow from.
+"""Numbers of one image that only its model's family reads; for Qwen-VL its frames (a still image is
+one, a pair of a video two) and its patches along (height, width), before merging. What an image's
+tokens, positions and cost follow from.
 """
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -74,12 +75,16 @@ class Tower:
 class Span:
     """Tokens `[start, start + length)` of the prompt are rows `[offset, offset + length)` of the
     embedding of `images[image]`.
+
+    time: of an image of a video whose images share one stretch of positions: how many places after
+    the first of them it stands; None: it has a stretch of its own. Spans of one such video touch.
     """
 
     start: int
     length: int
     image: int
     offset: int = 0
+    time: int | None = None
 
     @property
     def end(self) -> int:

@@ -178,13 +178,15 @@ class Section:
 class Checkpoint:
     """The JSON side of one model.
 
-    `generation` and `processor` are empty where their files are missing.
+    `generation`, `processor` and `video` (the video processor's) are empty where their files are
+    missing.
     """
 
     folder: Path
     config: Section
     generation: Section
     processor: Section
+    video: Section
 
     def architecture(self) -> str:
         """`architectures[0]` of config.json; `model_type` where there is none."""
@@ -237,16 +239,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises CheckpointError naming the file.
     """
     processor = read_json(folder / "preprocessor_config.json", required=False)
+    processors = read_json(folder / "processor_config.json", required=False)
     if not processor.data:
-        processor = read_json(folder / "processor_config.json", required=False).section(
-            "image_processor"
-        )
+        processor = processors.section("image_processor")
+    video = processors.section("video_processor")
+    if not video.data:
+        video = read_json(folder / "video_preprocessor_config.json", required=False)
     config = read_json(folder / "config.json")
     return Checkpoint(
         folder=folder,
         config=config,
         generation=read_json(folder / "generation_config.json", required=False),
         processor=processor,
+        video=video,
     )
 
 

@@ -57,7 +57,8 @@ from saccade.core.types import (
     Tier,
     TokenLogprobs,
 )
-from saccade.front.input_processor import GenerationRequest, InputProcessor, PreparedRequest
+from saccade.front.input_processor import InputProcessor, PreparedRequest
+from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.standing import InFlight
 from saccade.media.fairness import BOUNDLESS, MemoryBudget
 from saccade.text.answer import AnswerEvent

@@ -40,6 +40,7 @@ from saccade.core.gc_freeze import settle
 from saccade.media import heif, thread_gate
 from saccade.media.sandbox import confine
 from saccade.media.thread_gate import ThreadGate
+from saccade.media.video import has_decoder
 from saccade.media.worker import (
     EXIT_STATUS,
     FRONT,
@@ -455,6 +456,10 @@ def warm_up(decode: bool) -> None:
         images.append(encoded.getvalue())
     for image in images:
         probe(image, 64 * 64)
+    if has_decoder():
+        from saccade.media import container
+
+        container.warm_up()
     if not decode:
         return
     import torch

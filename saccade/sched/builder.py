@@ -159,5 +159,5 @@ def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:
     """Images in tokens `[start, end)`; the first token is batch row `row`."""
     return [
         Splice(row + position, length, key, offset)
-        for position, length, key, offset in content.shown(start, end)
+        for position, length, key, offset, _ in content.shown(start, end)
     ]

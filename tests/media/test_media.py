@@ -15,7 +15,9 @@ import pytest
 from saccade.core.errors import ImageError, InvalidRequest, TooLarge
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
-from saccade.media.media import ImageSource, Media, OpenedImage, source_from_object
+from saccade.media.media import Media
+from saccade.media.opened import OpenedImage
+from saccade.media.sources import ImageSource, source_from_object
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, resized
 

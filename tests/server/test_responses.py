@@ -25,8 +25,8 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
 from saccade.front.conversation import Chat, MessageText
-from saccade.front.input_processor import GenerationRequest
-from saccade.media.media import ImageSource
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.media.sources import ImageSource
 from saccade.text.answer import AnswerReader
 from saccade.text.grammar import OutputConstraint
 from tests.server.conftest import TOKENIZER, Served, serving

@@ -47,7 +47,8 @@ from saccade.kernels.reference.patchify import patchify
 from saccade.media.content import Budget, digest, identify
 from saccade.media.decode import Pixels, decode, decode_into, draw_into
 from saccade.media.header import probe
-from saccade.media.media import ImageSource, Media
+from saccade.media.media import Media
+from saccade.media.sources import ImageSource
 from saccade_bench.lab import media_report
 from saccade_bench.lab.clock import CpuClock
 from saccade_bench.lab.machine import describe

@@ -52,7 +52,7 @@ from saccade.edge.auth import client_of
 from saccade.edge.body import Held
 from saccade.edge.disconnect import while_connected
 from saccade.front.fields import unsupported
-from saccade.front.input_processor import GenerationRequest
+from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import AnswerUpdate, Finish
 
 CANCEL_SECONDS = 1.0
@@ -165,6 +165,7 @@ class ResponseTeller:
                 "cached_tokens": prompt.cached_tokens,
                 "cache_write_tokens": prompt.cache_write_tokens,
                 "image_tokens": prompt.image_tokens,
+                **({"video_tokens": prompt.video_tokens} if prompt.video_tokens else {}),
             },
             "output_tokens": used.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoned},

@@ -27,10 +27,11 @@ from saccade.api.responses.items import Id, Item, ItemReader, MessageItem, Refer
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_LOGPROBS, FieldNames
 from saccade.front.breakpoints import PromptCacheOptions, read_cache_wish
-from saccade.front.content import ImageLimits, check_lengths
+from saccade.front.content import ImageLimits, PartDefaults, check_lengths
 from saccade.front.conversation import Chat
 from saccade.front.fields import Integer, Positive, unsupported
-from saccade.front.input_processor import GenerationRequest
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.video_parts import MediaReading
 from saccade.text.grammar import OutputConstraint, read_json_schema, read_response_format
 from saccade.text.tools import Tool, ToolSet, read_each, read_function
 
@@ -97,6 +98,7 @@ class ResponseInput(Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ImageLimits | None = None
+    media_io_kwargs: MediaReading | None = None
 
 
 class ResponseEnding(Struct, kw_only=True):
@@ -241,7 +243,7 @@ def response_ask(
     Raises InvalidRequest that names the field.
     """
     asked, form, delivery = request.asked, request.form, request.delivery
-    reader = ItemReader(asked.mm_processor_kwargs or ImageLimits())
+    reader = ItemReader(PartDefaults.of(asked.mm_processor_kwargs, asked.media_io_kwargs))
     if asked.instructions is not None:
         reader.instruct(asked.instructions)
     # The conversation: kept turns, then the new items.

@@ -17,16 +17,18 @@ def patchify(
     std: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Normalised patches [N, 3 * frames * patch * patch] of a still picture, uint8 [H, W, 3], in
-    merged order.
+    """Normalised patches [N, 3 * frames * patch * patch] of a still picture, uint8 [H, W, 3], or of
+    the frames of a video, uint8 [frames, H, W, 3], in merged order.
 
     Merged order: the merge x merge patches that become one token stand together, row by row. A
     still picture fills all frames of a patch.
     mean, std: [3] float32, of the 0..255 scale.
     """
-    channels = image.shape[2]
+    stack = image if image.dim() == 4 else image[None]
+    channels = image.shape[-1]
     # Bytes are moved before they become four times as large.
-    pixels = cut_patches(image, patch, merge).view(-1, channels, 1, patch * patch).float()
+    cut = [cut_patches(each, patch, merge).view(-1, channels, 1, patch * patch) for each in stack]
+    pixels = (cut[0] if len(cut) == 1 else torch.cat(cut, dim=2)).float()
     normal = pixels.sub_(mean.view(channels, 1, 1)).div_(std.view(channels, 1, 1)).to(dtype)
     return normal.expand(-1, -1, frames, -1).reshape(normal.shape[0], -1)
 
