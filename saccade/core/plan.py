@@ -20,7 +20,9 @@ from saccade.core.types import (
     Grid,
     Image,
     ImageKey,
+    PromptReading,
     PromptScores,
+    Readout,
     SamplingParams,
     Span,
     TokenLogprobs,
@@ -53,7 +55,7 @@ class Open:
 
     `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
     are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
-    cached prefix). `prompt_logprobs`: as in `Request`.
+    cached prefix). `prompt_logprobs`, `reading`: as in `Request`.
     """
 
     slot: int
@@ -64,6 +66,7 @@ class Open:
     sampling: SamplingParams
     pages: tuple[int, ...]
     prompt_logprobs: int | None = None
+    reading: PromptReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class Row:
     table. `sample`: draw the next token. `masked`: which tokens may be drawn follows in `Masks`,
     once the step before has told its tokens; the worker waits for it before it draws, not before it
     computes. `tokens`: those of the row, its last ones, that neither `Open` told nor a step drew.
-    `scored`: prompt tokens [first, end) to score, each of which follows one of the row's.
+    `scored`: prompt tokens [first, end) to score, each of which follows one of the row's. `read`:
+    so many of the row's last tokens are read, as `Open.reading` says.
     """
 
     slot: int
@@ -83,6 +87,7 @@ class Row:
     masked: bool = False
     tokens: tuple[int, ...] = ()
     scored: tuple[int, int] | None = None
+    read: int = 0
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -253,8 +258,8 @@ not read: it counts as gone; it is there again once it has been encoded and save
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
-    `logprobs[i]` is None where none were asked for. `scores`: one per row with `scored`, in row
-    order.
+    `logprobs[i]` is None where none were asked for. `scores`, `readouts`: one per row with
+    `scored`, or with `read`, in row order.
 
     `encoded`: images whose encoding has ended since the last step, the ms that it took (their
     pack's, shared by patches), and when it ended (`time.monotonic()`, which all processes of a
@@ -277,3 +282,4 @@ class StepResult:
     broken: tuple[int, ...] = ()
     failed: tuple[ImageKey, ...] = ()
     exhausted: bool = False
+    readouts: tuple[Readout, ...] = ()

@@ -246,6 +246,17 @@ class Caching:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReading:
+    """What is told of a prompt in place of an answer, of which no token is drawn: of each of its
+    `last` tokens the logits of `labels`, or, where none are named, the state after the last layer
+    and its norm.
+    """
+
+    labels: tuple[int, ...] = ()
+    last: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One answer to generate. `tokens` are token ids only (image placeholders included, never
     hashes or sentinels).
@@ -256,6 +267,7 @@ class Request:
     `grammar`: what the answer must be (`text.grammar.Grammar.text`); "": any text.
     `prompt_logprobs`: alternatives to name beside each token of the prompt, whose
     log-probabilities are told; None: they are not.
+    `reading`: there is no answer: the request ends with its prompt.
     """
 
     id: str
@@ -270,6 +282,12 @@ class Request:
     grammar: str = ""
     caching: Caching = Caching()
     prompt_logprobs: int | None = None
+    reading: PromptReading | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the answer."""
+        return self.sampling.max_tokens if self.reading is None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +330,15 @@ class PromptScores:
         for at in range(begin, end):
             mine = slice(at * width, (at + 1) * width)
             yield list(ids[mine]), list(logprobs[mine]), ranks[at]
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """What a `PromptReading` tells of C tokens, from place `start` on: float32 [C, width]."""
+
+    start: int
+    width: int
+    values: bytes
 
 
 Missed = Literal[
@@ -421,7 +448,8 @@ class Delta:
     ones ended, and come before any token. `admitted`:
     `time.monotonic()` when the request first got a slot, beside `images`; 0.0 if it never did.
     `embedding`: offset and bytes of the embedding in the arena, of a request that asked for
-    nothing else; it stays there until the request is aborted.
+    nothing else; it stays there until the request is aborted. `readout`: goes on where the last
+    one ended; the last stands beside the finish.
     """
 
     id: str
@@ -436,3 +464,4 @@ class Delta:
     scores: PromptScores | None = None
     admitted: float = 0.0
     embedding: tuple[int, int] | None = None
+    readout: Readout | None = None

@@ -9,7 +9,6 @@ engine but its context length.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from bisect import bisect_right
@@ -18,13 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, TypeVar
 
 from llguidance import LLTokenizer
 
 from saccade.core.client import ANYBODY, Client
-from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.errors import InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import (
     CHAT_NAMES,
@@ -133,7 +131,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoded:
+class EncodedPrompt:
     """A chat as tokens, images one token each. landmarks: as in `Prompt`, with their places in the
     chat.
     """
@@ -162,27 +160,6 @@ class PreparedRequest:
     landmarks: tuple[tuple[int, str], ...] = ()
     silent: bool = False
     ignored: tuple[str, ...] = ()
-
-
-def load_sampling_defaults(directory: Path) -> SamplingParams:
-    """What `generation_config.json` says of sampling, over OpenAI's defaults: temperature 1, and
-    answers of as many tokens as there is room for.
-    """
-    path = directory / "generation_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    given = {name: config[name] for name in names if config.get(name) is not None}
-    if config.get("max_new_tokens") is not None:
-        given["max_tokens"] = config["max_new_tokens"]
-    if config.get("do_sample") is False:
-        given["temperature"] = 0.0
-    try:
-        return replace(SamplingParams(temperature=1.0, max_tokens=LARGEST), **given)
-    except InvalidRequest as error:
-        raise CheckpointError(f"{path}: {error}") from None
 
 
 class InputProcessor:
@@ -246,7 +223,7 @@ class InputProcessor:
         self._check_room(ask, len(encoded.tokens), context_length)
         until = reasoning.CLOSE if encoded.reasoning == "open" else None
         grammar = None if wish is None else await self._compiler.compile(wish, until, share)
-        prompt = self._prompt(ask, encoded, await self._open(ask, client, room))
+        prompt = self.prompt(ask, encoded, await self._open(ask, client, room))
         sampling = self._sampling(ask, len(prompt.tokens), context_length)
         images = tuple(each.image for each in prompt.opened)
         request = Request(
@@ -329,7 +306,7 @@ class InputProcessor:
         if least > (_COUNTED if opened else 1) * context_length:
             param = ask.names["messages" if opened else "prompt"]
             raise too_long(param, f"at least {least} tokens", context_length, bool(opened))
-        make = partial(self._prompt, ask, encoded, opened)
+        make = partial(self.prompt, ask, encoded, opened)
         return await self.in_thread(make) if least > context_length else make()
 
     async def _open(
@@ -338,19 +315,20 @@ class InputProcessor:
         asker = Requester(client.share(ask.cache_salt), client.name, room)
         return await self.media.open_all(_sources(ask), client.salt(ask.cache_salt), asker)
 
-    async def _encoded(self, ask: GenerationRequest, context_length: int) -> _Encoded:
+    async def _encoded(self, ask: GenerationRequest, context_length: int) -> EncodedPrompt:
+        encode = partial(self.encode, ask, context_length)
+        return await self.in_thread(encode) if takes_long(ask) else encode()
+
+    def encode(self, ask: GenerationRequest, context_length: int) -> EncodedPrompt:
+        """The prompt as tokens, each image one. Raises InvalidRequest that names the field."""
         if isinstance(prompt := ask.prompt, tuple):
-            return _Encoded(self._check_tokens(prompt))
+            return EncodedPrompt(self._check_tokens(prompt, ask.names["prompt"]))
         if isinstance(prompt, Chat):
             locate = bool(prompt.marks) or ask.cache.diagnose
-            render = partial(
-                self._encode_chat, prompt, ask, context_length, bool(ask.add_special_tokens), locate
-            )
-            many = len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
-            return await self.in_thread(render) if many else render()
+            special = bool(ask.add_special_tokens)
+            return self._encode_chat(prompt, ask, context_length, special, locate)
         special = ask.add_special_tokens is not False
-        encode = partial(self._encode, prompt, "prompt", context_length, special)
-        return _Encoded(await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode())
+        return EncodedPrompt(self._encode(prompt, ask.names["prompt"], context_length, special))
 
     def _check_room(self, ask: GenerationRequest, least: int, context_length: int) -> None:
         """Raises InvalidRequest for what can be refused before a grammar is compiled or an image is
@@ -360,9 +338,10 @@ class InputProcessor:
             raise too_long(ask.names["messages"], f"at least {least} tokens", context_length, True)
         self._sampling(ask, least, context_length)
 
-    def _prompt(
-        self, ask: GenerationRequest, encoded: _Encoded, opened: tuple[OpenedImage, ...]
+    def prompt(
+        self, ask: GenerationRequest, encoded: EncodedPrompt, opened: tuple[OpenedImage, ...]
     ) -> Prompt:
+        """The prompt in the engine's terms, of what `encode` and opening images have brought."""
         images = [each.image for each in opened]
         expanded, spans = self.spec.expand_prompt(encoded.tokens, images)
         found = [(self.spec.widened(at, spans), mark) for at, mark in encoded.landmarks]
@@ -382,12 +361,12 @@ class InputProcessor:
             ),
         )
 
-    def _check_tokens(self, tokens: tuple[int, ...]) -> list[int]:
+    def _check_tokens(self, tokens: tuple[int, ...], param: str) -> list[int]:
         if outside := [token for token in tokens if token >= self.spec.vocab_size]:
             raise InvalidRequest(
-                f"prompt: token {outside[0]} is not below the vocabulary size, "
+                f"{param}: token {outside[0]} is not below the vocabulary size, "
                 f"{self.spec.vocab_size}",
-                "prompt",
+                param,
             )
         return list(tokens)
 
@@ -400,34 +379,14 @@ class InputProcessor:
 
     def _encode_chat(
         self, chat: Chat, ask: GenerationRequest, context_length: int, special: bool, locate: bool
-    ) -> _Encoded:
+    ) -> EncodedPrompt:
         """`locate`: find where its parts end."""
-        param = ask.names["messages"]
-        if chat.num_characters > _SLACK * context_length * self.tokenizer.longest_token:
-            raise too_long(param, f"{chat.num_characters} characters", context_length, True)
-        given: Any = {
-            "messages": [message.for_template() for message in chat.messages],
-            "tools": [tool.for_template() for tool in chat.offer.tools] or None,
-            "add_generation_prompt": chat.add_generation_prompt,
-            "continue_final_message": chat.continue_final_message,
-            "variables": self._variables(chat),
-            "names": ask.names,
-        }
-        if self.manner.calls is None:
-            given["tools"] = None
-        rendered = self._render(given)
-        self._check_length(rendered.text, param, context_length, True)
-        try:
-            tokens = (
-                self.tokenizer.encode(rendered.text, special, context_length)
-                if self._literals is None
-                else self._literals.encode(rendered, special, context_length)
-            )
-        except TooManyTokens as error:
-            raise too_long(param, str(error), context_length, True) from None
+        given = self._given(chat, ask)
+        rendered = self.render(chat, ask, context_length)
+        tokens = self.tokens_of(rendered, ask.names["messages"], context_length, special)
         where = self._reasoning_at(chat, rendered.text) if self.manner.reasons else None
         if not locate:
-            return _Encoded(tokens, where)
+            return EncodedPrompt(tokens, where)
         messages, places = landmarks.flagged(given["messages"])
         try:
             flagged = self._render({**given, "messages": messages}).text
@@ -440,9 +399,41 @@ class InputProcessor:
             else self._literals.ends(rendered, special)
         )
         ends = list(accumulate(ends, max))
-        return _Encoded(
+        return EncodedPrompt(
             tokens, where, tuple((bisect_right(ends, each.end), each) for each in found)
         )
+
+    def render(self, chat: Chat, ask: GenerationRequest, context_length: int) -> Rendered:
+        """A chat's text. Raises InvalidRequest for more than the context can hold."""
+        param = ask.names["messages"]
+        if chat.num_characters > _SLACK * context_length * self.tokenizer.longest_token:
+            raise too_long(param, f"{chat.num_characters} characters", context_length, True)
+        rendered = self._render(self._given(chat, ask))
+        self._check_length(rendered.text, param, context_length, True)
+        return rendered
+
+    def tokens_of(
+        self, rendered: Rendered, param: str, context_length: int, special: bool = False
+    ) -> list[int]:
+        """Of a chat's text, or of a part of it. Raises InvalidRequest that names `param`."""
+        try:
+            if self._literals is None:
+                return self.tokenizer.encode(rendered.text, special, context_length)
+            return self._literals.encode(rendered, special, context_length)
+        except TooManyTokens as error:
+            raise too_long(param, str(error), context_length, True) from None
+
+    def _given(self, chat: Chat, ask: GenerationRequest) -> dict[str, Any]:
+        """What the template is given."""
+        tools = [tool.for_template() for tool in chat.offer.tools]
+        return {
+            "messages": [message.for_template() for message in chat.messages],
+            "tools": (tools or None) if self.manner.calls is not None else None,
+            "add_generation_prompt": chat.add_generation_prompt,
+            "continue_final_message": chat.continue_final_message,
+            "variables": self._variables(chat),
+            "names": ask.names,
+        }
 
     def _render(self, given: Any) -> Rendered:
         if self._literals is not None:
@@ -573,6 +564,13 @@ def _breakpoints(
         if at:
             points[at] = max(points.get(at, 0), mark.seconds or ask.cache.default)
     return tuple(sorted(points.items()))
+
+
+def takes_long(ask: GenerationRequest) -> bool:
+    """Whether its prompt is to be rendered and tokenised in a thread."""
+    if isinstance(prompt := ask.prompt, Chat):
+        return len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
+    return len(prompt) > _LONG_TEXT
 
 
 def _sources(ask: GenerationRequest) -> Sequence[ImageSource]:

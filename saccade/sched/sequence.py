@@ -129,8 +129,8 @@ class Sequence:
     next image beside those that are there: any step is better than none.
     encoded: images encoded on behalf of this sequence: why they were missing, and from what.
     found: where each image was found, by its index, so far as that is known.
-    scored: the first prompt token that is still to be scored, as results have told; all of them
-    count as scored where nobody asked.
+    scored: the first prompt token that is still to be scored, or read, as results have told; all
+    of them count as such where nobody asked.
     guide: what the answer may be; None: any text. told: tokens of the answer that deltas have told;
     None before the first delta.
     """
@@ -173,6 +173,8 @@ class Sequence:
         self.scored = len(request.tokens)
         if request.prompt_logprobs is not None:
             self.scored = 1  # nothing stands before the first
+        elif request.reading is not None:
+            self.scored = max(0, len(request.tokens) - request.reading.last)
 
     @property
     def client(self) -> str:
@@ -234,19 +236,28 @@ class Sequence:
 
     @property
     def shareable(self) -> int:
-        """Tokens that may come from the prefix cache: no score comes from there."""
-        done = self.scored >= self.prompt_length
-        return len(self.content.tokens) if done else self.scored - 1
+        """Tokens that may come from the prefix cache: no score and no state comes from there."""
+        if self.scored >= self.prompt_length:
+            return len(self.content.tokens)
+        return self.scored - (self.request.reading is None)
 
     def to_score(self, start: int, end: int) -> tuple[int, int] | None:
         """The prompt tokens [first, end) that a row of tokens [start, end) is to score, if any."""
+        if self.request.reading is not None:
+            return None
         first, last = max(start + 1, self.scored), min(end + 1, self.prompt_length)
         return (first, last) if first < last else None
 
+    def to_read(self, start: int, end: int) -> int:
+        """How many of the tokens [start, end) of a row, its last ones, are to be read."""
+        return 0 if self.request.reading is None else max(0, end - max(start, self.scored))
+
     def may_draw(self, token_limit: int) -> bool:
         """Whether a token more than plans in flight draw may be planned: the answer has room for
-        it, and its mask is there, or will be in time.
+        it, and its mask is there, or will be in time. Of one that draws nothing: always.
         """
+        if self.request.reading is not None:
+            return True
         guide = self.guide
         if guide is not None and not (
             guide.quick if self.length > len(self.tokens) else guide.ready

@@ -31,8 +31,8 @@ from saccade.front.input_processor import (
     GenerationRequest,
     InputProcessor,
     PreparedRequest,
-    load_sampling_defaults,
 )
+from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.media.media import ImageSource, Media
 from saccade.text.answer_format import SILENT, AnswerFormat
 from saccade.text.grammar import OutputConstraint

@@ -18,7 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
-from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
+from saccade.core.family import (
+    Cuts,
+    KVSpec,
+    LargestImage,
+    PixelBounds,
+    ScoreTemplates,
+    Templates,
+    heads_cache,
+)
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint
@@ -33,8 +41,23 @@ from saccade.families.qwen_vl.config import (
 from saccade.nn.text_config import TextConfig
 
 MAX_ASPECT_RATIO = 200
+SCORES = ScoreTemplates(
+    instruction="Represent the user's input.",
+    query="Retrieve images or text relevant to the user's query.",
+    judge="Judge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".',
+    task="Given a search query, retrieve relevant candidates that answer the query.",
+    marks=("<Instruct>: ", "<Query>:", "\n<Document>:"),
+    empty="NULL",
+    labels=("yes", "no"),
+    min_pixels=4 * 32 * 32,
+    max_pixels=1800 * 32 * 32,
+)
+"""Of Qwen3-VL-Embedding and Qwen3-VL-Reranker."""
 TEMPLATES = Templates(
-    tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<|vision_start|>")
+    tools=Path(__file__).parent / "tools.jinja",
+    marks=("<|im_start|>", "<|vision_start|>"),
+    scores=SCORES,
 )
 
 
