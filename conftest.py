@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.helpers.breadth import mark_the_rest
+
 # A run has some fifty processes that import the same modules: these are compiled once.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -21,7 +23,8 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Read when Triton is first imported, which any test may cause: without a GPU, kernels are
 # interpreted.
-if not Path("/dev/nvidiactl").exists():
+HAS_GPU = Path("/dev/nvidiactl").exists()
+if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LONG = (
@@ -37,6 +40,8 @@ LONG = (
 """Files and folders with the longest tests, which come first: files are given to whichever process
 is free, and one that began with a long file at the end would end alone.
 """
+
+pytest_plugins = ["pytester"]
 
 if TYPE_CHECKING:
     from saccade_bench.fixtures.tiny import FamilyName, Reference
@@ -57,8 +62,13 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries look for what they have leaked as the interpreter ends
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first; otherwise the order stays."""
+    """Long files first; otherwise the order stays. A GPU has every case of its kernels in no
+    time.
+    """
+    if not HAS_GPU:
+        mark_the_rest(items)
     roots = [Path(__file__).parent / each for each in ("tests", "bench/tests")]
 
     def rank(item: pytest.Item) -> int:

@@ -1,6 +1,4 @@
-"""Saccade serves vision-language models; a picture costs its work once, after that it costs a
-hash.
-"""
+"""Saccade serves vision-language models; an image costs its work once, and after that a hash."""
 
 from __future__ import annotations
 

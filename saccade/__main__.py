@@ -1,5 +1,5 @@
-"""`saccade`, from its first moment: Ctrl-C while the commands are being loaded ends it with a
-sentence. The commands themselves are in `commands.py`.
+"""`saccade`, from its first moment: Ctrl-C while the commands are being loaded ends the process
+with a sentence. The commands are in `commands.py`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def leave(*_: object) -> None:
-    """End at once, whatever is being imported; the kernel ends children with their parent."""
+    """End at once, during any import; the kernel ends children with their parent."""
     os.write(2, b"\nstopped before it had started\n")
     os._exit(INTERRUPTED)
 
 
 def main() -> None:
-    """Run the command line. A command that starts a server leaves the handler in place until the
-    server has one of its own; any other is interrupted as usual.
+    """Run the command line. A command that starts a server keeps the handler until the server has
+    its own; any other command is interrupted as usual.
     """
     signal.signal(signal.SIGINT, leave)
     from saccade.commands import run

@@ -1,5 +1,5 @@
-"""The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`, and those that entry
-points of other distributions join to them (`tools/brought.py`).
+"""The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`, and the commands
+joined by entry points of other distributions (`tools/brought.py`).
 
 Options come from the dataclasses of `core/options.py`.
 """
@@ -7,8 +7,10 @@ Options come from the dataclasses of `core/options.py`.
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,18 +24,19 @@ from saccade import __version__
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.options import (
+    CacheOptions,
     ConnectionOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
     ObservabilityOptions,
     ParallelOptions,
-    PinOptions,
     ResponseOptions,
     RoleOptions,
     ServerOptions,
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
+from saccade.core.tuning import Tuning, basic_options, tuning_values
 from saccade.tools.brought import join
 
 app = App(
@@ -49,69 +52,94 @@ app.command(deploy)
 join(app)
 
 ADVANCED = "--help-advanced" in sys.argv
-"""Whether the help is to show every option."""
+"""True if the help is to show every option."""
 
-MAIN_OPTIONS = frozenset(
-    (
-        "--api-key",
-        "--chat-template",
-        "--context-length",
-        "--default-max-tokens",
-        "--device",
-        "--dtype",
-        "--embedding-cache-device-mb",
-        "--embedding-cache-dir",
-        "--host",
-        "--max-running-requests",
-        "--mem-fraction-static",
-        "--port",
-        "--quantization",
-        "--served-model-name",
-        "--tp-size",
-    )
+SERVE_OPTIONS = (
+    ModelOptions,
+    EngineOptions,
+    CacheOptions,
+    ParallelOptions,
+    MediaOptions,
+    ServerOptions,
+    ConnectionOptions,
+    ResponseOptions,
+    ObservabilityOptions,
+    RoleOptions,
+    AnswerOptions,
 )
-"""What people set. `saccade serve --help` shows these, `--help-advanced` every option."""
+BASIC = basic_options(SERVE_OPTIONS)
+TUNING = tuning_values(SERVE_OPTIONS)
+
+REPLACED = {
+    "--disable-vit-graph": "--disable-cuda-graph, which holds for both",
+    "--embedding-cache-shared-mb": "--embedding-cache-disk-mb",
+    "--encoders-file": "--encoders FILE",
+}
+"""Options of earlier versions, and the words that say the same now."""
 
 
-class MainOptions(DefaultFormatter):
-    """Shows the options of `MAIN_OPTIONS` only, in the panels that have any."""
+class BasicOptions(DefaultFormatter):
+    """Shows basic options only, in the panels that have any."""
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-        shown = [
-            entry for entry in panel.entries if not entry.names or MAIN_OPTIONS & {*entry.names}
-        ]
+        shown = [entry for entry in panel.entries if not entry.names or BASIC & {*entry.names}]
         if shown:
             super().__call__(console, options, panel.copy(entries=shown))
 
 
-def flat(group: str, *, lists: bool = False) -> Parameter:
-    """The fields of a dataclass as options of their own, under a heading in the help.
+def tuning_help(kinds: Sequence[type]) -> str:
+    """The names of the tuning values and their meanings, for the end of the help."""
+    lines = (f"* {each.described}" for each in tuning_values(kinds).values())
+    return "\n".join(("Tuning values, for --tune NAME=VALUE:", "", *lines))
 
-    `lists`: an option may have several values in a row. Only where these are numbers, or a model
-    named after them would be one more.
+
+def check_spelling(tokens: Sequence[str]) -> None:
+    """Raises ConfigError for an option of earlier versions, with its words of today."""
+    for token, after in zip(tokens, (*tokens[1:], "")):
+        name, _, value = token.partition("=")
+        field = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and field in TUNING:
+            value = value or (after if after and not after.startswith("-") else "VALUE")
+            raise ConfigError(f"{name} is a tuning value now: --tune {field}={value}")
+        if name in REPLACED:
+            raise ConfigError(f"{name} is gone: use {REPLACED[name]}")
+        shared = name == "--embedding-cache-shared" and "--embedding-cache-dir" not in tokens
+        if shared and (folder := value or after) and not folder.startswith("-"):
+            raise ConfigError(f"{name} names no folder now: --embedding-cache-dir {folder} {name}")
+
+
+def flat(group: str) -> Parameter:
+    """The fields of a dataclass as options of their own, but for tuning values, under a heading in
+    the help.
     """
-    return Parameter(name="*", group=group, consume_multiple=lists)
+    return Parameter(name="*", group=group, parse=NO_TUNING)
+
+
+NO_TUNING = re.compile(rf"^(?!({'|'.join(TUNING)})$)")
+"""Names of fields that are options."""
+Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", consume_multiple=False)]
 
 
 @app.command(
-    help_formatter=DefaultFormatter() if ADVANCED else MainOptions(),
-    help_epilogue=None if ADVANCED else "All options: saccade serve --help-advanced",
+    help_formatter=DefaultFormatter() if ADVANCED else BasicOptions(),
+    help_epilogue=tuning_help(SERVE_OPTIONS) if ADVANCED else "All options: --help-advanced",
 )
 def serve(
     model: str = "demo",
     /,
     *,
     model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008 - frozen
-    engine: Annotated[EngineOptions, flat("Engine", lists=True)] = EngineOptions(),  # noqa: B008
-    pins: Annotated[PinOptions, flat("Engine")] = PinOptions(),  # noqa: B008
+    engine: Annotated[EngineOptions, flat("Engine")] = EngineOptions(),  # noqa: B008
+    caches: Annotated[CacheOptions, flat("Caches")] = CacheOptions(),  # noqa: B008
     parallel: Annotated[ParallelOptions, flat("Parallel")] = ParallelOptions(),  # noqa: B008
-    media: Annotated[MediaOptions, flat("Pictures")] = MediaOptions(),  # noqa: B008
+    media: Annotated[MediaOptions, flat("Images")] = MediaOptions(),  # noqa: B008
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
     edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
     kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
     watch: Annotated[ObservabilityOptions, flat("Observability")] = ObservabilityOptions(),  # noqa: B008
     role: Annotated[RoleOptions, flat("Role")] = RoleOptions(),  # noqa: B008 - frozen
     answers: Annotated[AnswerOptions, flat("Answers")] = AnswerOptions(),  # noqa: B008 - frozen
+    tune: Tuned = (),
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -120,42 +148,57 @@ def serve(
     model:
         A folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-VL-2B-Instruct, or
         "demo": the built-in model.
+    tune:
+        A tuning value, NAME=VALUE; repeat the option for several. Tuning values are figures that
+        Saccade otherwise decides, here for measuring; they may change from release to release.
+        Their names are at the end of this help.
     """
+    tuning = Tuning(tune, SERVE_OPTIONS)
+    chosen = (
+        tuning.of(model_options),
+        tuning.of(engine),
+        tuning.of(parallel),
+        tuning.of(media),
+        tuning.of(server),
+        tuning.of(edge),
+        tuning.of(kept),
+        tuning.of(caches),
+        tuning.of(watch),
+        tuning.of(role),
+        tuning.of(answers),
+    )
     print(f"loading {model} ... (Ctrl-C ends it)", flush=True)  # before imports that take seconds
     from saccade.api.serve import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(
-        model,
-        model_options,
-        engine,
-        parallel,
-        media,
-        server,
-        edge,
-        kept,
-        pins,
-        watch,
-        role,
-        answers,
-    )
+    return serve_model(model, *chosen)
 
 
-@app.command(default_parameter=Parameter(negative="", consume_multiple=True))
+@app.command(
+    default_parameter=Parameter(negative="", consume_multiple=True),
+    help_epilogue=tuning_help((ConnectionOptions,)),
+)
 def route(
     *,
-    options: Annotated[RouteOptions, flat("Router", lists=True)],
+    options: Annotated[RouteOptions, flat("Router")],
     edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
+    tune: Tuned = (),
 ) -> int:
     """Send requests to the server of several that has seen their images: a light proxy.
 
     An image, a chat and a response that goes on stay with one server; a server that dies loses what
     it was answering, and its chats go on elsewhere.
+
+    Parameters
+    ----------
+    tune:
+        A tuning value, NAME=VALUE, for measuring; repeat the option for several.
     """
+    tuning = Tuning(tune, (ConnectionOptions,))
     from saccade.route.run import route as route_requests
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return route_requests(options, edge)
+    return route_requests(options, tuning.of(edge))
 
 
 @deploy.command
@@ -185,6 +228,7 @@ def ray(
     )
 
     check_serve_options(serve_options)
+    check_spelling(serve_options)
     app.parse_args(["serve", model, *serve_options])
     options = with_bookings(options)
     told = as_yaml(ray_config(model, serve_options, options, spread))
@@ -208,7 +252,7 @@ def chat(
     max_tokens: int = 256,
     model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008
 ) -> None:
-    """Ask one question about pictures, of a local engine or of a server; or many, of a server.
+    """Ask one question about images, of a local engine or of a server; or many, of a server.
 
     Parameters
     ----------
@@ -271,7 +315,7 @@ def demo(*, port: int = 8000, exit: bool = False) -> int:
 
 @app.command
 def version() -> None:
-    """Print Saccade's version, and those of what it runs on."""
+    """Print the versions of Saccade, Python and the main libraries."""
     import platform
     from importlib.metadata import version as version_of
 
@@ -287,6 +331,8 @@ def run() -> int:
     if sys.argv[1:2] != ["serve"]:  # whose server takes Ctrl-C over, once it can end in order
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if sys.argv[1:2] in (["serve"], ["route"]):
+            check_spelling(sys.argv[2:])
         status: int | None = app(result_action="return_value")
         return status or 0
     except SaccadeError as error:

@@ -24,11 +24,11 @@ from rich.progress import Progress
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
 from saccade.core.options import (
+    CacheOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
     ParallelOptions,
-    PinOptions,
 )
 from saccade.core.types import PromptReading, SamplingParams, TokenLogprobs
 from saccade.front.assemble import build_front
@@ -61,9 +61,8 @@ MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts an
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, and what it took. `text` is without the reasoning and the calls, which stand
-    apart. `prompt_logprobs`: one per token of the prompt where they were asked for, None for the
-    first.
+    """One answer, and its cost. `text` excludes the reasoning and the calls, which stand apart.
+    `prompt_logprobs`: one per prompt token if requested, None for the first.
     """
 
     text: str
@@ -79,7 +78,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What holds for every conversation of a call. variables: the client's own for the template."""
+    """Settings for every conversation of a call. variables: the client's own template variables."""
 
     sampling: SamplingParams
     offer: ToolSet
@@ -90,7 +89,7 @@ class _Settings:
 
 class LLM:
     """A model that answers chats. `options` are fields of ModelOptions, EngineOptions,
-    PinOptions, ParallelOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`.
+    CacheOptions, ParallelOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`.
 
     Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
     """
@@ -101,7 +100,7 @@ class LLM:
             _take(EngineOptions, options),
             _take(ParallelOptions, options),
             _take(MediaOptions, options),
-            _take(PinOptions, options),
+            _take(CacheOptions, options),
         )
         self._answers = _take(AnswerOptions, options)
         if options:
@@ -306,8 +305,8 @@ class LLM:
         return rank_scores(self._wait(self._reader.read(asks)) if asks else [])
 
     def metrics(self) -> dict[str, float]:
-        """The counters and gauges that a server would show under /metrics, those without labels by
-        name.
+        """The counters and gauges of a server's /metrics, by name; metrics with labels are left
+        out.
         """
         return {
             metric.name: values[()]
@@ -352,10 +351,10 @@ async def _start(
     engine: EngineOptions,
     parallel: ParallelOptions,
     media: MediaOptions,
-    pins: PinOptions,
+    caches: CacheOptions,
     answers: AnswerOptions,
 ) -> RequestManager:
-    front = build_front(model, options, engine, parallel, media, pins=pins, answers=answers)
+    front = build_front(model, options, engine, parallel, media, caches=caches, answers=answers)
     try:
         with LoadingView(Console(stderr=True), lines=False) as view:
             await front.start(view.show)
@@ -366,7 +365,7 @@ async def _start(
 
 
 def check_image(path: Path) -> None:
-    """Whether this file's header is that of a picture, by the default limits.
+    """Check that a file's header is an image's, by the default limits.
 
     Raises ImageError that names the file.
     """
@@ -385,9 +384,7 @@ def _of_prompt(score: tuple[list[int], list[float], int]) -> TokenLogprobs:
 
 
 def _take(kind: type[T], options: dict[str, Any]) -> T:
-    """An instance of `kind` from those options that are its fields; they are removed from
-    `options`.
-    """
+    """An instance of `kind` from the options among its fields, which are removed from `options`."""
     names = {field.name for field in fields(kind)} & options.keys()  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names})
 
@@ -402,7 +399,7 @@ def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
 
 
 def _check_list(conversation: object) -> None:
-    """Raises InvalidRequest for a text or a single message, which Python would iterate over too."""
+    """Raises InvalidRequest for a text or a single message, which Python would iterate over."""
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         kind = type(conversation).__name__
         raise InvalidRequest(

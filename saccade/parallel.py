@@ -1,9 +1,8 @@
-"""Tensor parallelism: which slice of the model this process holds, and the collectives over the
-slices.
+"""Tensor parallelism: this process's slice of the model, and the collectives over the slices.
 
-Layers take a `Shard` when they are built and call its collectives where the mathematics needs them;
-nothing else knows of ranks. Ranks reach each other in one of three ways: memory that processes
-share (CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over an
+Layers take a `Shard` at construction and call its collectives where the mathematics needs them;
+nothing else knows of ranks. Ranks reach each other in one of three ways: memory shared by processes
+(CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over an
 inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
 """
 
@@ -42,16 +41,16 @@ CONNECT_SECONDS = 120
 
 
 class PeerLost(Exception):
-    """A collective failed: another rank is gone, or this one is cut off."""
+    """A collective failed: another rank is gone, or this rank is cut off."""
 
 
 class Collectives(Protocol):
     """Ranks that compute together: each makes the same calls in the same order, with tensors of
     equal shape.
 
-    The results have the same bits on every rank. They are on the tensor's device; on CUDA, in
-    stream order. Raises PeerLost where the death of another rank is noticed (in shared memory it is
-    not: whoever supervises the ranks must end this one too).
+    The results have the same bits on every rank, on the tensor's device; on CUDA, in stream order.
+    Raises PeerLost on the death of another rank, if noticed (not in shared memory: the supervisor
+    of the ranks must end this rank too).
     """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +62,7 @@ class Collectives(Protocol):
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """The first rank's `x`, on every rank. `x` is contiguous; what others hold in it is
+        """The first rank's `x`, on every rank. `x` is contiguous; its content on other ranks is
         overwritten.
         """
         ...
@@ -73,9 +72,9 @@ class Collectives(Protocol):
 class Shard:
     """Slice `rank` of `size`.
 
-    `group` is None where there is nobody else, or nothing to say to them. Where there are more
-    ranks than slices, `replicas` of them hold the same slice, of which this is number `replica`.
-    expert_runs: among how many runs of whole experts all ranks are divided.
+    `group` is None without peers, or without messages for them. With more ranks than slices,
+    `replicas` of them hold the same slice, and this rank is number `replica`. expert_runs: number
+    of runs of whole experts among all ranks.
     """
 
     rank: int = 0
@@ -98,14 +97,12 @@ class Shard:
 
     @property
     def everyone(self) -> Shard:
-        """This rank among all, whatever they hold."""
+        """This rank among all ranks, whatever their slices."""
         return Shard(self.replica * self.size + self.rank, self.size * self.replicas, self.group)
 
     @property
     def experts(self) -> tuple[Shard, Shard]:
-        """Which run of experts this rank has, and which slice of each one's width. No
-        collectives.
-        """
+        """This rank's run of experts, and its slice of each expert's width. No collectives."""
         everyone = self.everyone
         slices = everyone.size // self.expert_runs
         run, part = divmod(everyone.rank, slices)
@@ -114,7 +111,7 @@ class Shard:
     def divide(self, n: int, what: str) -> int:
         """This rank's share of `n` things.
 
-        Raises ConfigError where there is a rest; `what` names the things.
+        Raises ConfigError for a remainder; `what` names the things.
         """
         if n % self.size:
             raise ConfigError(
@@ -123,8 +120,8 @@ class Shard:
         return n // self.size
 
     def over(self, n: int) -> Shard:
-        """The shard for `n` things of which neighbouring ranks hold the same one where there are
-        fewer than ranks. No collectives.
+        """The shard for `n` things; with fewer things than ranks, neighbouring ranks hold the same
+        thing. No collectives.
         """
         return self if n >= self.size else Shard(self.rank * n // self.size, n)
 
@@ -137,7 +134,7 @@ class Shard:
         return total if self.replicas == 1 else total.div_(self.replicas)
 
     def sum_parts(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over all ranks, none of which has what another has; `x` may be overwritten."""
+        """Sum over all ranks of disjoint parts; `x` may be overwritten."""
         if self.group is None or self.size * self.replicas == 1:
             return x
         return self.group.all_reduce(x)
@@ -149,7 +146,7 @@ class Shard:
         return self.group.all_gather(x)[: self.size]
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """The first rank's `x`; the others' may be overwritten."""
+        """The first rank's `x`; on other ranks `x` may be overwritten."""
         return x if self.group is None else self.group.broadcast(x)
 
 
@@ -157,8 +154,8 @@ WHOLE = Shard()
 
 
 def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
-    """Meet the other ranks over `fd`, an empty memory file that every rank's process has inherited;
-    each calls this once.
+    """Meet the other ranks over `fd`, an empty memory file inherited by every rank's process; each
+    calls this function once.
 
     On CUDA, the rank's device is the current one.
     """
@@ -186,15 +183,15 @@ def leave() -> None:
 
 
 class SharedMemory:
-    """Collectives through memory that the ranks' processes map together; they wait for each other
-    by watching counters.
+    """Collectives through memory mapped by all ranks' processes, which wait for each other by
+    watching counters.
 
-    Rank r's counter says how many of its messages lie there. Messages alternate between two slots
-    per rank: whoever writes message n + 2 has seen everybody's counter at n + 1, so everybody has
-    done with message n.
+    Rank r's counter is the number of its messages so far. Messages alternate between two slots per
+    rank: the writer of message n + 2 has seen everybody's counter at n + 1, so everybody is done
+    with message n.
 
-    A counter must not be seen before the message that it counts: x86 keeps stores in order, other
-    processors may not.
+    A counter must not be seen before its message: x86 keeps stores in order, other processors may
+    not.
     """
 
     def __init__(self, rank: int, size: int, fd: int) -> None:
@@ -300,13 +297,12 @@ class Distributed:
 
 
 class SymmetricMemory:
-    """All-reduce in memory that every GPU maps (torch symmetric memory): no call to NCCL, a few
-    microseconds for what decoding sends.
+    """All-reduce in memory mapped by every GPU (torch symmetric memory): no call to NCCL, a few
+    microseconds for a decode step's sums.
 
-    Small tensors are read by every rank at once; larger ones are reduced in the switch where it can
-    (NVLink SHARP), else in two shots.
-    NOT YET RUN: it is written against the documented operators of torch 2.11 to 2.13, on a machine
-    without GPUs.
+    Small tensors are read by every rank at once; larger ones are reduced in the switch if able
+    (NVLink SHARP), else in two shots. NOT YET RUN: written against the documented operators of
+    torch 2.11 to 2.13, on a machine without GPUs.
     """
 
     def __init__(self, fallback: Distributed) -> None:

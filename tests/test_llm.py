@@ -188,7 +188,7 @@ def test_one_bad_conversation_of_a_batch_is_told_and_harms_nothing(llm: LLM) -> 
 def test_an_option_or_model_that_will_not_do_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="thread"):
         LLM("demo", thread=1)
-    with pytest.raises(ConfigError, match=r"--arena-mb 1: .*11 or more"):
+    with pytest.raises(ConfigError, match=r"--tune arena_mb=1: .*11 or more"):
         LLM("demo", arena_mb=1)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         LLM(tmp_path)

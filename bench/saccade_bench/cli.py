@@ -1,4 +1,5 @@
-"""The command lines of `saccade bench`, `probe` and `eval`. Entry points join them to `saccade`.
+"""The command lines of `saccade bench`, `eval`, `probe` and `prove`. Entry points join them to
+`saccade`.
 
 Owns nothing but names: options come from dataclasses, work is done elsewhere and imported when
 called, so that `--help` stays quick.
@@ -22,6 +23,7 @@ from saccade_bench.options import (
     LoadOptions,
     OutputOptions,
     ProbeOptions,
+    ProveOptions,
     RandomMM,
     ReportOptions,
     TargetOptions,
@@ -38,6 +40,11 @@ bench = App(
 probe = App(
     name="probe",
     help="Find how many pictures one request may have before a server fails.",
+    default_parameter=PLAIN,
+)
+proof = App(
+    name="prove",
+    help="Find out whether a server mixes up images that a cache might take for one another.",
     default_parameter=PLAIN,
 )
 evaluation = App(
@@ -124,6 +131,20 @@ def run_probe(
     from saccade_bench.probe import probe as run
 
     run(target, options)
+
+
+@proof.default
+def run_prove(
+    *,
+    target: Annotated[TargetOptions, Flat] = TargetOptions(),
+    options: Annotated[ProveOptions, Flat] = ProveOptions(),
+) -> int:
+    """Send twins: images that differ in one thing, and must have answers of their own. The status
+    is 1 when any were mixed up.
+    """
+    from saccade_bench.prove.run import prove as run
+
+    return bool(run(target, options).mixed_up)
 
 
 @evaluation.default

@@ -291,3 +291,27 @@ class ReportOptions:
     """Title of the page. Derived: the labels."""
     baseline: str | None = None
     """Label that the others are compared with. Derived: the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProveOptions:
+    """Which images a server is asked about."""
+
+    cases: tuple[str, ...] = ()
+    """Cases to try. Derived: all of them."""
+    images: int = 600
+    """Images of the case "many". Among 600, two share a key of 16 bits with a probability of 94 %,
+    and one of 24 bits with 1 %.
+    """
+    host: str = "127.0.0.1"
+    """Address of this machine under which the server may fetch an image, for the case "url"."""
+    seed: int | None = None
+    """Decides the numbers that are shown. Derived: another one each time, so that a server that has
+    been tried before has seen none of the images.
+    """
+    output_file: Path | None = None
+    """Write what was found here, as JSON."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "images")
+        at_most(5_000, self, "images")

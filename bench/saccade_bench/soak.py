@@ -53,7 +53,7 @@ WORDS = (
     "dog",
 )
 OPTIONS = (
-    *("--allow-private-media", "--arena-mb", "16", "--max-total-tokens", "4096"),
+    *("--allow-private-media", "--tune", "arena_mb=16", "--max-total-tokens", "4096"),
     *("--embedding-cache-device-mb", "1", "--embedding-cache-host-mb", "2"),
     *("--embedding-cache-disk-mb", "4", "--max-running-requests", "8", "--files-mb", "8"),
     *("--context-length", "1024"),

@@ -96,9 +96,9 @@ def build_app(
 ) -> Starlette:
     """The ASGI application.
 
-    `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
-    long a request's body may take to come. `record`: gets the journeys of requests whose key is
-    right. `role` "encode": other servers are its only clients.
+    `names`: the model's names in the API, its own name first. `body_seconds`: time for a request's
+    body to arrive. `record`: gets the timelines of requests with a right key. `role` "encode":
+    other servers are the only clients.
     """
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
@@ -127,7 +127,7 @@ def _middleware(
     watch: ObservabilityOptions,
     record: Callable[[RequestTimeline], None] | None,
 ) -> list[Middleware]:
-    """What every request passes, from the outside in."""
+    """The layers around every request, from the outside in."""
     middleware = [Middleware(RequestIds)]
     if not options.asks_for_key and is_loopback(options.host):
         own, origins = options.allowed_hosts, options.cors_origins
@@ -151,7 +151,7 @@ def _middleware(
 
 
 def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> list[Route]:
-    """What clients ask a language model."""
+    """The routes for clients of a language model."""
     admission = door.admission
     return [
         Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
@@ -173,7 +173,7 @@ def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> lis
 
 
 def _own_routes(api: _Api) -> list[Route]:
-    """What every server is asked about itself."""
+    """The routes about the server itself."""
     return [
         Route("/flush_cache", api.flush_cache, methods=["POST"]),
         Route("/health", api.health),
@@ -187,8 +187,8 @@ def _own_routes(api: _Api) -> list[Route]:
 class _Api:
     """The handlers.
 
-    `instance`: the name of this run of the server, by which a router knows what it keeps.
-    `started`: seconds since the epoch, which the model list calls the model's creation.
+    `instance`: the name of this run of the server, by which a router finds kept responses.
+    `started`: seconds since the epoch, shown in the model list as the model's creation.
     """
 
     front: RequestManager
@@ -306,7 +306,7 @@ class _Api:
 
 
 class _KeyCheck:
-    """Lets through what carries a key, and what is open."""
+    """Admits requests with a right key, and all requests for open paths."""
 
     def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
         self._app = app
@@ -357,7 +357,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:
-    """Nobody reads this."""
+    """The unread answer to a departed client."""
     return Response(status_code=400)
 
 
@@ -366,7 +366,7 @@ async def _on_bug(request: Request, _: Exception) -> Response:
 
 
 def _check_operator(request: Request) -> None:
-    """Caches are everybody's. Raises Unauthorized for one of several named keys."""
+    """Refuse one of several named keys, as caches are shared by all. Raises Unauthorized."""
     client = client_of(request.scope)
     if client.limited and client.name:
         raise Unauthorized("caches are every key's: only the key of --api-key may flush them")

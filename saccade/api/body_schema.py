@@ -1,8 +1,8 @@
 """A flat JSON object, read into groups of fields by topic.
 
-Owns what holds for every body: how much of it is looked at before anything is built, null for "not
-given", fields of other servers in the value that changes nothing, unknown fields refused by name.
-A body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
+Owns the rules of every body: the amount inspected before anything is built, null for "not given",
+fields of other servers with the value that changes nothing, unknown fields refused by name. A
+body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
 again); the names of all groups' fields are the body's keys. Knows no field.
 """
 
@@ -34,7 +34,7 @@ _OBJECT: Reader[dict[str, msgspec.Raw]] = Reader(dict[str, msgspec.Raw])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One key of a body: which group it belongs to, and how its value is read."""
+    """One key of a body: its group, and the reader of its value."""
 
     group: type[msgspec.Struct]
     reader: Reader[Any]
@@ -51,8 +51,8 @@ class BodySchema(Generic[F]):
         ignored: frozenset[str],
         most_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """`ignored`: keys that identify and change nothing, whatever they say. `most_bytes`: of the
-        JSON of some fields, which is not even read where it has more.
+        """`ignored`: keys that identify and change nothing, with any value. `most_bytes`: bounds on
+        the JSON of some fields, beyond which the field is not even read.
         """
         self.kind = kind
         self.groups = _groups(kind)
@@ -68,7 +68,8 @@ class BodySchema(Generic[F]):
     def read(self, body: bytearray, context_length: int) -> F:
         """A request from its body. Raises InvalidRequest that names the field.
 
-        What is still JSON in it (`msgspec.Raw`) lies in `body`, which must not change before.
+        Values still in JSON (`msgspec.Raw`) lie in `body`, which must not change before they are
+        read.
         """
         check_size(body, context_length)
         raws = open_object(body)
@@ -111,13 +112,15 @@ class BodySchema(Generic[F]):
 
 
 def open_object(body: bytearray) -> dict[str, msgspec.Raw]:
-    """The values of a body by key, still as JSON. Raises InvalidRequest when it is no object."""
+    """The values of a body by key, still as JSON. Raises InvalidRequest unless the body is an
+    object.
+    """
     return _OBJECT.json(body, "")
 
 
 def check_size(body: bytearray, context_length: int) -> None:
-    """Refuse a body of so many values, or of so many escaped characters, that no prompt of this
-    context could come of it. Other threads run meanwhile.
+    """Refuse a body with more values, or more escaped characters, than any prompt of this context
+    could need. Other threads run meanwhile.
     """
     room = _ROOM + _PER_TOKEN * context_length
     if len(body) <= room:

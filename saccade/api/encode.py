@@ -1,8 +1,8 @@
-"""POST /internal/embedding, the one question of a server of role encode: the bytes of an image, or
-its key, against its embedding (`core/exchange.py` has the words).
+"""POST /internal/embedding, the one question to a server of role encode: the bytes of an image, or
+its key, for its embedding (`core/exchange.py` has the words).
 
-Owns the order of a request: what is wanted and whether this tower can make it, a permit, the body,
-the image opened as any other, the engine, the answer from shared memory. Knows nothing of tokens.
+Owns the order of a request: the wish and this tower's ability, a permit, the body, the image opened
+as any client's, the engine, the answer from shared memory. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class EmbeddingDoor:
             await while_connected(receive, self._answer(send, wanted, bytes(body), held))
 
     def _read(self, told: str) -> EmbeddingWanted:
-        """What is wanted. Raises InvalidRequest, OtherTower."""
+        """The wish. Raises InvalidRequest, OtherTower."""
         try:
             wanted = msgspec.json.decode(told, type=EmbeddingWanted)
             self._check_size(wanted.image)
@@ -83,7 +83,7 @@ class EmbeddingDoor:
         return wanted
 
     def _check_size(self, image: Image) -> None:
-        """Every number, before anything is made of it. Raises InvalidRequest."""
+        """Check every number of an image before use. Raises InvalidRequest."""
         most = self._front.intake.spec.largest_image.pixels  # a token, or a patch, has one at least
         numbers: tuple[int, ...]
         for name, numbers in (
@@ -111,7 +111,7 @@ class EmbeddingDoor:
             raise
 
     async def _open(self, wanted: EmbeddingWanted, body: bytes, held: Held) -> OpenedImage:
-        """The image, as any client's. Raises OtherTower where it is not the one that is wanted."""
+        """The image, opened as any client's. Raises OtherTower unless it is the wanted image."""
         budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
         asker = Requester(held.client.share(""), held.client.name, held)
         salt = wanted.image.key.salt
@@ -157,13 +157,13 @@ class EmbeddingDoor:
 def _too_large(field: str, number: int) -> InvalidRequest:
     return InvalidRequest(
         f"{WANTED_HEADER}: {field} is {number}: beyond this model's largest image, or what shared "
-        "memory (--arena-mb) holds",
+        "memory (--tune arena_mb) holds",
         WANTED_HEADER,
     )
 
 
 def _prepare(wanted: EmbeddingWanted, opened: OpenedImage | None, held: Held) -> PreparedRequest:
-    """An engine request for one image; its tokens stand for nothing."""
+    """An engine request for one image; its tokens are placeholders."""
     image = wanted.image
     request = Request(
         secrets.token_hex(12),

@@ -1,8 +1,7 @@
-"""OpenAI's Files API: upload a picture once, then name it by its id in any number of messages.
-Anthropic's clients, known by their header, get a file in Anthropic's words.
+"""OpenAI's Files API: upload an image once, then name it by id in any number of messages.
+Anthropic's clients, known by their header, get Anthropic's form of a file.
 
-Owns the shapes and the reading of multipart bodies. What is kept, and where, is `media/files.py`'s
-business.
+Owns the shapes and the reading of multipart bodies. `media/files.py` owns the kept files.
 """
 
 from __future__ import annotations
@@ -200,20 +199,18 @@ def _described(request: Request, stored: Stored) -> Response:
 
 
 def _suffix(request: Request) -> str | None:
-    """How the id shall end, where a router says so."""
+    """The suffix of the id that a router asks for, if any."""
     given = request.headers.get(SUFFIX_HEADER, "")
     return given if _SUFFIX.fullmatch(given) else None
 
 
 def _owner(request: Request) -> str:
-    """Whose files the request sees."""
+    """The owner of the files that the request sees."""
     return client_of(request.scope).name
 
 
 class _Download(StreamingResponse):
-    """A file on its way out: a piece of it in memory at a time, which is counted in `share`. Closes
-    `file`.
-    """
+    """A file on its way out: one piece in memory at a time, counted in `share`. Closes `file`."""
 
     def __init__(self, files: Uploads, file: BinaryIO, share: AbstractContextManager[Held]) -> None:
         self._file = file
@@ -251,7 +248,9 @@ async def _parse(request: Request, body: object) -> FormData:
 
 
 def _no_room(error: OSError) -> StorageFull:
-    """Larger uploads lie in the temporary directory until they are whole."""
+    """The refusal of an upload without room; larger uploads lie in the temporary directory until
+    complete.
+    """
     log.warning("an upload cannot be received: %s", error)
     return StorageFull(
         f"the server's temporary directory (TMPDIR) does not take the upload: {error.strerror}: "
@@ -269,7 +268,7 @@ def _name(file: UploadFile) -> str:
 
 
 def _purpose(form: FormData, usual: str | None) -> str:
-    """`usual`: where it may be left out."""
+    """The file's purpose; `usual`: the default if optional."""
     if unknown := set(form) - {
         "file",
         "purpose",
@@ -298,7 +297,7 @@ def _purpose(form: FormData, usual: str | None) -> str:
 
 
 def _lifetime(form: FormData) -> int | None:
-    """Seconds that the file is to be kept; None: until it is deleted."""
+    """Seconds to keep the file; None: until deleted."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

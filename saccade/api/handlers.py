@@ -1,7 +1,7 @@
-"""What every API's handlers do with a request before and after they answer it.
+"""The steps of every API's handlers around an answer.
 
 Owns the order in which a request is prepared and answered, the model's names and the log of
-requests. Knows nothing of what bodies say.
+requests. Knows nothing of the content of bodies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestHandler:
-    """`names`: what the API calls the model, the first being its own name for it."""
+    """`names`: the model's names in the API, its own name first."""
 
     front: RequestManager
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class RequestHandler:
     watch: ObservabilityOptions
 
     async def read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
-        """What a body says; it is emptied, for whoever read it still holds it."""
+        """A body after reading; empties the body, which its reader still holds."""
         context_length = self.front.check_ready().context_length
         if len(body) <= SMALL_BODY:
             found = read(body, context_length)
@@ -68,7 +68,7 @@ class RequestHandler:
         asks: list[GenerationRequest],
         held: Held,
     ) -> None:
-        """Prepare what is asked, and send the answer as it comes or at once."""
+        """Prepare the requests, and send the answer as a stream or at once."""
         model, way = self.name_of(reply.model), journey.get()
         if way is not None:
             way.model, way.streamed = model, bool(reply.stream)
@@ -114,7 +114,7 @@ class RequestHandler:
         await send({"type": "http.response.body", "body": b""})
 
     def log(self, prepared: Sequence[PreparedRequest], tally: UsageCounter, tracer: Tracer) -> None:
-        """A line for every request, and what became of images in slow ones, where asked for."""
+        """Log a line for every request, and the way of images in slow ones, if enabled."""
         request, usage = prepared[0].request, tally.usage
         if self.watch.log_requests:
             log.info(
@@ -137,7 +137,7 @@ class RequestHandler:
             )
 
     def name_of(self, name: str | None) -> str:
-        """What the client calls the model; the server's own name where it says nothing."""
+        """The client's name for the model; the server's own name if not given."""
         if name and name not in self.names:
             raise NotFound(
                 f"the model {name[:200]!r} does not exist; this server has "

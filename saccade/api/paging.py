@@ -1,6 +1,6 @@
-"""How a client asks for a part of a list: `limit`, `order`, `after`.
+"""A client's choice of a part of a list: `limit`, `order`, `after`.
 
-Knows nothing of what is listed.
+Knows nothing of the list's content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Paging:
         return cls(wanted, order == "desc", query.get("after", ""))
 
     def rest(self, listed: Iterable[T], id_of: Callable[[T], str]) -> list[T]:
-        """What of a list, oldest first, comes after `after`. Raises InvalidRequest."""
+        """The items of a list, oldest first, after `after`. Raises InvalidRequest."""
         found = list(listed)
         if self.newest:
             found.reverse()
@@ -51,7 +51,7 @@ class Paging:
 
 
 def whole_number(text: str, least: int, most: int) -> int | None:
-    """The number within these bounds that a text is; None where it is none."""
+    """The number that a text means, within these bounds; None for other text."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
         return None
     return int(text) if least <= int(text) <= most else None

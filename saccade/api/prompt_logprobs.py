@@ -1,8 +1,8 @@
-"""Prompts as answers show them: their text (`echo`), and what the model made of their tokens
+"""Prompts shown in answers: their text (`echo`), and the model's scores of their tokens
 (`prompt_logprobs`, and `logprobs` beside `echo`).
 
-Owns the shapes, and how a long prompt's are written: scores stay packed until they are sent, piece
-by piece, for as JSON they take ten times the room and hold up everybody. Knows nothing of HTTP.
+Owns the shapes, and the writing of long prompts: scores stay packed until sent, piece by piece,
+since as JSON they take ten times the room and stall the loop. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ _MARK = b"\0"
 
 
 def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
-    """Bytes that scores of these prompts take until they are sent. Raises InvalidRequest where they
-    are too many.
-    """
+    """Bytes held by the scores of these prompts until sent. Raises InvalidRequest for too many."""
     values = 0
     for each in prepared:
         top = each.request.prompt_logprobs
@@ -62,7 +60,7 @@ def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
 
 
 def texts_of(asks: Sequence[GenerationRequest], intake: InputProcessor) -> list[str]:
-    """What an echo says of each prompt: the text that was sent, or that of the tokens."""
+    """The echo of each prompt: the given text, or the text of the tokens."""
     most = intake.spec.vocab_size  # a token beyond is refused later
     return [
         ask.prompt
@@ -75,9 +73,8 @@ def texts_of(asks: Sequence[GenerationRequest], intake: InputProcessor) -> list[
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """What a client wants to see of its prompts. `texts`: each prompt's own, where they are echoed.
-    `echoed`: likeliest tokens beside each of an echo's, `top`: of `prompt_logprobs`; None: no
-    log-probabilities there.
+    """A client's view of its prompts. `texts`: each prompt's own, if echoed. `echoed`: likeliest
+    tokens beside each token of an echo, `top`: of `prompt_logprobs`; None: no log-probabilities.
     """
 
     texts: Sequence[str] = ()
@@ -103,7 +100,7 @@ class StreamedBody:
 
 
 def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> StreamedBody:
-    """`count`, its tokens written piece by piece, and beside them how `name` writes each."""
+    """`count`, with its tokens written piece by piece, and beside each its string by `name`."""
     runs = [in_pieces(iter(count.tokens), _PIECE)]
     if name is not None:
         runs.append(in_pieces(map(name, count.tokens), _PIECE))
@@ -114,8 +111,8 @@ def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> Stream
 
 
 class PromptTeller:
-    """A `Teller`: tells what `inner` tells of the answers, and of each answer's prompt what `view`
-    says.
+    """A `ResponseWriter` that writes the answers as `inner` does, and of each answer's prompt the
+    `view`.
     """
 
     def __init__(
@@ -191,8 +188,8 @@ class PromptTeller:
 
 
 class ScoredPrompt:
-    """One prompt's tokens, and their scores as they came. Its methods write one entry per token, as
-    JSON in pieces that follow each other in a list; the first token has no score.
+    """One prompt's tokens, and their scores in packed form. Its methods write an entry per token,
+    as pieces of JSON that follow each other in a list; the first token has no score.
     """
 
     def __init__(self, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
@@ -205,7 +202,7 @@ class ScoredPrompt:
         return in_pieces((_text(self._name(token)) for token in self._tokens), _PIECE)
 
     def offsets(self, length: int) -> Iterator[bytes]:
-        """Where each token's text begins in the prompt's, of `length` characters."""
+        """The offset of each token's text in the prompt's, of `length` characters."""
 
         def offsets() -> Iterator[int]:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -221,7 +218,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE)
 
     def alternatives(self, top: int) -> Iterator[bytes]:
-        """The `top` likeliest by their text, as OpenAI's text completions have them."""
+        """The `top` likeliest tokens by their text, in the form of OpenAI's text completions."""
         found = (
             by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
             for ids, logprobs, _ in self._read()
@@ -229,7 +226,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def entries(self, top: int) -> Iterator[bytes]:
-        """The token and the `top` likeliest by their ids, as vLLM has them."""
+        """The token and the `top` likeliest by their ids, in vLLM's form."""
 
         def entry(ids: list[int], logprobs: list[float], rank: int) -> dict[int, PromptLogprob]:
             found: dict[int, PromptLogprob] = {}
@@ -242,7 +239,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def _missing(self) -> Iterator[None]:
-        """Of the last tokens, which nobody computed where the answer can only be empty."""
+        """Entries of the last tokens, which nobody computed if the answer can only be empty."""
         yield from [None] * (len(self._tokens) - 1 - sum(each.count for each in self.scores))
 
     def _read(self) -> Iterator[tuple[list[int], list[float], int]]:
@@ -257,7 +254,7 @@ def stands_for(run: int) -> list[Any]:
 
 
 def in_pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:
-    """JSON of `entries`, `size` at a time, as they stand in a list."""
+    """JSON of `entries`, `size` at a time, as parts of a list."""
     before = b""
     while part := list(islice(entries, size)):
         yield before + msgspec.json.encode(part)[1:-1]

@@ -26,13 +26,13 @@ from saccade.core.config import MIB, Role
 from saccade.core.gc_freeze import settle
 from saccade.core.messages import Loading, Ready
 from saccade.core.options import (
+    CacheOptions,
     ConnectionOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
     ObservabilityOptions,
     ParallelOptions,
-    PinOptions,
     ResponseOptions,
     RoleOptions,
     ServerOptions,
@@ -60,7 +60,7 @@ EDGE = ConnectionOptions()
 
 
 class Server(Serving):
-    """Drains the front when it is told to stop."""
+    """Drains the front when told to stop."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Server(Serving):
         watch: ObservabilityOptions = WATCH,
         role: Role = "all",
     ) -> None:
-        """Raises ConfigError where traces are asked for without the extra for them."""
+        """Raises ConfigError for traces without the extra otel."""
         url = watch.traces_url
         self._telemetry = None if url is None else Telemetry(url, front.metrics)
         record = None if self._telemetry is None else self._telemetry.record
@@ -82,11 +82,11 @@ class Server(Serving):
             edge,
             options.max_body_mb * MIB,
             OPEN_PATHS,
-            options.shutdown_grace,
             Stamp(options.cors_origins),
         )
         self._front = front
         self._options = options
+        self._grace = edge.shutdown_grace
         self._failed_at: float | None = None
 
     async def run_until_told(
@@ -117,7 +117,7 @@ class Server(Serving):
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C told it to stop."""
+        """True if Ctrl-C has stopped the server."""
         return signal.SIGINT in self._captured_signals
 
     async def _start(
@@ -147,10 +147,8 @@ class Server(Serving):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._front.state == "ready":
-            log.info(
-                "stopping; requests that run have %g s to finish", self._options.shutdown_grace
-            )
-        draining = asyncio.create_task(self._front.drain(self._options.shutdown_grace))
+            log.info("stopping; requests that run have %g s to finish", self._grace)
+        draining = asyncio.create_task(self._front.drain(self._grace))
         await super().shutdown(sockets)
         draining.cancel()
         await asyncio.gather(draining, return_exceptions=True)
@@ -165,7 +163,7 @@ def serve(
     server: ServerOptions,
     edge: ConnectionOptions = EDGE,
     kept: ResponseOptions = KEPT,
-    pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
     watch: ObservabilityOptions = WATCH,
     role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
     answers: AnswerOptions = AnswerOptions(),  # noqa: B008 - frozen
@@ -199,7 +197,7 @@ def serve(
 
     async def run() -> int:
         most = server.max_queued_requests
-        front = build_front(model, options, engine, parallel, media, most, pins, role, answers)
+        front = build_front(model, options, engine, parallel, media, most, caches, role, answers)
         serving = Server(front, names, server, edge, kept, watch, role.role)
         with LoadingView(Console()) as view:
 

@@ -1,8 +1,8 @@
-"""Server-sent events: an answer as it is generated.
+"""Server-sent events: an answer during generation.
 
-Owns the wire format of a stream and what becomes of an error in the middle of one. The response
-starts with the first event, so that whatever goes wrong before it is still an HTTP status of its
-own. Each API has a `ResponseWriter`; `Choices` is that of OpenAI's chat and text completions.
+Owns the wire format of a stream and the handling of an error in mid-stream. The response starts
+with the first event, so that an earlier failure is still an HTTP status of its own. Each API has a
+`ResponseWriter`; `Choices` is that of OpenAI's chat and text completions.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """What is known of a request's answer while it is told."""
+    """The facts of a request's answer for its writers."""
 
     prepared: Sequence[PreparedRequest]
     tally: UsageCounter
     tracer: Tracer
 
     async def counted(self, events: AsyncIterator[AnswerUpdate]) -> AsyncIterator[AnswerUpdate]:
-        """`events`, each of which is counted before it is told."""
+        """`events`, each counted before being sent."""
         try:
             async for event in events:
                 self.tally.add(event)
@@ -64,20 +64,20 @@ class AnswerContext:
 
 
 class ResponseWriter(Protocol):
-    """How an API tells one request's answer, event by event or at once. Either `shown` is called
-    for every event, or `keep`.
+    """An API's way to write one request's answer, event by event or at once. Either `shown` is
+    called for every event, or `keep`.
     """
 
     def shown(self, event: AnswerUpdate) -> bytes:
-        """What a stream says of an event; empty for nothing."""
+        """The bytes of an event in a stream; empty for nothing."""
         ...
 
     def ending(self) -> bytes:
-        """What a stream says after the last event."""
+        """The bytes after the last event of a stream."""
         ...
 
     def failure(self, error: RequestError) -> bytes:
-        """What a stream says when the answer fails on its way."""
+        """The bytes for an answer that fails in mid-stream."""
         ...
 
     def keep(self, event: AnswerUpdate) -> None:
@@ -92,8 +92,7 @@ class ResponseWriter(Protocol):
 async def stream(send: Send, events: AsyncIterator[AnswerUpdate], teller: ResponseWriter) -> None:
     """Send `events` as they come.
 
-    Raises the RequestError that comes before the first event; a later one is sent as an error
-    event.
+    Raises a RequestError before the first event; a later error is sent as an event.
     """
     event: AnswerUpdate | None = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -112,7 +111,7 @@ async def stream(send: Send, events: AsyncIterator[AnswerUpdate], teller: Respon
 
 
 class Choices:
-    """Completions and their chunks. `usage`: whether the last chunk says it, or every one."""
+    """Completions and their chunks. `usage`: in the last chunk, or in every chunk."""
 
     def __init__(self, writer: Writer, told: AnswerContext, usage: UsageWanted) -> None:
         self._writer = writer

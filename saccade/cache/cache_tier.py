@@ -1,10 +1,10 @@
-"""One tier of a cache: what lies on it within a budget, and what goes next when room is needed.
+"""One tier of a cache: its items within a budget, and the next item to go when room is needed.
 
 Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998): an item's priority
-is the shelf's floor when it was last used, plus what it is worth per byte; whatever is evicted
-raises the floor to its own priority. So the worth decides among items used at about the same time,
-and an item that is not used again is overtaken by all others in the end. Of equal worth, the least
-recently used goes first. Knows nothing of other tiers.
+is the tier's floor at its last use, plus its worth per byte; an evicted item raises the floor to
+its own priority. So worth decides among items used at about the same time, and an unused item is
+overtaken by all other items in the end. Of equal worth, the least recently used goes first. Knows
+nothing of other tiers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class _Item:
 
 
 class CacheTier:
-    """Items by key. What is held is not evicted, even if that means going over the budget; nor is
-    what is in `pinned`, whose owner tells (`unpinned`) when something leaves it.
+    """Items by key. Held items are not evicted, even beyond the budget; nor are items in `pinned`,
+    whose owner reports each removal (`unpinned`).
     """
 
     def __init__(
         self, budget_bytes: int, pinned: Container[ImageKey] = (), shared: bool = False
     ) -> None:
-        """`shared`: others put and take there, too; what is evicted is only not known any more."""
+        """`shared`: other servers put and take, too; an evicted item is only forgotten."""
         self._pinned = pinned
         self.shared = shared
         self.budget_bytes = budget_bytes
@@ -55,9 +55,9 @@ class CacheTier:
         return len(self._items)
 
     def put(self, key: ImageKey, nbytes: int, worth: float) -> None:
-        """Add an item, whatever the budget says.
+        """Add an item, even beyond the budget.
 
-        `worth`: what having it saves, per byte, times how often it was used.
+        `worth`: the saving per byte, times the number of uses.
         """
         assert key not in self._items
         self._items[key] = _Item(nbytes, 0.0, 0.0, 0)
@@ -65,7 +65,7 @@ class CacheTier:
         self.use(key, worth)
 
     def take(self, key: ImageKey) -> int:
-        """Remove an item that is not held; returns its bytes."""
+        """Remove an unheld item; returns its bytes."""
         assert key not in self.held
         nbytes = self._items.pop(key).nbytes
         self.used_bytes -= nbytes
@@ -93,12 +93,12 @@ class CacheTier:
             self._refresh(key)
 
     def unpinned(self, key: ImageKey) -> None:
-        """An item may be evicted again, as if it were used now."""
+        """An item may be evicted again, as if just used."""
         self._refresh(key)
 
     def make_room(self, nbytes: int, keep: Collection[ImageKey] = ()) -> list[ImageKey]:
-        """Evict until `nbytes` more fit, or nothing is left that is not held or pinned; those in
-        `keep` only if all others have gone.
+        """Evict until `nbytes` more fit, or only held and pinned items are left; items in `keep` go
+        last.
         """
         evicted: list[ImageKey] = []
         kept: list[tuple[float, int, ImageKey]] = []
@@ -119,8 +119,8 @@ class CacheTier:
         return evicted
 
     def clear(self, keep: Collection[ImageKey]) -> list[ImageKey]:
-        """Remove every item that is not in `keep`, which names all that are held; returns their
-        keys. Counts as no eviction.
+        """Remove every item not in `keep`, which names all held items; returns their keys. Counts
+        as no eviction.
         """
         gone = [key for key in self._items if key not in keep]
         for key in gone:

@@ -1,4 +1,4 @@
-"""What a sequence is made of, as caches see it: tokens, and which picture's rows stand where.
+"""A sequence's content as caches see it: tokens, and the places of images' rows.
 
 Owns the edge key of the prefix cache. Knows nothing of pages or of who computes.
 """
@@ -27,8 +27,8 @@ def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Tokens (a list that grows while the answer does), spans over its prompt, and the cache
-    partition it belongs to.
+    """Tokens (a list that grows with the answer), spans over the prompt, and the cache
+    partition.
     """
 
     tokens: list[int]
@@ -56,8 +56,6 @@ class Content:
         return tuple(stretches)
 
     def page(self, index: int, size: int) -> PageKey:
-        """Everything that decides page `index`'s keys and values, once the pages before it are the
-        same.
-        """
+        """Everything that decides page `index`'s keys and values, given equal earlier pages."""
         start = index * size
         return tuple(self.tokens[start : start + size]), self.shown(start, start + size)

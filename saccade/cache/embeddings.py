@@ -36,8 +36,8 @@ FIXED_TOKENS = 32
 
 
 def encode_cost(num_tokens: int) -> float:
-    """What encoding a picture takes, in units of a token of a small one: linear layers, full
-    attention, and a fixed part.
+    """The cost of encoding an image, in tokens of a small image: linear layers, full attention, and
+    a fixed part.
     """
     return FIXED_TOKENS + num_tokens * (1 + num_tokens / QUADRATIC_TOKENS)
 
@@ -49,7 +49,7 @@ often it was shown since it came.
 
 
 def saved_encoding(num_tokens: int, popularity: float, _uses: int) -> float:
-    """Encoding saved per token, which is per byte, times how often the image is shown."""
+    """Encoding saved per token, and so per byte, times the image's popularity."""
     return popularity * encode_cost(num_tokens) / num_tokens
 
 
@@ -64,7 +64,7 @@ class _Known:
 class EmbeddingCache:
     """Embeddings by key.
 
-    A pinned one is on the device and stays there, even if that means going over the budget.
+    A pinned embedding stays on the device, even beyond the budget.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class EmbeddingCache:
         pins: PinBook[ImageKey] | None = None,
         file_bytes: Callable[[int], int] = embedding_file_bytes,
     ) -> None:
-        """`on_disk`: (key, tokens) of what an earlier run has saved, the least recently used
-        first. `pins`: an empty book, whose share is in bytes; None: nothing can be kept.
-        `file_bytes`: what an embedding of so many bytes takes of the disk.
+        """`on_disk`: (key, tokens) of embeddings saved by an earlier run, the least recently used
+        first. `pins`: an empty book, whose share is in bytes; None: no pins. `file_bytes`: bytes of
+        disk for an embedding of given bytes.
         """
         self._worth_of = worth
         self._file_bytes = file_bytes
@@ -114,7 +114,7 @@ class EmbeddingCache:
         return self._staged
 
     def locate(self, key: ImageKey) -> Place | None:
-        """The nearest place where the embedding is; None if it would have to be computed."""
+        """The nearest place of the embedding; None if not cached."""
         if key in self.device:
             return "device"
         if key in self.host:
@@ -129,11 +129,11 @@ class EmbeddingCache:
         return None if known is None else known.num_tokens
 
     def ready(self, key: ImageKey) -> bool:
-        """Whether the embedding can be shown in the step being planned."""
+        """True if the embedding can be shown in the step being planned."""
         return key in self.device or key in self.host or key in self._staged
 
     def on_disk(self, key: ImageKey) -> bool:
-        """Whether the embedding is to be had, but only after reading it from disk."""
+        """True if the embedding is on disk alone, and must be read."""
         return key in self.disk and not self.ready(key)
 
     @property
@@ -145,9 +145,7 @@ class EmbeddingCache:
         }
 
     def count_lookup(self, place: Place | None) -> None:
-        """A sequence needed an embedding that lay at `place`: count where it was found, and where
-        not.
-        """
+        """Count a sequence's lookup of an embedding: a hit at `place`, and misses above."""
         found = "disk" if place == "staged" else place
         for tier in self.tiers:
             if tier == found:
@@ -156,11 +154,11 @@ class EmbeddingCache:
             self.misses[tier] += 1
 
     def why_missing(self, key: ImageKey) -> Missed:
-        """Why `key` is not resident."""
+        """The reason why `key` is not resident."""
         return self._seen.why_missing(key)
 
     def pin(self, key: ImageKey) -> None:
-        """A sequence shows `key`, which is on the device: it stays until as many `unpin`s."""
+        """A sequence shows `key`, on the device: the embedding stays until as many `unpin`s."""
         self._popularity.use(key, len(self._known))
         self._known[key].uses += 1
         self.device.use(key, self._worth(key))
@@ -171,7 +169,7 @@ class EmbeddingCache:
         self.device.release(key)
 
     def hold(self, key: ImageKey) -> None:
-        """Keep `key` on the device for who is about to show it, until as many `release`s."""
+        """Keep `key` on the device for a sequence about to show it, until as many `release`s."""
         self.device.hold(key)
 
     def release(self, key: ImageKey) -> None:
@@ -179,9 +177,9 @@ class EmbeddingCache:
         self.device.release(key)
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether the device's budget allows so many tokens more.
+        """True if the device's budget allows so many tokens more.
 
-        Where nothing is pinned, anything fits: a picture may be larger.
+        If nothing is pinned, anything fits: an image may exceed the budget.
         """
         return (
             not self.device.held
@@ -190,9 +188,9 @@ class EmbeddingCache:
         )
 
     def admit(self, key: ImageKey, num_tokens: int, keep: Collection[ImageKey] = ()) -> list[Move]:
-        """`key` is being encoded.
+        """Make room for `key`, whose encoding begins.
 
-        Returns what must move for it; `keep` are to stay on the device if possible.
+        Returns the necessary moves; `keep` stay on the device if possible.
         """
         assert not self.ready(key), "encoded though it is there"
         self._seen.add(key)
@@ -201,9 +199,9 @@ class EmbeddingCache:
         return self._make_place(key, keep)
 
     def to_device(self, key: ImageKey, keep: Collection[ImageKey] = ()) -> list[Move]:
-        """Move `key`, which is on the host or staged, to the device.
+        """Move `key`, on the host or staged, to the device.
 
-        Returns what must move for it, and itself last.
+        Returns the necessary moves, the move of `key` last.
         """
         source = self.locate(key)
         assert source in ("host", "staged")
@@ -217,8 +215,8 @@ class EmbeddingCache:
         ]
 
     def save(self, key: ImageKey) -> tuple[list[Move], bool]:
-        """What must go from the disk for `key`, just encoded, and whether it is worth its room
-        there.
+        """The moves that make room on disk for the newly encoded `key`, and True if the embedding
+        is worth that room.
         """
         if key in self.disk or self._bytes_on(self.disk, key) > self.disk.budget_bytes:
             return [], False
@@ -231,8 +229,8 @@ class EmbeddingCache:
         ], key not in evicted
 
     def flush(self) -> list[Move]:
-        """Forget every embedding that nobody holds, in every tier. Returns what must go; what is
-        held on the device, being read or staged stays, on disk too. Nothing is kept any more.
+        """Forget every unheld embedding, in every tier, and every pin. Returns the moves.
+        Embeddings held on the device, being read or staged stay, on disk too.
         """
         for client, key in self.pins.in_order():
             self._let_go(client, key)
@@ -256,9 +254,9 @@ class EmbeddingCache:
         return sum(map(self._bytes, self._kept))
 
     def keep(self, key: ImageKey, client: str, seconds: int) -> None:
-        """A client wants `key` kept for so long, in whatever tier it lies.
+        """Pin `key` for a client for so long, in whatever tier.
 
-        Nothing is done where it lies nowhere, or is larger than the client's part of the share.
+        Does nothing for an unknown embedding, or one larger than the client's part of the share.
         """
         self.end_pins()
         if self.locate(key) is None or self._bytes(key) > self.pins.room(client):
@@ -270,12 +268,12 @@ class EmbeddingCache:
             self._let_go(other, beyond)
 
     def hit(self, key: ImageKey, client: str) -> None:
-        """A client names `key` again: if it has asked for it, it is kept anew."""
+        """Renew a client's pin on `key`, if any, as the client names `key` again."""
         self.end_pins()
         self.pins.hit(client, key)
 
     def end_pins(self) -> None:
-        """Let go of what was to be kept until now."""
+        """Drop the pins whose time is over."""
         for client, key in self.pins.due():
             self._let_go(client, key)
 
@@ -299,8 +297,8 @@ class EmbeddingCache:
         return Move(key, "disk", "staged", self._known[key].num_tokens)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
-        """It has been read, or could not be: then it counts as gone, or it would be asked of the
-        disk again and again.
+        """A read from disk has ended; if it failed, the embedding counts as gone, so that the disk
+        is not asked again and again.
         """
         self.disk.release(key)
         if whole:
@@ -309,25 +307,25 @@ class EmbeddingCache:
             self._lose(key)
 
     def unstage(self, key: ImageKey) -> Move:
-        """Let go of what was read, for nobody needs it any more."""
+        """Drop a staged embedding, as no sequence needs it any more."""
         self._staged.remove(key)
         return Move(key, "staged", None, self._forget(key))
 
     def not_saved(self, key: ImageKey) -> None:
-        """Writing has failed. If it is just being read, that will fail too."""
+        """Writing has failed. A read under way will fail too."""
         if key in self.disk and key not in self.disk.held:
             self._lose(key)
 
     def not_encoded(self, key: ImageKey) -> None:
-        """What was admitted, and is held by nobody, was never made."""
+        """Drop an admitted, unheld embedding that was never made."""
         self.device.take(key)
         self._forget(key)
 
     # ---- a disk that other servers write, too
 
     def seen_in_store(self, image: Image, there: bool) -> None:
-        """Whether a look has found the embedding on a disk that other servers write, too. `disk` is
-        then what this server knows to be there: what it forgets is not removed.
+        """True if a look has found the embedding on a disk shared with other servers. `disk` then
+        lists the embeddings known to this server: forgetting removes no file.
         """
         key = image.key
         if not there:
@@ -352,7 +350,7 @@ class EmbeddingCache:
         return self._known[key].num_tokens * self.bytes_per_token
 
     def _bytes_on(self, shelf: CacheTier, key: ImageKey) -> int:
-        """What it takes of a tier."""
+        """Bytes of the embedding in a tier."""
         return self._file_bytes(self._bytes(key)) if shelf is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
@@ -368,7 +366,7 @@ class EmbeddingCache:
         return moves
 
     def _demote(self, key: ImageKey) -> list[Move]:
-        """`key` has gone from the device: to the host, if it is worth its room there."""
+        """`key` has left the device: keep it on the host, if worth its room there."""
         if self._bytes(key) > self.host.budget_bytes:
             return [Move(key, "device", None, self._forget(key))]
         evicted = self._shelve(self.host, key)
@@ -383,14 +381,14 @@ class EmbeddingCache:
         )
 
     def _shelve(self, shelf: CacheTier, key: ImageKey) -> list[ImageKey]:
-        """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""
+        """Put `key` on `shelf`; returns the evicted keys, perhaps `key` itself."""
         shelf.put(key, self._bytes_on(shelf, key), self._worth(key))
         return self._make_room(shelf, 0)
 
     def _make_room(
         self, shelf: CacheTier, nbytes: int, keep: Collection[ImageKey] = ()
     ) -> list[ImageKey]:
-        """`CacheTier.make_room`; where that is not enough, what clients want kept goes too."""
+        """`CacheTier.make_room`, evicting pinned embeddings if nothing else is left."""
         self.end_pins()
         evicted = shelf.make_room(nbytes, keep)
         while shelf.used_bytes + nbytes > shelf.budget_bytes:
@@ -407,7 +405,7 @@ class EmbeddingCache:
         return evicted
 
     def _forget(self, key: ImageKey) -> int:
-        """Drop what is known of `key` if it lies nowhere any more. Returns its tokens."""
+        """Drop all facts of `key` once it lies in no tier. Returns its tokens."""
         num_tokens = self._known[key].num_tokens
         if self.locate(key) is None:
             for client in tuple(self._kept.get(key, ())):

@@ -1,4 +1,4 @@
-"""Which pictures have ever been encoded here, so that a miss can say why.
+"""Images encoded before, so that a miss can give its reason.
 
 Owns keys only; a bounded number of them.
 """
@@ -13,9 +13,7 @@ KEYS_PER_DIGEST = 8
 
 
 class GhostList:
-    """The last `size` pictures by digest, each with the settings and salts it was last encoded
-    under.
-    """
+    """The last `size` images by digest, each with the settings and salts of its last encoding."""
 
     def __init__(self, size: int = 1 << 16) -> None:
         self._size = size
@@ -29,7 +27,7 @@ class GhostList:
             self._keys.popitem(last=False)
 
     def why_missing(self, key: ImageKey) -> Missed:
-        """Why the embedding of `key` is not resident."""
+        """The reason why the embedding of `key` is not resident."""
         keys = self._keys.get(key.digest, ())
         if key in keys:
             return "evicted"

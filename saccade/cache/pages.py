@@ -1,4 +1,4 @@
-"""The pool of KV pages: which are free, and how many hold each of the others.
+"""The pool of KV pages: the free pages, and the number of holders of each other page.
 
 Owns page numbers and reference counts. Knows nothing of tokens, sequences or tensors.
 
@@ -41,7 +41,7 @@ class PagePool:
         return -(-tokens // self.page_size)
 
     def take(self, n: int, after: int | None = None) -> list[int]:
-        """`n` free pages, each with one reference: if they can, those that follow page `after`.
+        """`n` free pages, each with one reference, following page `after` if possible.
 
         Needs `n <= free`.
         """
@@ -59,13 +59,13 @@ class PagePool:
         return taken
 
     def retain(self, pages: Iterable[int]) -> None:
-        """One more holder for each page; none may be free."""
+        """Add a holder to each page; no page may be free."""
         for page in pages:
             assert self.refs[page] > 0
             self.refs[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """One holder less for each page; those without any are free again."""
+        """Remove a holder from each page; pages without holders are free again."""
         start = end = 0
         for page in pages:
             assert page != DUMMY_PAGE and self.refs[page] > 0
@@ -96,8 +96,8 @@ class PagePool:
         assert self.refs[1:] == expected[1:], "a reference count is wrong"
 
     def _open_run(self, n: int) -> int:
-        """Where a new run of `n` pages had best begin: in the longest free run, leaving its left
-        neighbour half of what is to spare.
+        """The best begin of a new run of `n` pages: in the longest free run, leaving its left
+        neighbour half of the spare pages.
         """
         while self._runs.get(self._longest[0][1]) != -self._longest[0][0]:
             heapq.heappop(self._longest)

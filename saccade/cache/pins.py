@@ -1,14 +1,13 @@
-"""Whose word keeps what, and for how long: the book of one cache's pins.
+"""The pins of one cache: by client, by item, and for how long.
 
-Owns pins by client and item, their times, and what each client's pins cost in the cache's own unit
-(pages, bytes). Knows nothing of what an item is: the cache charges for it, and lets it go when the
+Owns pins by client and item, their times, and each client's cost in the cache's own unit (pages,
+bytes). Knows nothing of an item's nature: the cache charges for items, and releases them when the
 book says so.
 
-All pins together cost at most `share`. A client that asks for more than its part (one of as many as
-there are clients with pins, and what others leave of theirs) loses its own oldest pins; what is
-over the share is taken from the client with the most. So a flood of one client's pins takes nothing
-from another that keeps within its part. Of one client's pins the least recently set, or hit, goes
-first.
+All pins together cost at most `share`. A client beyond its part (the share divided by the number of
+clients with pins, plus unused parts) loses its own oldest pins; an excess over the share is taken
+from the client with the most. So a flood of one client's pins takes nothing from a client within
+its part. Of one client's pins the least recently set, or hit, goes first.
 """
 
 from __future__ import annotations
@@ -34,9 +33,10 @@ class _Pin:
 
 
 class PinBook(Generic[K]):
-    """Pins of items. Whoever `set`s one charges for it, and whoever `drop`s one gives that back.
+    """Pins of items. The caller of `set` charges for the item, and the caller of `drop` refunds the
+    charge.
 
-    given_way: pins that ended before their time, for others' sake.
+    given_way: pins that ended early to make room.
     """
 
     def __init__(self, share: int = 0, clock: Clock = time.monotonic) -> None:
@@ -58,14 +58,16 @@ class PinBook(Generic[K]):
         return item in self._pins.get(client, ())
 
     def room(self, client: str) -> int:
-        """What all pins of a client may cost: its part of the share, or what others leave of it."""
+        """The most that all pins of a client may cost: its part of the share, or the rest left by
+        other clients.
+        """
         others = self.charged.total() - self.charged[client]
         clients = len(self._pins.keys() | {client})
         return max(self.share // clients, self.share - others)
 
     def set(self, client: str, item: K, seconds: int) -> bool:
-        """Pin an item from now on; whether that is new. It is not let go of earlier than it was to
-        be.
+        """Pin an item from now on; True if the pin is new. A pin's end never moves to an earlier
+        time.
         """
         pins = self._pins.setdefault(client, {})
         before = pins.get(item)
@@ -76,7 +78,7 @@ class PinBook(Generic[K]):
         return before is None
 
     def hit(self, client: str, item: K) -> None:
-        """What a client has pinned was of use: its time begins anew. Nothing if it has not."""
+        """Renew a client's pin after a hit. Does nothing without a pin."""
         pin = self._pins.get(client, {}).get(item)
         if pin is not None:
             pin.until = max(pin.until, self.clock() + pin.seconds)
@@ -97,7 +99,7 @@ class PinBook(Generic[K]):
             del self.charged[client]
 
     def due(self) -> Iterator[tuple[str, K]]:
-        """Pins whose time is over; each is to be dropped before the next is asked for."""
+        """Pins whose time is over; drop each before asking for the next."""
         while self._ends and self._ends[0][0] <= self.clock():
             _, stamp, client, item = heappop(self._ends)
             pin = self._pins.get(client, {}).get(item)
@@ -105,14 +107,14 @@ class PinBook(Generic[K]):
                 yield client, item
 
     def beyond(self) -> Iterator[tuple[str, K]]:
-        """Pins that give way until the share is kept, which are to be dropped one by one."""
+        """Pins that give way until the share is kept; drop each before asking for the next."""
         while self.charged.total() > self.share:
             client = max(self._pins, key=lambda name: (self.charged[name], -self._oldest(name)))
             self.given_way += 1
             yield client, next(iter(self._pins[client]))
 
     def in_order(self) -> Iterator[tuple[str, K]]:
-        """All pins as they would give way: those of the client with the most first, of each the
+        """All pins in the order of giving way: clients with the most first, for each client the
         least recently used first.
         """
         for client in sorted(self._pins, key=lambda name: -self.charged[name]):

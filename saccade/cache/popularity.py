@@ -1,9 +1,9 @@
-"""How often each picture was shown lately, also while its embedding is not here. Owns counts; a
-bounded number of them.
+"""How often each image was shown lately, even if its embedding is gone. Owns counts; a bounded
+number of them.
 
-Counts are halved every so many uses, so that what was popular once does not stay so. Nothing counts
-for more than `MAX_USES_COUNTED`: from there on when it was last used decides, or an image shown all
-day yesterday would outlive those of today (figures in LOG.md, 2026-11-21).
+Counts are halved every so many uses, so that popularity fades. Nothing counts for more than
+`MAX_USES_COUNTED`: beyond this bound the last use decides, or an image shown all day yesterday
+would outlive today's (figures in LOG.md, 2026-11-21).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ NO_PINS: dict[str, int] = {}
 class Node:
     """One cached page, or a root (depth 0, no page). `depth` counts pages from the root.
 
-    pinned: by client, its pin that ends here, and the children that it has pinned. snapshot: the
-    line of the state after this page; None without.
+    pinned: by client, its pin that ends at this node, and the pinned children. snapshot: the line
+    of the state after this page; None without a snapshot.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class PrefixCache:
         return path
 
     def hold(self, content: Content, path: Sequence[Node]) -> Node:
-        """Hold the path that `find` has just returned; the caller now shares its pages.
+        """Hold the path just returned by `find`; the caller now shares its pages.
 
         Returns its last node (the root if empty).
         """
@@ -131,8 +131,8 @@ class PrefixCache:
         """Make the holder's pages `[node.depth, whole)` findable, up to the first whose content is
         cached under another page.
 
-        A holder's page table is append-only, so a duplicate stays the holder's own and hides what
-        follows it until `leave`. Returns the last node now held.
+        A holder's page table is append-only, so a duplicate stays the holder's own and hides the
+        pages after it until `leave`. Returns the last node now held.
         """
         while node.depth < whole:
             key = content.page(node.depth, self._pool.page_size)
@@ -195,7 +195,7 @@ class PrefixCache:
         return line
 
     def evict(self, n: int) -> int:
-        """Free up to `n` pages that nobody holds, pinned ones last. Returns how many."""
+        """Free up to `n` unheld pages, pinned ones last. Returns their number."""
         self.end_pins()
         freed: list[int] = []
         while len(freed) < min(n, self.evictable):
@@ -225,10 +225,10 @@ class PrefixCache:
     # ---- pins
 
     def pin(self, node: Node, content: Content, pages: int, client: str, seconds: int) -> int:
-        """Keep the first `pages` pages of what the holder of `node` has computed, for so long.
+        """Pin the first `pages` computed pages of the holder of `node`, for so long.
 
-        Returns how many are kept: fewer where a duplicate hides the others, or where they are more
-        than the client's part of the share.
+        Returns the number of pinned pages: fewer if a duplicate hides the rest, or beyond the
+        client's part of the share.
         """
         self.end_pins()
         pages = min(pages, self.pins.room(client))
@@ -248,22 +248,20 @@ class PrefixCache:
         return node.depth if self.pins.has(client, node) else 0
 
     def hit(self, path: Sequence[Node], client: str) -> None:
-        """A sequence of this client was admitted with `path`: what it has pinned of it is kept
-        anew.
-        """
+        """Renew a client's pins on `path`, as one of its sequences was admitted with `path`."""
         self.end_pins()
         for node in path if len(self.pins) else ():
             if client in node.pinned:
                 self.pins.hit(client, node)
 
     def end_pins(self) -> None:
-        """Let go of pins whose time is over."""
+        """Drop pins whose time is over."""
         for client, node in self.pins.due():
             self._unpin(client, node)
 
     def _give_way(self) -> None:
-        """The first pin whose page nobody holds ends early. There is one, if all other pages that
-        nobody holds have gone.
+        """End the first pin whose page nobody holds. Such a pin exists once all other unheld pages
+        have gone.
         """
         client, node = next(
             (client, node)
@@ -340,7 +338,7 @@ class PrefixCache:
         return not (node.children or node.pinned) and self._pool.refs[node.page] == 1
 
     def _offer(self, node: Node) -> None:
-        """List `node` for eviction if it is ripe; forget a root that nothing needs."""
+        """List `node` for eviction if ripe; forget an unneeded root."""
         if node.depth == 0:
             if not node.children and not node.holders:
                 self._roots.pop(node.salt, None)

@@ -1,11 +1,11 @@
-"""The prompts that a client has lately sent, so that a miss of the prefix cache can be explained.
+"""The recent prompts of each client, so that a miss of the prefix cache can be explained.
 
-Owns copies of tokens and image keys: a bounded number of bytes, of which one client loses nothing
-to another that has more. Only prompts whose request asked something of the cache are remembered.
-Knows what was once computed, not what is there now.
+Owns copies of tokens and image keys: a bounded number of bytes, fair to clients with few. Only
+prompts with a wish for the cache are remembered. Knows the tokens once computed, not those cached
+now.
 
-Prompts are told from each other within one client only, and a prompt that it has sent under a salt
-is never spoken of under another: nobody hears of what somebody else has sent.
+Prompts are compared within one client only, and a prompt under one salt is never mentioned under
+another: no client hears of another's prompts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Shown = tuple[int, int, ImageKey, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Remembered:
-    """kept: tokens up to which a breakpoint kept it, and until when. flushes: of the cache, when it
-    was computed.
+    """kept: tokens that a breakpoint kept, and until when. flushes: count of the cache's flushes at
+    the computation.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -49,7 +49,7 @@ class _Remembered:
 
 @dataclass(frozen=True, slots=True)
 class _Likeness:
-    """An earlier prompt is the same up to `length`; resized: it goes on with the same image at
+    """An earlier prompt equal up to `length`; resized: there it has the same image at
     another size.
     """
 
@@ -59,7 +59,7 @@ class _Likeness:
 
 
 class PromptHistory:
-    """`add` what was computed, `explain` what was missed."""
+    """`add` computed prompts, `explain` misses."""
 
     def __init__(self, page_size: int, clock: Callable[[], float]) -> None:
         self.nbytes = 0
@@ -74,7 +74,7 @@ class PromptHistory:
         self._flushes += 1
 
     def add(self, request: Request, kept: int) -> None:
-        """The prompt is computed, and breakpoints keep its first `kept` tokens."""
+        """Remember a computed prompt, whose first `kept` tokens breakpoints keep."""
         caching, size = request.caching, self._page_size
         seconds = max((s for at, s in caching.breakpoints if at // size * size <= kept), default=0)
         prompt = _Remembered(
@@ -97,8 +97,8 @@ class PromptHistory:
             self._drop_oldest(max(self._bytes, key=lambda client: self._bytes[client]))
 
     def explain(self, request: Request, cached: int) -> CacheMiss | None:
-        """Why only `cached` tokens of the prompt were found; None where no earlier prompt had more
-        to offer.
+        """The reason why only `cached` tokens of the prompt were found; None if no earlier prompt
+        offers more.
         """
         size, length = self._page_size, len(request.tokens)
         most = (length - 1) // size * size
@@ -127,10 +127,10 @@ class PromptHistory:
         return miss("never_seen")
 
     def _likest(self, request: Request, salt: str) -> _Likeness | None:
-        """The earlier prompt under `salt` that is longest the same; of these, the newest.
+        """The earlier prompt under `salt` with the longest common beginning; of equals, the newest.
 
-        Prompts that differ within their first page have nothing to do with each other, unless the
-        client says so by giving both one name.
+        Prompts that differ within their first page are unrelated, unless the client names both
+        alike.
         """
         tokens, shown = np.array(request.tokens, np.int32), _shown(request)
         best: _Likeness | None = None
@@ -185,7 +185,7 @@ def _same(one: _Remembered, other: _Remembered) -> bool:
 def _compare(
     tokens: npt.NDArray[np.int32], shown: tuple[Shown, ...], prompt: _Remembered
 ) -> _Likeness:
-    """How far the two are the same. Salts of images are those of their prompts, and count as
+    """The common length of two prompts. Salts of images are those of their prompts, and count as
     equal.
     """
     shorter = min(len(tokens), len(prompt.tokens))

@@ -1,8 +1,8 @@
-"""Snapshots of the states that a model keeps per sequence: which lines of the workers' state memory
-hold one, and which goes next. Owns line numbers. Knows nothing of tensors, nor of what a holder is.
+"""Snapshots of per-sequence states: the lines of the workers' state memory in use, and the next to
+go. Owns line numbers. Knows nothing of tensors, nor of a holder's nature.
 
-take -> (a plan saves a slot's state there) -> attach -> touch ... -> detach, or taken from its
-holder. A line that is taken and not attached yet is whoever's took it, who may release it.
+take -> (a plan saves a slot's state in the line) -> attach -> touch ... -> detach, or loss to
+another taker. A line between take and attach belongs to its taker, who may release it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ H = TypeVar("H", bound=Hashable)
 
 
 class Snapshots(Generic[H]):
-    """`count` lines from `first` on. evictions: snapshots that went for others' sake."""
+    """`count` lines from `first` on. evictions: snapshots that went to make room."""
 
     def __init__(self, first: int, count: int) -> None:
         self.count = count
@@ -28,9 +28,9 @@ class Snapshots(Generic[H]):
         return len(self._held)
 
     def take(self, first: Callable[[H], bool]) -> tuple[int | None, H | None]:
-        """A line to be written: a free one, or that of the least recently used holder, those of
-        which `first` holds before all others. (line, who has lost it); (None, None) where none can
-        be had.
+        """A line for writing: a free line, or that of the least recently used holder, the holders
+        for which `first` is true before all others. Returns (line, the holder that lost it); (None,
+        None) if no line can be had.
         """
         if self._free:
             return self._free.pop(), None
@@ -52,14 +52,14 @@ class Snapshots(Generic[H]):
         self._held[holder] = line
 
     def touch(self, holder: H) -> None:
-        """It was of use."""
+        """Mark a holder's snapshot as just used."""
         self._held[holder] = self._held.pop(holder)
 
     def detach(self, holder: H) -> None:
-        """The holder goes, and its snapshot with it."""
+        """Free a holder's snapshot with the holder."""
         self.release(self._held.pop(holder))
 
     def audit(self, taken: Iterable[int]) -> None:
-        """Assert that every line is free, held, or one of `taken`, and only one of these."""
+        """Assert that every line is exactly one of free, held, or in `taken`."""
         lines = [*self._free, *self._held.values(), *taken]
         assert sorted(lines) == list(self._all), "a line is lost, or has two owners"

@@ -1,5 +1,5 @@
-"""How much memory this process's native code has allocated: what a library takes that tells nothing
-of it is the difference of two looks.
+"""Memory that native code has allocated in this process. The difference of two readings is the
+share of a library that reports nothing itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the user may set of answers. Written as `options.py` is."""
+"""Options for answers, written as in `options.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pooling = Literal["auto", "last", "embed", "rank", "none"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What answers are where a request does not say."""
+    """Properties of answers whose requests leave them open."""
 
     default_max_tokens: int | None = None
     """Tokens that an answer may have where its request names no limit (completions: 16, as OpenAI

@@ -1,9 +1,9 @@
 """The pixel arena: one bounded region of anonymous shared memory.
 
-The front creates it and hands its descriptor to the nursery of image workers (which copies their
-pixels into it; they never have it) and to the workers (who read them). It has no name: when the
-last process that holds it has gone, however it went, the memory is gone too. Which bytes hold whose
-pixels is for the engine to say (`sched/slots.py`).
+The front creates the arena and passes its descriptor to the workers, who read pixels, and to the
+nursery of image workers, which copies pixels in (image workers never hold the arena). The memory
+has no name and ends with the last process that holds a descriptor, however the process ends. The
+engine decides which bytes hold which pixels (`sched/slots.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Arena:
     def create(cls, size: int) -> Arena:
         """A new arena of at least `size` bytes.
 
-        Memory is committed page by page, as it is first written.
+        The kernel commits memory page by page, at the first write.
         """
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         fd = os.memfd_create("saccade-arena", os.MFD_CLOEXEC)
@@ -58,17 +58,15 @@ class Arena:
         return memoryview(self._memory)[offset : offset + nbytes]
 
     def whole(self) -> npt.NDArray[np.uint8]:
-        """All of it, for who registers the memory with a device."""
+        """The whole arena, for registering the memory with a device."""
         return np.frombuffer(self._memory, dtype=np.uint8)
 
     def keep_from_children(self) -> None:
-        """Processes that this one forks do not have the memory. (They must not close it.)"""
+        """Keep the memory from forked processes, which must not close the mapping."""
         self._memory.madvise(mmap.MADV_DONTFORK)
 
     def close(self) -> None:
-        """Let go of this process's mapping; views that still live keep the memory until they are
-        gone.
-        """
+        """Release this process's mapping; live views keep the memory until they end."""
         with contextlib.suppress(BufferError):
             self._memory.close()
         os.close(self.fd)

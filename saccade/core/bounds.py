@@ -1,47 +1,43 @@
-"""Bounds that options must keep.
-
-Every check names the option as the command line has it. Owns nothing.
-"""
+"""Bounds that options must keep. Every refusal names the option as the command line has it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from saccade.core.errors import ConfigError
+from saccade.core.tuning import option, setting
 
 MOST_IMAGE_WORKERS = 240
-"""A nursery is passed a descriptor of each, and a few, with one message, of 253 at most."""
+"""A message that passes descriptors holds 253: one of each worker, and a few more."""
 
 
 def at_least(bound: float, options: object, *names: str) -> None:
-    """Raises ConfigError for one of these fields that is less; None is no value and may stand."""
+    """Raises ConfigError for a field below `bound`; None is no value and passes."""
     _check(options, names, lambda value: value >= bound, f"at least {bound}")
 
 
 def at_most(bound: float, options: object, *names: str) -> None:
-    """The same for one that is more."""
+    """Raises ConfigError for a field above `bound`."""
     _check(options, names, lambda value: value <= bound, f"at most {bound}")
 
 
 def above(bound: float, options: object, *names: str) -> None:
-    """The same for one that is not more."""
+    """Raises ConfigError for a field that is not above `bound`."""
     _check(options, names, lambda value: value > bound, f"above {bound}")
 
 
 def filled(options: object, *names: str) -> None:
-    """The same for a list without anything in it."""
+    """Raises ConfigError for an empty list."""
     for name in names:
         if not getattr(options, name):
-            raise ConfigError(f"--{name.replace('_', '-')}: name at least one")
+            raise ConfigError(f"{option(name)}: name at least one")
 
 
 def named(options: object, *names: str) -> None:
-    """The same for a list with an empty text in it, as an unset variable makes it."""
+    """Raises ConfigError for a list with an empty text in it, as an unset variable makes one."""
     for name in names:
         if "" in getattr(options, name):
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is empty: give a value, or leave the option out"
-            )
+            raise ConfigError(f"{option(name)} is empty: give a value, or leave the option out")
 
 
 def _check(
@@ -50,4 +46,4 @@ def _check(
     for name in names:
         value = getattr(options, name)
         if value is not None and not right(value):
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be {allowed}")
+            raise ConfigError(f"{setting(options, name, value)}: must be {allowed}")

@@ -1,10 +1,10 @@
-"""Child processes: the one way to start one, talk to it, learn of its death and end it.
+"""Child processes: the only way to start one, talk to it, learn of its death and end it.
 
-A child is a module, run in a session of its own. It inherits one end of a socket pair, a pipe
-for its last words, and the descriptors that its boot message names, so nothing has a name in any
-folder. Messages are frames: length, kind, msgpack fields. The kind is the place of the message's
-type in a list that both ends share. The kernel kills a child whose parent is gone, and a pidfd
-tells the parent of a child's end at once. Knows nothing of what is said.
+A child is a module, run in a session of its own. It inherits one end of a socket pair, a pipe for
+its last words, and the descriptors named by its boot message, so nothing has a name in any folder.
+Messages are frames: length, kind, msgpack fields; the kind is the index of the message's type in a
+list shared by both ends. The kernel kills a child whose parent is gone, and a pidfd reports a
+child's end to the parent at once. Knows nothing of the content of messages.
 """
 
 from __future__ import annotations
@@ -45,14 +45,12 @@ Boot = TypeVar("Boot")
 
 
 class Disconnected(Exception):
-    """The other end has closed its socket, or its process is gone; all that it sent has been
-    read.
-    """
+    """The other end has closed its socket or died, and everything sent before has been read."""
 
 
 class Codec(Generic[Sent, Received]):
-    """The messages of one end: what it sends, what it receives. Each argument is a dataclass or a
-    union of dataclasses.
+    """The message types of one end, sent and received. Each argument is a dataclass or a union of
+    dataclasses.
     """
 
     def __init__(self, sent: Any, received: Any) -> None:
@@ -72,7 +70,7 @@ class Codec(Generic[Sent, Received]):
 
 
 class Frames(Generic[Sent, Received]):
-    """What has come of a stream of frames, however it was cut."""
+    """Received part of a stream of frames, cut anywhere."""
 
     def __init__(self, codec: Codec[Sent, Received], longest: int | None = None) -> None:
         """`longest`: bytes that a message may have, where the other end is not to be trusted."""
@@ -81,8 +79,8 @@ class Frames(Generic[Sent, Received]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Received]:
-        """The messages that are whole now. Raises ValueError for one that is too long, and what
-        its decoding raises.
+        """The messages that are complete now. Raises ValueError for a frame that is too long, and
+        the errors of decoding.
         """
         buffer = self._buffer
         buffer += data
@@ -102,7 +100,7 @@ class Frames(Generic[Sent, Received]):
 
 
 class Channel(Generic[Sent, Received]):
-    """The blocking end, for a process that computes. Any thread may send; one receives."""
+    """The blocking end, for a computing process. Any thread may send; one thread receives."""
 
     def __init__(self, connection: socket.socket, codec: Codec[Sent, Received]) -> None:
         self._socket = connection
@@ -112,7 +110,7 @@ class Channel(Generic[Sent, Received]):
         self._poll.register(connection, POLLIN)
 
     def send(self, message: Sent) -> None:
-        """Returns once the kernel has all of it. Raises Disconnected."""
+        """Send a message; returns once the kernel has all of it. Raises Disconnected."""
         frame = self._codec.encode(message)
         try:
             with self._sending:
@@ -126,8 +124,8 @@ class Channel(Generic[Sent, Received]):
         return self._codec.decode(kind, _read(self._socket, length))
 
     def waiting(self, seconds: float | None = 0.0) -> bool:
-        """Whether `receive` has a message, or the other end's going, to tell of. Waits for it up
-        to `seconds`; None: without end.
+        """Wait up to `seconds` (None: without end) for a message or the other end's departure. True
+        if `receive` has either to report.
         """
         return bool(self._poll.poll(None if seconds is None else seconds * 1e3))
 
@@ -154,10 +152,11 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         codec: Codec[Sent, Received],
         arrived: asyncio.Event | None = None,
     ) -> AsyncChannel[Sent, Received]:
-        """On the running loop, which takes the socket over.
+        """An end on the running loop, which takes over the socket.
 
-        `arrived` is set whenever there are messages to `take`, and when the other end has gone
-        (`over`); several channels may share it. Without it, `receive` waits for this one.
+        `arrived` is set on new messages for `take` and on the other end's departure (`over`);
+        several channels may share one event. Without `arrived`, `receive` waits for this channel
+        alone.
         """
         loop = asyncio.get_running_loop()
         channel: AsyncChannel[Sent, Received] = cls(codec, arrived)
@@ -165,11 +164,13 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return channel
 
     def send(self, message: Sent) -> None:
-        """Queue a message. One to an end that has gone is dropped: `receive` tells."""
+        """Queue a message. A message to a departed end is dropped, and `receive` reports the
+        departure.
+        """
         self.write(self._codec.encode(message))
 
     def write(self, frame: bytes) -> None:
-        """Queue what `Codec.encode` made, for who sends one message to many."""
+        """Queue a frame made by `Codec.encode`, to send one message to many."""
         if self._transport is not None and not self.over:
             self._transport.write(frame)
 
@@ -183,7 +184,7 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return self._messages.popleft()
 
     def take(self) -> list[Received]:
-        """The messages that are here already."""
+        """The messages received so far."""
         messages = list(self._messages)
         self._messages.clear()
         return messages
@@ -194,7 +195,7 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def close(self) -> None:
-        """Send what is queued, then close, in the background."""
+        """Send the queued messages, then close, in the background."""
         if self._transport is not None:
             self._transport.close()
 
@@ -224,9 +225,10 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
 
 
 class Silence:
-    """For how long the other end has given no sign of life.
+    """The time since the other end's last sign of life.
 
-    Only time in which this process itself was awake counts: after a pause of all, nobody is missed.
+    Only time counts in which this process itself was awake: a pause of the whole machine is no
+    silence.
     """
 
     def __init__(self) -> None:
@@ -237,7 +239,7 @@ class Silence:
         self.seconds = 0.0
 
     def tick(self) -> None:
-        """To be called every `HEARTBEAT_SECONDS`, after what has arrived was read."""
+        """Count a heartbeat: call every `HEARTBEAT_SECONDS`, after reading all arrived messages."""
         now = time.monotonic()
         if self._ticked is not None:
             self.seconds += min(now - self._ticked, 2 * HEARTBEAT_SECONDS)
@@ -245,7 +247,7 @@ class Silence:
 
 
 class Child:
-    """A process that this one has started. Its end is told by `wait`, `wait_sync` or `status`."""
+    """A process started by this process. `wait`, `wait_sync` and `status` report its end."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], connection: socket.socket, words: int
@@ -267,8 +269,8 @@ class Child:
     ) -> Child:
         """Start `python -m module`, which must call `enter`. `boot` is a dataclass.
 
-        The child keeps the descriptors `inherit` under the same numbers. It dies with the thread
-        that calls this.
+        The child keeps the descriptors `inherit` under the same numbers, and dies with the calling
+        thread.
         """
         ours, theirs = socket.socketpair()
         words, words_fd = os.pipe()
@@ -298,12 +300,12 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """The exit status, negative for the signal that killed it; None while it runs."""
+        """The exit status, negative for a fatal signal; None while the child runs."""
         return self._process.poll()
 
     @property
     def ending(self) -> str:
-        """How it ended, to follow its name in a sentence: its last words if it had any."""
+        """The child's end as the rest of a sentence: its last words if it had any."""
         status = self._process.poll()
         if self._said is None:
             with suppress(OSError):
@@ -315,7 +317,7 @@ class Child:
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended."""
+        """The exit status, once the child has ended."""
         if (status := self.status) is not None:
             return status
         loop = asyncio.get_running_loop()
@@ -331,18 +333,20 @@ class Child:
         return self._process.wait()
 
     def wait_sync(self, seconds: float | None = None) -> int | None:
-        """Its exit status, or None when it has not ended after `seconds`."""
+        """The exit status, or None if the child has not ended after `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def kill(self) -> None:
-        """Have it end at once, whatever it does."""
+        """Kill the child at once, whatever its state."""
         if self._process.poll() is None:
             self._process.kill()
 
     async def end(self, patience: float = 0.0) -> None:
-        """Give it `patience` seconds to end by itself, then kill it; wait, and let go of it."""
+        """Let the child end by itself within `patience` seconds, then kill it; wait, and release
+        it.
+        """
         try:
             async with asyncio.timeout(patience):
                 await self.wait()
@@ -359,7 +363,7 @@ class Child:
         self.release()
 
     def release(self) -> None:
-        """Close all descriptors. Its last words are kept."""
+        """Close all descriptors; the last words are kept."""
         if self._pidfd < 0:
             return
         assert self.ending
@@ -370,30 +374,30 @@ class Child:
 
 
 class ParentLink:
-    """What a child has from its parent: the socket, and the pipe for last words."""
+    """The child's link to its parent: the socket, and the pipe for last words."""
 
     def __init__(self, connection: socket.socket, words: int) -> None:
         self.socket = connection
         self._words = words
 
     def give_up(self, why: str) -> NoReturn:
-        """End this process with status 1 from any thread, whatever the others hang in; the parent
+        """End this process with status 1 from any thread, even if other threads hang; the parent
         reads `why`.
         """
         self.say(why)
         os._exit(1)
 
     def say(self, why: str) -> None:
-        """The last words of a process that is about to end with another status."""
+        """Write the last words of a process about to end with another status."""
         with suppress(OSError):
             os.write(self._words, why.encode()[:LAST_WORDS_BYTES])
 
 
 def tie(parent: int) -> None:
-    """End this process when `parent`, which started it, ends.
+    """End this process when its starter `parent` ends.
 
-    Ctrl-C, and an order to stop that goes to all processes, are left to the front, which ends its
-    children in order.
+    Ctrl-C, and a stop signal sent to all processes, are left to the front, which ends its children
+    in order.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -417,7 +421,7 @@ def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
 
 
 def _members(kinds: Any) -> tuple[type, ...]:
-    """Of a union, or of one type."""
+    """The members of a union, or a single type as a tuple."""
     return get_args(kinds) or (kinds,)
 
 

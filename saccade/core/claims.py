@@ -1,9 +1,8 @@
-"""Folders that servers have for themselves, as a marker file in them says, and files there that are
-opened whoever else may write beside them.
+"""Folders owned by servers, marked by a file inside, and safe ways to open files in folders that
+other users may write.
 
-A server removes what it finds in such a folder, so it takes no folder that somebody else uses: one
-without the marker may hold nothing but what its own names fit (earlier versions left no marker).
-Knows nothing of what is kept.
+A server removes files in its folder, so a folder without the marker is taken only if every name in
+it fits the claim (earlier versions left no marker). Knows nothing of the content.
 """
 
 from __future__ import annotations
@@ -28,15 +27,16 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What such a folder is for: the name of its marker, and of all else that lies in it."""
+    """A kind of folder: the name of its marker, and the pattern of all other names in it."""
 
     marker: str
     names: re.Pattern[str]
 
     def check(self, folder: Path) -> None:
-        """Raises OSError, saying why, for a folder that holds what is not ours and has no marker.
+        """Raises OSError, with the reason, for a folder without the marker that holds foreign
+        names.
 
-        One that is not there yet may become ours.
+        A missing folder passes.
         """
         try:
             found = sorted(path.name for path in folder.iterdir())
@@ -51,8 +51,8 @@ class Claim:
             )
 
     def take(self, folder: Path) -> int:
-        """Make `folder` where it is missing, and mark it. The user that files made here belong to:
-        a network file system may have its own idea. Raises OSError, saying why.
+        """Create a missing `folder` and mark it. Returns the user id that owns new files there, as
+        a network file system may map users. Raises OSError, with the reason.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.check(folder)
@@ -67,7 +67,7 @@ class Claim:
 
 
 def warn_of_others(option: str, folder: Path) -> None:
-    """Say so where others than this user can write into a folder."""
+    """Log a warning if other users can write into a folder."""
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     if mode & OTHERS:
@@ -88,10 +88,10 @@ def warn_of_others(option: str, folder: Path) -> None:
 
 
 def beside(path: str, flags: int) -> int:
-    """An opener, for a regular file in a folder that others may write.
+    """An opener for a regular file in a folder that other users may write.
 
-    Raises OSError; `Strange` for what is no such file: a link leads anywhere, and a pipe holds up
-    who opens it.
+    Raises OSError; `Strange` unless the file is regular: a link leads anywhere, and opening a pipe
+    blocks.
     """
     try:
         handle = os.open(path, flags | SAFELY, 0o600)
@@ -108,7 +108,7 @@ def beside(path: str, flags: int) -> int:
 
 
 def made_beside(path: str, flags: int) -> int:
-    """The same; the file is made where it is missing, and keeps what it holds."""
+    """An opener like `beside` that creates a missing file and keeps an existing file's content."""
     return beside(path, flags | os.O_CREAT)
 
 

@@ -1,7 +1,6 @@
-"""Who sends a request: one identity, derived once, from which follow its cache, its files and its
-share.
+"""The sender of a request: one identity, derived once, that decides cache, files and share.
 
-Knows nothing of HTTP headers: `edge/auth.py` reads those.
+Knows nothing of HTTP headers, which `edge/auth.py` reads.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ SALT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """`name` is that of the key, "" where there is one key or none; `address` is where the
-    connection comes from, "" for calls from Python. `limited`: it is one of several, each of which
-    is held to `SHARE` of what all have.
+    """The sender of a request. `name`: the key's name, "" with at most one key. `address`: the
+    connection's source, "" for calls from Python. `limited`: True for one of several clients, each
+    held to `SHARE` of the total.
     """
 
     name: str = ""
@@ -33,8 +32,8 @@ class Client:
     limited: bool = False
 
     def salt(self, given: str) -> str:
-        """What separates this client's cache: hexadecimal of fixed length, from its name and the
-        `cache_salt` it gave; "" where there is neither.
+        """The salt that separates this client's cache: hexadecimal of fixed length, from the
+        client's name and the given `cache_salt`; "" without either.
         """
         name = "" if self.shares_cache else self.name
         if not (name or given):
@@ -42,8 +41,8 @@ class Client:
         return blake3(json.dumps([name, given]).encode()).hexdigest(SALT_BYTES)
 
     def share(self, given: str) -> str:
-        """Under which name its requests take turns with others': its key's, else its salt's, else
-        its address.
+        """The name under which the client's requests take turns: the key's, else the salt's, else
+        the address.
         """
         if self.name:
             return f"key {self.name}"

@@ -1,4 +1,4 @@
-"""What start-up has decided, in which nothing is left open, and facts of the machine."""
+"""The decisions of start-up, with nothing left open, and facts of the machine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ DISK_BLOCK = 4096
 SCORE_BLOCK_BYTES = 32 * MIB
 """Logits in float32 that exist at a time while a prompt is scored: 52 rows of 152,000 tokens."""
 
+POSITION_CACHE_BYTES = 256 * MIB
+"""For what follows from grids of images. With learned positions, one of 2560x1440 takes 33 MB of it
+on an 8B model.
+"""
+
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
+LanguageAttention = Literal["triton", "x86", "sdpa", "reference"]
+"""Names of `kernels/attention_backends.py`."""
 QuantizationMode = Literal["auto", "int8", "int4", "none"]
 KVDtype = Literal["auto", "fp8_e4m3"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
@@ -43,16 +50,16 @@ class Hardware:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether our kernels for the device can read and write FP8."""
+        """True if our kernels for the device can read and write FP8."""
         return self.device == "cpu" or self.arch >= 89
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How the ranks share the work.
+    """The division of work among ranks.
 
-    size: slices of all that is cut. expert_runs: among how many runs of whole experts the ranks are
-    divided; 1: none, experts are cut as the rest.
+    size: slices of everything that is cut. expert_runs: number of runs of whole experts; 1: experts
+    are cut like the rest.
     """
 
     size: int
@@ -63,16 +70,16 @@ class ParallelConfig:
 
     @property
     def ranks(self) -> int:
-        """Processes; where there are more than slices, several hold the same one."""
+        """Number of processes; if more than slices, several hold the same slice."""
         return max(self.size, self.expert_runs)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """How the vision tower runs.
+    """The configuration of the vision tower.
 
-    `graph_sizes`: patch counts to capture CUDA graphs at, ascending; none without graphs. `role`:
-    whether it runs for others, or others for it.
+    `graph_sizes`: patch counts of CUDA graphs, ascending; empty without graphs. `role`: encode for
+    other servers, or with other servers' help.
     """
 
     attention: EncoderAttention = "sdpa"
@@ -82,20 +89,21 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
-    """How keys and values are kept.
+    """The storage of keys and values.
 
-    dtype: auto is the network's own. scales: of an 8-bit cache, what keys and values of each layer
-    are divided by; none are ones.
+    dtype: auto is the network's own. scales: divisors of each layer's keys and values in an 8-bit
+    cache; empty: all 1. attention: the backend that reads them.
     """
 
     dtype: KVDtype = "auto"
     scales: tuple[tuple[float, float], ...] = ()
+    attention: Literal["auto", LanguageAttention] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotConfig:
-    """Of what the model keeps per sequence (`family.KVSpec.state_bytes`), for the prefix cache: how
-    many, and one in so many tokens of a long prompt. 0 where the model keeps nothing.
+    """Snapshots of per-sequence states (`family.KVSpec.state_bytes`) for the prefix cache: their
+    number, and the tokens of a long prompt per snapshot. 0 for a model without states.
     """
 
     count: int = 0
@@ -104,10 +112,10 @@ class SnapshotConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepGraphSizes:
-    """Where CUDA graphs of the language model's steps are captured; nothing without graphs.
+    """The sizes of the language model's CUDA graphs; empty without graphs.
 
-    rows: numbers of rows, for steps that only decode. mixed_tokens: numbers of tokens of other
-    rows, each beside each of `mixed_rows` rows that decode. All ascending.
+    rows: row counts of steps that only decode. mixed_tokens: token counts of prefill rows, each
+    combined with each of `mixed_rows` decoding rows. All ascending.
     """
 
     rows: tuple[int, ...] = ()
@@ -120,19 +128,19 @@ class StepGraphSizes:
 
     @property
     def most_tokens(self) -> int:
-        """Of a step with other rows than those that decode; 0 where no graph is for such."""
+        """Most tokens of a graph with prefill rows; 0 without mixed graphs."""
         return max(self.mixed_rows) + max(self.mixed_tokens) if self.mixed_tokens else 0
 
 
 def embedding_file_bytes(nbytes: int) -> int:
-    """What an embedding of `nbytes` takes of a disk as a file: its header, and whole blocks."""
+    """Bytes of disk for the file of an embedding of `nbytes`: its header, and whole blocks."""
     return DISK_BLOCK + -(-nbytes // DISK_BLOCK) * DISK_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBudgets:
-    """Bytes for picture embeddings in each tier: per rank, but for the disk, which is in
-    `folder`. `shared`: other servers write there, too, and `disk_bytes` are all servers'.
+    """Bytes for image embeddings in each tier: per rank, except for the disk, which is in `folder`.
+    `shared`: other servers write to the folder, too, and `disk_bytes` covers all servers.
     """
 
     device_bytes: int

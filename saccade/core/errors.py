@@ -90,7 +90,7 @@ class TooSlow(RequestError):
 
 
 class Cancelled(RequestError):
-    """409: the request was ended early by whoever made it."""
+    """409: the client ended the request early."""
 
     status = 409
     code = "cancelled"
@@ -100,9 +100,7 @@ class Cancelled(RequestError):
 
 
 class OtherTower(RequestError):
-    """409: a server wants an embedding that this one cannot make: its tower, or its settings, are
-    others.
-    """
+    """409: a server asks for an embedding of a different tower, or of different settings."""
 
     status = 409
     code = "wrong_tower"
@@ -142,7 +140,7 @@ class Overloaded(RequestError):
 
 
 class InternalError(RequestError):
-    """500: our bug. What happened stands in the log, not in the answer."""
+    """500: our bug. The log has the details, not the answer."""
 
     status = 500
     type = "server_error"
@@ -169,7 +167,7 @@ class EngineUnavailable(RequestError):
 
 
 class StorageBusy(RequestError):
-    """503: the folder of uploaded files cannot be read, or somebody else holds its lock."""
+    """503: the folder of uploaded files cannot be read, or another process holds its lock."""
 
     status = 503
     type = "server_error"
@@ -189,10 +187,10 @@ class StartupError(SaccadeError):
 
 
 class ConfigError(StartupError):
-    """A setting is wrong: the message names the option, the value and what is allowed."""
+    """A setting is wrong: the message names the option, the value and the allowed values."""
 
 
 class CheckpointError(StartupError):
-    """A file of the model is missing, damaged or does not fit: the message names the file and,
-    where it has one, the tensor.
+    """A file of the model is missing, damaged or does not fit: the message names the file and, if
+    known, the tensor.
     """

@@ -23,8 +23,8 @@ GIVEN_HEADER = "x-saccade-embedding"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWanted:
-    """The embedding of `image`, as `tower` makes it. What follows are the request's wishes for its
-    size, from which the encoder finds its settings again.
+    """A request for the embedding of `image`, made by `tower`. The remaining fields are the
+    request's size wishes, from which the encoder derives the settings.
     """
 
     image: Image
@@ -36,8 +36,8 @@ class EmbeddingWanted:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingGiven:
-    """The embedding that follows. blake3: of its bytes, hexadecimal. encode_ms: what the tower took
-    for this request; 0.0 where it was found.
+    """The header of an embedding. blake3: hexadecimal digest of its bytes. encode_ms: the tower's
+    time for this request; 0.0 for a cache hit.
     """
 
     tower: Tower

@@ -1,5 +1,4 @@
-"""What the rest of Saccade asks of a model family on the CPU: the `FamilySpec` protocol and its
-value types.
+"""Questions to a model family on the CPU: the `FamilySpec` protocol and its value types.
 
 A spec answers from `config.json` and its neighbours alone: sizes, token counts, prompt expansion,
 positions. No tensors, no torch. The tensor side is `nn.protocol.FamilyNet`.
@@ -34,7 +33,7 @@ class PixelBounds:
 
 @dataclass(frozen=True, slots=True)
 class LargestImage:
-    """What an image within the model's own bounds comes to at most. pixels: of its canvas."""
+    """The size of the largest image within the model's own bounds. pixels: of the canvas."""
 
     pixels: int
     tokens: int
@@ -49,10 +48,10 @@ FORMAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4
 class Cache:
     """One named tensor of a layer: values of `shape` for each token, or for each sequence.
 
-    What is kept per token lies on pages. What is kept per sequence (a state) lies in a row of its
-    own, whatever the sequence's length. Names: "k" and "v" (heads' keys and values), "latent" (one
-    row that keys and values are made of), "k_scale" and "v_scale" (beside 8-bit ones), "recurrent"
-    and "conv" (states).
+    Per-token values lie on pages; per-sequence values (a state) lie in a row of their own, whatever
+    the sequence's length. Names: "k" and "v" (keys and values of heads), "latent" (one row from
+    which keys and values are made), "k_scale" and "v_scale" (beside 8-bit values), "recurrent" and
+    "conv" (states).
     """
 
     name: str
@@ -69,18 +68,18 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one rank stores: the caches of each layer, in the network's order. A layer may have any,
-    or none.
+    """The storage of one rank: the caches of each layer, in the network's order. A layer has any
+    number of caches, or none.
     """
 
     layers: tuple[tuple[Cache, ...], ...]
 
     def token_bytes(self, dtype: Dtype) -> int:
-        """Bytes that a token takes of its page, over all layers."""
+        """Bytes per token on its page, over all layers."""
         return self._bytes("token", dtype)
 
     def state_bytes(self, dtype: Dtype) -> int:
-        """Bytes of one sequence's state, over all layers; 0: the model has none."""
+        """Bytes of one sequence's state, over all layers; 0 for a model without states."""
         return self._bytes("sequence", dtype)
 
     @property
@@ -108,8 +107,8 @@ class KVSpec:
 
 
 def heads_cache(heads: int, dim: int, ranks: int) -> tuple[Cache, Cache]:
-    """Keys and values [heads, dim] of one layer on one of `ranks` ranks: its share of the heads;
-    where there are fewer heads than ranks, one that others hold too.
+    """Keys and values [heads, dim] of one layer on one of `ranks` ranks: a share of the heads; with
+    fewer heads than ranks, a head held by several ranks.
     """
     shape = (max(1, heads // ranks), dim)
     return Cache("k", shape), Cache("v", shape)
@@ -121,13 +120,14 @@ Divisible = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How a model may be cut among ranks.
+    """The possible cuts of a model among ranks.
 
-    `encoder_width`: the narrowest rows of the vision tower's matrices that are cut. experts: how
-    many a layer has, of `expert_width` values each.
+    `encoder_width`: the narrowest rows among the cut matrices of the vision tower. experts: experts
+    per layer, of `expert_width` values each. heads: of attention's queries.
     """
 
     text: Divisible
+    heads: int
     kv_heads: int
     encoder: Divisible
     encoder_width: int
@@ -135,8 +135,8 @@ class Cuts:
     expert_width: int = 0
 
     def obstacles(self, ranks: int, expert_slices: int | None = None) -> tuple[str, ...]:
-        """What keeps the language model from being cut among `ranks` ranks, and each expert into so
-        many slices (as many as ranks, unless told).
+        """The sizes that prevent cutting the language model among `ranks` ranks, and each expert
+        into `expert_slices` slices (default: as many as ranks).
         """
         found = [f"{count} {what}" for count, what in self.text if count % ranks]
         if self.expert_width % (ranks if expert_slices is None else expert_slices):
@@ -146,7 +146,7 @@ class Cuts:
         return tuple(found)
 
     def encoder_obstacles(self, ranks: int) -> tuple[str, ...]:
-        """What keeps the vision tower from it."""
+        """The sizes that prevent cutting the vision tower among `ranks` ranks."""
         return tuple(f"{count} {what}" for count, what in self.encoder if count % ranks)
 
 
@@ -197,14 +197,14 @@ class FamilySpec(Protocol):
 
     @property
     def sees_images(self) -> bool:
-        """Whether the model has a vision tower. Without one, requests have no images: nobody asks
-        for a `recipe`, a `sample`, `settings`; counts and sizes of images are 0.
+        """True if the model has a vision tower. Without a tower, requests have no images: `recipe`,
+        `sample` and `settings` are never called; counts and sizes of images are 0.
         """
         ...
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """The model's own; a request may narrow them."""
+        """The model's own bounds; a request may narrow them."""
         ...
 
     @property
@@ -212,7 +212,9 @@ class FamilySpec(Protocol):
 
     @property
     def sample(self) -> ImageRecipe:
-        """Of a small image, by whose embedding the vision tower's weights are told from others."""
+        """The recipe of a small image; the fingerprint of the vision tower's weights is its
+        embedding.
+        """
         ...
 
     @property
@@ -221,7 +223,7 @@ class FamilySpec(Protocol):
         ...
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
-        """What one of `ranks` ranks stores of each layer."""
+        """The storage of one of `ranks` ranks, layer by layer."""
         ...
 
     @property
@@ -229,21 +231,21 @@ class FamilySpec(Protocol):
 
     @property
     def encoder_blocks(self) -> int:
-        """Blocks of the vision tower, each of which computes every patch."""
+        """Number of blocks of the vision tower, each of which computes every patch."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Number format of the weights, as the checkpoint names it."""
+        """Number format of the weights, by the checkpoint's name."""
         ...
 
     @property
     def templates(self) -> Templates: ...
 
     def with_options(self, options: Mapping[str, str]) -> FamilySpec:
-        """The same with the family's own options (`--family-option NAME=VALUE`).
+        """The spec with the family's own options (`--family-option NAME=VALUE`).
 
-        Raises ConfigError, which lists those that there are.
+        Raises ConfigError, which lists the known options.
         """
         ...
 
@@ -269,9 +271,9 @@ class FamilySpec(Protocol):
         ...
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        """What is made of an upright image of that size.
+        """The recipe for an upright image of the given size.
 
-        Raises ImageError when the aspect ratio is beyond what the family allows.
+        Raises ImageError for an aspect ratio beyond the family's limit.
         """
         ...
 
@@ -290,16 +292,16 @@ class FamilySpec(Protocol):
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image]
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace the k-th image placeholder token by as many as `images[k]` has tokens, and what
-        the family puts around them.
+        """Replace the k-th image placeholder token by as many as `images[k]` has tokens, with the
+        family's tokens around them.
 
-        Raises InvalidRequest when placeholders and images do not correspond.
+        Raises InvalidRequest if placeholders and images do not correspond.
         """
         ...
 
     def widened(self, at: int, spans: Sequence[Span]) -> int:
-        """Where token `at` of a prompt stands once `expand_prompt` has made `spans` of its
-        placeholders.
+        """The place of prompt token `at` after `expand_prompt` has expanded the placeholders into
+        `spans`.
         """
         ...
 
@@ -309,9 +311,9 @@ class FamilySpec(Protocol):
         ...
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        """Rotary positions [axes, num_tokens] of a picture's tokens, were it the first of a prompt.
+        """Rotary positions [axes, num_tokens] of an image's tokens at the start of a prompt.
 
-        Computed anew at every call; who asks often keeps them.
+        Computed anew at every call; frequent callers cache the result.
         """
         ...
 

@@ -6,9 +6,9 @@ import gc
 
 
 def settle() -> None:
-    """Leave what is here now out of all collections to come, for it stays to the end of the
-    process: looking through it, or through what a library brings, takes fifty milliseconds and
-    more, and in a process that forks it makes copies of pages that nobody has changed.
+    """Exclude all current objects from future garbage collections, as they live as long as the
+    process. A collection over them takes fifty milliseconds and more, and in a forking process
+    copies pages that nobody has changed.
     """
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""A tokenizer as llguidance reads it, and the bounds under which grammars are compiled and matched.
+"""A tokenizer as llguidance reads it, and the bounds for compiling and matching grammars.
 
-Owns the one way in which a matcher is made, so that the front, which checks a grammar, and the
-engine, which follows it, mean the same. Knows nothing of schemas, requests or rows.
+Owns the only way to make a matcher, so that the front, which checks a grammar, and the engine,
+which follows it, agree. Knows nothing of schemas, requests or rows.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def read_lexicon(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> L
 
 
 def begin_match(lexicon: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher before its first token. `is_error()` where the grammar is wrong or too large."""
+    """A matcher before its first token. `is_error()` is true for a wrong or too large grammar."""
     return LLMatcher(lexicon, grammar, log_level=0, limits=_LIMITS)
 
 
 def tag_term(lexicon: LLTokenizer, tag: str) -> str:
-    """What stands for `tag` in a Lark grammar. llguidance takes every added token that looks like a
-    tag for special, so that neither its letters nor free text ever stand for it.
+    """The term for `tag` in a Lark grammar. llguidance treats every added token with the look of a
+    tag as special, so neither the tag's letters nor free text ever match the token.
     """
     tokens = lexicon.tokenize_str(tag, parse_special=True)
     if len(tokens) == 1 and lexicon.is_special_token(tokens[0]):
@@ -52,16 +52,16 @@ def tag_term(lexicon: LLTokenizer, tag: str) -> str:
 
 
 def mask_words(vocab_size: int) -> int:
-    """Words of one row of a mask."""
+    """Number of 32-bit words in one row of a mask."""
     return -(-vocab_size // WORD_BITS)
 
 
 def fill_mask(lexicon: LLTokenizer, matcher: LLMatcher, row: np.ndarray) -> None:
-    """Write into `row` ([W] uint32, contiguous) which tokens may come next: token t is bit t % 32
-    of word t // 32. Other threads run meanwhile.
+    """Write the allowed next tokens into `row` ([W] uint32, contiguous): token t is bit t % 32 of
+    word t // 32. Other threads run meanwhile.
 
-    Where text is forced that spells a special token's name ("<|im_start|>"), the library allows
-    that token alone, and then refuses it: its letters are allowed instead.
+    If forced text spells a special token's name ("<|im_start|>"), the library allows only the token
+    and then refuses it: the letters are allowed instead.
     """
     assert row.dtype == np.uint32 and row.flags["C_CONTIGUOUS"] and row.ndim == 1
     matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
@@ -80,7 +80,7 @@ def fill_mask(lexicon: LLTokenizer, matcher: LLMatcher, row: np.ndarray) -> None
 
 
 def _single(row: np.ndarray) -> int | None:
-    """The token that a mask allows, if it is one alone."""
+    """The only token allowed by a mask, or None if several are."""
     words = np.flatnonzero(row)
     if len(words) != 1:
         return None

@@ -1,6 +1,6 @@
-"""What front, engine and workers say to each other, over the socket pairs of `core/child.py`.
+"""The messages between front, engine and workers, over the socket pairs of `core/child.py`.
 
-Pixels never travel here: they lie in the shared arena and a `PixelSlot` says where.
+Pixels never travel in messages: they lie in the shared arena, located by a `PixelSlot`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from saccade.core.config import (
     EngineConfig,
     Hardware,
     KVDtype,
+    LanguageAttention,
     ParallelConfig,
     QuantizationMode,
     Role,
 )
-from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, PinOptions
+from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.plan import Masks, PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request, Tower
 
@@ -41,7 +42,7 @@ class EngineBoot:
     parallel: ParallelOptions
     arena_fd: int
     arena_bytes: int
-    pins: PinOptions
+    caches: CacheOptions
     role: Role = "all"
 
 
@@ -62,8 +63,8 @@ class WorkerBoot:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerText:
-    """The first message: the tokenizer, as `tokenizers.Tokenizer.to_str` writes it, for grammars.
-    Empty: no request will have one.
+    """The first message: the tokenizer in the format of `tokenizers.Tokenizer.to_str`, for
+    grammars. Empty: no request will have a grammar.
     """
 
     tokenizer_json: str
@@ -71,7 +72,7 @@ class TokenizerText:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request. Its pictures' pixels come separately, or never if they are not needed."""
+    """A new request. Its images' pixels come separately, or never if no longer needed."""
 
     request: Request
 
@@ -88,7 +89,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class PixelsReady:
-    """The image's pixels lie in the slot that `Output.want` named, and nothing writes there any
+    """The image's pixels lie in the slot named by `Output.want`, and nothing writes to the slot any
     more.
     """
 
@@ -97,8 +98,8 @@ class PixelsReady:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingReady:
-    """Instead of the image's pixels its embedding lies in the slot that `Output.want` named, whole
-    and as an equal vision tower made it; nothing writes there any more.
+    """The slot named by `Output.want` holds the image's embedding instead of pixels, complete and
+    as an equal vision tower made it; nothing writes to the slot any more.
     """
 
     key: ImageKey
@@ -106,8 +107,8 @@ class EmbeddingReady:
 
 @dataclass(frozen=True, slots=True)
 class PixelsFailed:
-    """The image cannot be decoded, or its decode was called off; nothing writes to its slot any
-    more. Every request that waits for an image that was wanted ends with this error.
+    """The image cannot be decoded, or its decode was cancelled; nothing writes to its slot any
+    more. Every request waiting for a wanted image ends with this error.
     """
 
     key: ImageKey
@@ -116,10 +117,10 @@ class PixelsFailed:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Forget what the KV prefix cache holds and no running request uses.
+    """Forget all of the KV prefix cache that no running request uses.
 
-    embeddings: and the embeddings, in every tier, and the kept pixels. Requests that are submitted
-    later find none of these; requests in flight go on.
+    embeddings: also the embeddings, in every tier, and the kept pixels. Later requests find
+    nothing; requests in flight go on.
     """
 
     embeddings: bool
@@ -132,9 +133,9 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Finish what runs, then exit.
+    """Finish running requests, then exit.
 
-    Requests still unfinished after `grace` seconds end with an error.
+    Requests unfinished after `grace` seconds end with an error.
     """
 
     grace: float
@@ -150,7 +151,7 @@ UNTOLD = Tower()
 class Ready:
     """The engine has loaded the model.
 
-    `decided` lists what start-up decided, for people: (name, value).
+    `decided` lists the decisions of start-up, for people: (name, value).
     """
 
     kv_tokens: int
@@ -161,15 +162,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine, or a worker, cannot go on (at start-up or later). It exits after this."""
+    """The engine or a worker cannot go on, at start-up or later, and exits."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How far start-up is, from rank 0 by way of the engine: `stage`, in words for people, and the
-    bytes of it that are done. `total` 0: nobody counts.
+    """Progress of start-up, from rank 0 by way of the engine: `stage`, in words for people, and the
+    bytes done. `total` 0: nobody counts.
     """
 
     stage: str
@@ -196,13 +197,12 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one turn of the engine loop has for the front; empty parts are usual.
+    """The news of one turn of the engine loop for the front; empty parts are usual.
 
     want: images to decode, each into its slot of the arena; answered by `PixelsReady`,
-    `EmbeddingReady` or `PixelsFailed`. unwanted: images, wanted before, that nobody needs any more:
-    stop decoding them.
-    encoded: images that were run through the vision tower, the ms that took, and when it was
-    done, as in `plan.StepResult`.
+    `EmbeddingReady` or `PixelsFailed`. unwanted: images no longer needed, whose decoding should
+    stop. encoded: images run through the vision tower, with the milliseconds and the end time of
+    the encoding, as in `plan.StepResult`.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -216,7 +216,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a slice of the model: the same on every rank. `role` "encode": of its tower alone."""
+    """Load a slice of the model: the same on every rank. `role` "encode": of its tower alone.
+    `attention`: the backend that the user wants; `graphs`: steps of the language model are to be
+    captured.
+    """
 
     folder: str
     device: Literal["cpu", "cuda"]
@@ -228,18 +231,20 @@ class Load:
     quantization: QuantizationMode = "auto"
     kv_dtype: KVDtype = "auto"
     role: Role = "all"
+    attention: Literal["auto", LanguageAttention] = "auto"
+    graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Make what plans need: KV pages, caches, graphs."""
+    """Allocate KV pages, caches and graphs for the plans to come."""
 
     config: EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """No plan follows: write what is to be kept, and exit."""
+    """No plan follows: write everything that is to be kept, and exit."""
 
 
 # ---- workers -> engine, in this order; then rank 0 answers plans, and all say that they live
@@ -247,20 +252,21 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The worker is there; how many CUDA devices it sees."""
+    """The worker is running and sees `cuda_devices` GPUs."""
 
     cuda_devices: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answers `Load`. `quantised`: what is in 8 bits, for people; nothing where nothing is.
-    `kv_scales`: of `KVConfig`, where they are asked for and the checkpoint has any.
+    """Answers `Load`. `quantised`: the 8-bit matrices, for people; empty for none. `kv_scales`: as
+    in `KVConfig`, if asked for and in the checkpoint. `attention`: the chosen backend.
     """
 
     hardware: Hardware
     quantised: str = ""
     kv_scales: tuple[tuple[float, float], ...] = ()
+    attention: Literal["auto", LanguageAttention] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Every metric, declared once: name, kind, help, label names. `Metrics` holds their values.
+"""Every metric, declared once: name, kind, help, label names. `Metrics` holds the values.
 
-One `Metrics` lives in the front, one in the engine, one in the worker that answers. When somebody
-looks at `/metrics`, the front asks the engine for what has changed (`Metrics.changed`). Rendering
-for Prometheus is the server's (`edge/metrics_text.py`).
+The front, the engine and the answering worker have one `Metrics` each. A look at `/metrics` makes
+the front ask the engine for changed values (`Metrics.changed`). `edge/metrics_text.py` renders the
+text for Prometheus.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class Metrics:
         return self._values.get(self._key(name, labels), 0.0)
 
     def changed(self) -> tuple[tuple[str, tuple[str, ...], float], ...]:
-        """Values that differ from what the last call returned."""
+        """Values changed since the last call."""
         values = self._values.items()
         news = tuple(
             (name, labels, value)

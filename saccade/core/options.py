@@ -1,9 +1,8 @@
-"""What the user may set: the command line's options, and the environment.
+"""The options of `saccade serve`, and the environment.
 
-Each field of `ModelOptions`, `EngineOptions`, `PinOptions`, `ParallelOptions`, `MediaOptions`,
-`ServerOptions`, `ObservabilityOptions`, `ResponseOptions`, `ConnectionOptions` and `RoleOptions` is
-one option; the string below it is its help; None means "derive it". This is the only module that
-reads the environment. It does not know how an open option is decided: that is `engine/sizing.py`.
+Each field of a dataclass here is one option, the string below the field its help, and None means
+"derive it"; a field made by `tuned` is a tuning value, set by --tune NAME=VALUE. No other module
+reads the environment. How an open option is decided stands in `engine/sizing.py`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ from saccade.core.config import (
     EncoderAttention,
     EncoderMode,
     KVDtype,
+    LanguageAttention,
     QuantizationMode,
     Role,
 )
 from saccade.core.errors import ConfigError
 from saccade.core.secrets import bare, without_secrets
 from saccade.core.store import SHARED, UPLOADS
+from saccade.core.tuning import basic, option, tuned
 
 MOST_RUNNING = 65_536
 """Requests side by side: each has its place in tables that are made at the start."""
@@ -36,210 +37,188 @@ MOST_RUNNING = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What to serve, and how it is computed."""
+    """The model, its number formats, and how it reads and writes text."""
 
-    dtype: Literal["auto", Dtype] = "auto"
+    dtype: Literal["auto", Dtype] = basic("auto")
     """Number format of weights and computation. auto: the checkpoint's own."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs. auto: cuda if there is one."""
-    quantization: QuantizationMode = "auto"
-    """Matrices of the language model in 8 or 4 bits. auto: as the checkpoint has them, where the
-    device can (those of 4 bits on cpu: unless that is float32); others in the number format of
-    --dtype. int8, int4 (on cpu): made so at load, and
-    rows as they come in 8 bits. int8: half the memory of 16 bits and about 0.6 of the time of a
-    decode step, for a little accuracy. int4 (needs the extra cpu): 0.3 and 0.4, for more of it; the
-    head stays in 8 bits. none: in the number format of --dtype, whatever the checkpoint has, and
-    rows too.
+    device: Literal["auto", "cpu", "cuda"] = basic("auto")
+    """Device that the model runs on. auto: cuda if the machine has a GPU."""
+    quantization: QuantizationMode = basic("auto")
+    """Bits of the language model's matrices. auto: those of the checkpoint, where the device can
+    (4 bits on a cpu: not in float32); a checkpoint without quantised matrices has the number format
+    of --dtype. int8, int4 (on a cpu): the matrices are quantised when the model is loaded, and
+    activations are rounded to 8 bits. int8: half the memory of 16 bits and about 0.6 of the time of
+    a decode step, for a little accuracy. int4 (needs the extra cpu): 0.3 and 0.4, for more of it;
+    the head stays in 8 bits. none: everything in the number format of --dtype.
     """
     kv_cache_dtype: KVDtype = "auto"
     """Number format of keys and values. auto: that of --dtype. fp8_e4m3: 8 bits, so that twice as
-    many tokens fit as with 16, for a little accuracy; divided by the checkpoint's k_scale and
-    v_scale where it has them. On cuda from compute capability 8.9 on; on a cpu it is slower.
+    many tokens fit as with 16, for a little accuracy; the checkpoint's k_scale and v_scale are
+    used if it has them. A GPU needs compute capability 8.9; a cpu gets slower.
     """
-    load_format: Literal["auto", "dummy"] = "auto"
-    """Where weights come from. auto: the checkpoint. dummy: random weights from config.json
-    alone, to measure speed without a checkpoint.
-    """
+    load_format: Literal["auto", "dummy"] = tuned(
+        "auto", "Weights: auto, the checkpoint's; dummy, random ones from config.json alone."
+    )
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
-    chat_template: str | None = None
+    chat_template: str | None = basic(None)
     """A file with a chat template to use instead of the checkpoint's."""
     special_tokens_in_content: bool = False
-    """Names of special tokens inside messages (<|im_end|>) are those tokens. Without this they are
-    text: special tokens come from the chat template and /v1/completions only.
+    """Read the names of special tokens inside messages (<|im_end|>) as these tokens. Without this
+    option they are plain text: special tokens come from the chat template and /v1/completions only.
     """
     tool_parser: Literal["auto", "hermes", "xml", "none"] = "auto"
-    """How the model writes tool calls. hermes: JSON within <tool_call>. xml: <function=NAME> within
-    <tool_call>. none: tools are refused. auto: as the chat template shows.
+    """The model's way to write tool calls. hermes: JSON within <tool_call>. xml: <function=NAME>
+    within <tool_call>. none: tools are refused. auto: as the chat template shows.
     """
     reasoning_parser: Literal["auto", "think", "none"] = "auto"
-    """How the model writes reasoning. think: within <think>. none: it is part of the answer. auto:
-    as the chat template shows.
+    """The model's way to write reasoning. think: within <think>. none: reasoning is part of the
+    answer. auto: as the chat template shows.
     """
-    context_length: int | None = None
+    context_length: int | None = basic(None)
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
     family_option: tuple[str, ...] = ()
     """An option of the model's family, NAME=VALUE; repeat the option for several. Qwen-VL:
-    patch_embed=folded (normalisation and the second frame of a still image are part of the vision
-    tower's first layer: less work, as exact on average, not the same bits).
-    """
-
-    disable_cuda_graph: bool = False
-    """Do not replay CUDA graphs of the language model."""
-    cuda_graph_max_bs: int | None = None
-    """Most sequences that decode in a CUDA graph; steps of more run without. Derived (cuda): as
-    many as run side by side.
-    """
-    piecewise_graph_tokens: int | None = None
-    """Most tokens of prompts in a step that is a CUDA graph, whole, with what decodes beside them;
-    larger steps run without. 0: none is. Derived (cuda): 4096, fewer where memory is short.
+    patch_embed=folded makes normalisation and the second frame of a still image part of the vision
+    tower's first layer: less work, as exact on average, not the same bits.
     """
 
     def __post_init__(self) -> None:
-        at_least(1, self, "context_length", "cuda_graph_max_bs")
-        at_least(0, self, "piecewise_graph_tokens")
+        at_least(1, self, "context_length")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How the engine schedules and what it keeps."""
+    """How many requests and tokens the engine computes at a time, and in what memory."""
 
-    max_running_requests: int | None = None
+    max_running_requests: int | None = basic(None)
     """Requests generated side by side; more wait. Derived: 32 on cpu, 256 on cuda."""
     chunked_prefill_size: int | None = None
     """Tokens computed per step; longer prompts are cut into chunks. Derived: 2048 on cpu, 8192 on
     cuda.
     """
-    page_size: int = 16
-    """Tokens per KV page; the prefix cache reuses whole pages."""
-    mem_fraction_static: float | None = None
+    page_size: int = tuned(16, "Tokens per KV page; the prefix cache reuses whole pages.")
+    mem_fraction_static: float | None = basic(None)
     """On cuda: share of the device's memory for weights and KV cache together. On cpu: share of
-    what is free that the KV cache may take. Derived: 0.85 on cuda, 0.5 on cpu.
+    the free memory for the KV cache. Derived: 0.85 on cuda, 0.5 on cpu.
     """
     max_total_tokens: int | None = None
     """Most tokens that the KV cache holds. Derived: as many as memory allows."""
+    max_encode_patches: int | None = tuned(
+        None, "Image patches encoded per step (16384); one image is always allowed."
+    )
+    attention_backend: Literal["auto", LanguageAttention] = "auto"
+    """Attention of the language model. triton: our own kernels (cuda). x86: compiled for the
+    processor, in bfloat16 (cpu, needs the extra cpu). sdpa: PyTorch's, a call for each sequence
+    (cpu). reference: slow and plain, for comparison (cpu). auto: the first of these that runs.
+    """
+    mm_attention_backend: Literal["auto", EncoderAttention] = tuned(
+        "auto",
+        "Attention of the vision tower: triton, flash, cudnn, fa4 (on cuda) or sdpa; auto: by the "
+        "GPU's architecture.",
+    )
+    disable_cuda_graph: bool = False
+    """Replay no CUDA graphs, neither of the language model nor of the vision tower."""
+    cuda_graph_max_bs: int | None = tuned(
+        None, "Most sequences that decode in a CUDA graph (as many as run side by side)."
+    )
+    piecewise_graph_tokens: int | None = tuned(
+        None,
+        "Most prompt tokens in a step that is one CUDA graph (4096, fewer where memory is short); "
+        "0: no such graphs.",
+    )
+    vit_graph_buckets: tuple[int, ...] = tuned(
+        (),
+        "Patch counts of the vision tower's CUDA graphs, as 128,256 (11 from 128 to 2048; cudnn: "
+        "23 to 16384).",
+    )
+    threads: int | None = None
+    """CPU threads of the engine. Derived: the cores this process may use."""
+
+    def __post_init__(self) -> None:
+        positive = "max_running_requests", "chunked_prefill_size", "page_size", "max_total_tokens"
+        at_least(1, self, *positive, "max_encode_patches", "cuda_graph_max_bs", "threads")
+        at_least(0, self, "piecewise_graph_tokens")
+        above(0, self, "mem_fraction_static")
+        at_most(0.98, self, "mem_fraction_static")
+        at_most(MOST_RUNNING, self, "max_running_requests")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The caches of prompts and images: how large, how long, and where."""
+
     disable_radix_cache: bool = False
     """Do not reuse the KV of prompts seen before."""
-    embedding_cache_device_mb: int | None = None
-    """MiB of device memory for image embeddings. Derived: a tenth of what weights and KV cache
-    leave free, or room for four of the largest images.
+    embedding_cache_device_mb: int | None = basic(None)
+    """MiB of device memory for image embeddings. Derived: a tenth of the memory that weights and KV
+    cache leave free, or room for four of the largest images.
     """
     embedding_cache_host_mb: int | None = None
     """MiB of host memory for image embeddings that the device has no room for. Derived: a quarter
     of the free host memory, 8192 at most, on cuda; 0 on cpu, where device and host are one.
     """
+    embedding_cache_dir: str | None = basic(None)
+    """Folder for image embeddings on disk, which survive a restart. Derived: no embedding is kept
+    on disk.
+    """
     embedding_cache_disk_mb: int | None = None
-    """MiB of disk space for image embeddings, which survive a restart. Derived: a quarter of what
-    is free in --embedding-cache-dir or taken by saved embeddings already.
+    """MiB of disk space in --embedding-cache-dir. Derived: a quarter of the space there that is
+    free or taken by saved embeddings.
     """
-    embedding_cache_dir: str | None = None
-    """Folder for image embeddings on disk. Derived: no embedding is kept on disk."""
-    max_encode_patches: int | None = None
-    """Image patches encoded per step; one image may always be encoded, whatever its size.
-    Derived: 16384.
+    embedding_cache_shared: bool = False
+    """Share --embedding-cache-dir with other servers of the same model: an image that one server
+    has encoded is encoded by no other while its embedding lasts. Give each server the same
+    --embedding-cache-disk-mb, which all of them fill together. The folder is on one machine, or on
+    a network file system with locks.
     """
-    mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
-    """Attention of the vision tower. triton: our own kernel (cuda). flash: torch's variable-length
-    flash attention (cuda, 16 bits). cudnn: cuDNN's in graphs, triton without. fa4: the package
-    flash-attn-4 (cuda, 16 bits). sdpa: one call per image size. auto: by the GPU's architecture.
-    """
-    disable_vit_graph: bool = False
-    """Do not replay CUDA graphs of the vision tower."""
-    vit_graph_buckets: tuple[int, ...] = ()
-    """Patch counts to capture CUDA graphs of the vision tower at; larger packs run without.
-    Derived: 11 from 128 to 2048, as larger packs are encoded in parts; with cudnn 23 to 16384.
-    """
-    threads: int | None = None
-    """CPU threads of the engine. Derived: the cores this process may use."""
+    pinned_share: float = tuned(
+        0.5,
+        "Share of the KV cache, and of the device's embedding cache, that requests may pin "
+        "(prompt_cache_breakpoint, cache_control); 0: no pins.",
+    )
 
     def __post_init__(self) -> None:
-        at_least(
-            1,
-            self,
-            "max_running_requests",
-            "chunked_prefill_size",
-            "page_size",
-            "max_total_tokens",
-            "max_encode_patches",
-            "threads",
-        )
-        at_least(
-            0,
-            self,
-            "embedding_cache_device_mb",
-            "embedding_cache_host_mb",
-            "embedding_cache_disk_mb",
-        )
-        above(0, self, "mem_fraction_static")
-        at_most(0.98, self, "mem_fraction_static")
-        if self.embedding_cache_dir == "":
-            raise ConfigError("--embedding-cache-dir: name a folder")
-        at_most(MOST_RUNNING, self, "max_running_requests")
-        if self.embedding_cache_disk_mb and self.embedding_cache_dir is None:
-            raise ConfigError("--embedding-cache-disk-mb: say where, with --embedding-cache-dir")
-
-
-@dataclass(frozen=True, slots=True)
-class PinOptions:
-    """What is kept because clients ask for it, and where other servers find it."""
-
-    pinned_share: float = 0.5
-    """Share of the KV cache, and of the device's embedding cache, that requests may keep from being
-    evicted for a time (prompt_cache_breakpoint, cache_control, prompt_cache_retention). Each client
-    has its part; beyond it, its oldest give way. Kept or not, nothing stops a request for lack of
-    room. 0: nothing is kept.
-    """
-    embedding_cache_shared: str | None = None
-    """Folder for image embeddings that several servers of one model write and read, instead of
-    --embedding-cache-dir: an image that one has encoded, none encodes again while it lasts there.
-    On one machine, or a network file system with locks. Derived: none.
-    """
-    embedding_cache_shared_mb: int | None = None
-    """MiB that all of these servers together keep there, of all models; give each server the same.
-    Derived: a quarter of what is free in --embedding-cache-shared or taken by saved embeddings
-    already.
-    """
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "embedding_cache_shared_mb")
-        if self.embedding_cache_shared is not None:
-            check_folder("--embedding-cache-shared", self.embedding_cache_shared, SHARED)
-        elif self.embedding_cache_shared_mb is not None:
-            raise ConfigError(
-                "--embedding-cache-shared-mb: say where, with --embedding-cache-shared"
-            )
-        at_least(0, self, "pinned_share")
+        sizes = "embedding_cache_device_mb", "embedding_cache_host_mb", "embedding_cache_disk_mb"
+        at_least(0, self, *sizes, "pinned_share")
         at_most(1, self, "pinned_share")
+        folder = self.embedding_cache_dir
+        if folder == "":
+            raise ConfigError("--embedding-cache-dir: name a folder")
+        for name in ("embedding_cache_disk_mb", "embedding_cache_shared"):
+            if folder is None and getattr(self, name):
+                raise ConfigError(f"{option(name)}: say where, with --embedding-cache-dir")
+        if self.embedding_cache_shared and folder is not None:
+            check_folder("--embedding-cache-dir", folder, SHARED)
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelOptions:
-    """How one model is spread over several processes."""
+    """The processes that share one model."""
 
-    tp_size: int = 1
+    tp_size: int = basic(1)
     """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
-    mm_encoder_tp_mode: Literal["auto", EncoderMode] = "auto"
-    """How the processes of --tp-size share the vision tower. weights: each holds a slice of it.
-    data: each holds the whole tower and encodes a part of the images. auto: weights, unless the
-    tower does not divide or its slices would be too narrow.
-    """
-    all_reduce: Literal["auto", AllReduce] = "auto"
-    """How the processes of --tp-size add up their partial results. auto: nccl on cuda; on cpu shm
-    (memory that the processes share), or gloo where the processor is not x86.
-    """
-    step_timeout: float | None = None
-    """Seconds after which a step of the engine is taken to be stuck, and the server ends.
-    Derived: 120 on cuda, 1200 on cpu.
-    """
     ep_size: int = 1
-    """Expert parallelism: runs of whole experts among which the processes are divided, instead of a
-    slice of every expert for each. It may be more than --tp-size: each process then holds a run,
-    and of all else the whole, or what other processes hold too. One is a multiple of the other.
+    """Expert parallelism: the experts are divided among so many processes as whole experts, instead
+    of a slice of every expert for each. --ep-size may exceed --tp-size: several processes then hold
+    the same slice of everything else. One of the two is a multiple of the other.
     """
+    mm_encoder_tp_mode: Literal["auto", EncoderMode] = tuned(
+        "auto",
+        "Vision tower under --tp-size: weights, a slice of the tower for each process; data, the "
+        "whole tower and a part of the images; auto: weights, unless slices get too narrow.",
+    )
+    all_reduce: Literal["auto", AllReduce] = tuned(
+        "auto",
+        "Sums over processes: nccl or symm-mem on cuda, shm or gloo on cpu; auto: nccl; shm on "
+        "x86, else gloo.",
+    )
+    step_timeout: float | None = tuned(
+        None, "Seconds after which a step counts as stuck and the server ends (cuda 120, cpu 1200)."
+    )
 
     def __post_init__(self) -> None:
-        at_least(1, self, "tp_size")
-        at_least(1, self, "ep_size")
+        at_least(1, self, "tp_size", "ep_size")
         if max(self.tp_size, self.ep_size) % min(self.tp_size, self.ep_size):
             raise ConfigError(
                 f"--ep-size {self.ep_size}: with --tp-size {self.tp_size}, one must be a multiple "
@@ -249,34 +228,33 @@ class ParallelOptions:
 
     @property
     def ranks(self) -> int:
-        """Processes."""
+        """Number of processes."""
         return max(self.tp_size, self.ep_size)
 
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """Where pictures may come from, and what they may cost."""
+    """The sources of images, uploaded files, and the bounds of both."""
 
     max_image_pixels: int = 178_956_970
     """Largest image, in pixels by its header; a larger one is refused before decoding."""
-    max_image_bytes: int = 64 * MIB
-    """Largest encoded image, in bytes."""
+    max_image_bytes: int = tuned(64 * MIB, "Largest encoded image, in bytes.")
     max_images_per_request: int = 256
     """Most images in one request."""
     media_workers: int | None = None
     """Processes that decode images. Derived: half the cores, at least 1."""
-    arena_mb: int = 512
-    """MiB of shared memory for decoded images on their way to the engine; at least one of the
-    model's largest must fit. When the memory is full, decoding waits.
-    """
+    arena_mb: int = tuned(
+        512,
+        "MiB of shared memory for decoded images on their way to the engine; room for the model's "
+        "largest image at least.",
+    )
     fetch_timeout: float = 10.0
-    """Seconds that fetching one image by URL may take in all."""
-    decode_timeout: float = 20.0
-    """Seconds that decoding one image may take."""
-    decode_memory_mb: int = 2560
-    """Memory that all image workers together may take to decode. An image that would take more by
-    itself is refused: 100 Mpx are 1.1 (JPEG, PNG) to 2.2 GiB (WebP, AVIF).
-    """
+    """Seconds for fetching one image by URL, redirects included."""
+    decode_timeout: float = tuned(20.0, "Seconds for decoding one image.")
+    decode_memory_mb: int = tuned(
+        2560,
+        "MiB of memory for decoding, over all image workers; an image that needs more is refused.",
+    )
     allowed_media_domains: tuple[str, ...] = ()
     """Fetch images from this host only; repeat the option for several. Derived: any public host."""
     allow_private_media: bool = False
@@ -288,7 +266,9 @@ class MediaOptions:
     saccade/files in the user's cache folder.
     """
     files_mb: int = 4096
-    """MiB of disk for uploaded files; beyond it, uploads are refused until files go or expire."""
+    """MiB of disk for uploaded files; beyond this size, uploads are refused until files are deleted
+    or expire.
+    """
 
     def __post_init__(self) -> None:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
@@ -304,17 +284,17 @@ class MediaOptions:
 
     @property
     def decode_memory(self) -> int:
-        """Bytes that all image workers together may take to decode."""
+        """Bytes of memory for decoding, over all image workers."""
         return self.decode_memory_mb * MIB
 
     @property
     def workers(self) -> int:
-        """Processes that decode pictures."""
+        """Number of processes that decode images."""
         return self.media_workers or min(MOST_IMAGE_WORKERS, max(1, usable_cores() // 2))
 
     @property
     def files_folder(self) -> Path:
-        """Where uploaded files are kept."""
+        """The folder of uploaded files."""
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         return Path(self.files_dir or f"{cache}/saccade/files").expanduser()
 
@@ -327,49 +307,47 @@ EMPTY_KEY = (
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How the HTTP server listens and whom it lets in."""
+    """The HTTP server's address, its clients, and its limits."""
 
-    host: str = "127.0.0.1"
+    host: str = basic("127.0.0.1")
     """Address to listen on. 0.0.0.0 opens the server to the network: set --api-key then."""
-    port: int = 8000
-    """Port to listen on; 0 picks a free one."""
-    api_key: str | None = None
-    """Ask clients for this key (Authorization: Bearer KEY). On a command line it stays in
+    port: int = basic(8000)
+    """Port to listen on; 0 picks a free port."""
+    api_key: str | None = basic(None)
+    """Ask clients for this key (Authorization: Bearer KEY). On a command line the key stays in
     /proc/PID/cmdline for all to read: set SACCADE_API_KEY, or name --api-keys-file, instead.
     """
     api_keys_file: str | None = None
-    """Ask clients for one of the keys in this file: a line name:key for each; it is read again
-    within a second of its change. Where there are several keys, each sees its own files, finds its
+    """Ask clients for one of the keys in this file, a line name:key for each; the file is read
+    again within a second of its change. With several keys, each key sees its own files, finds its
     own images cached, and holds at most half of --max-queued-requests and --max-inflight-mb.
     """
     share_cache: bool = False
-    """Several keys share what is cached of images and prompts; each still has its own files."""
-    served_model_name: tuple[str, ...] = ()
-    """Name the API answers to; repeat the option for several. Derived: the model as given on the
-    command line.
+    """Let several keys share cached images and prompts; each key still has its own files."""
+    served_model_name: tuple[str, ...] = basic(())
+    """Name of the model in the API; repeat the option for several. Derived: the model as given on
+    the command line.
     """
     cors_origins: tuple[str, ...] = ()
     """Browser origin that may call the API; repeat the option for several."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host name that the server also answers to; repeat the option for several. On a loopback
-    address and without a key it answers to localhost and loopback addresses only, so that no web
-    page can use it.
+    """Host name that the server also answers to; repeat the option for several. A server on a
+    loopback address and without a key answers to localhost and loopback addresses only, so that no
+    web page can use it.
     """
     max_body_mb: int = 256
     """Largest request body, in MiB."""
     max_inflight_mb: int | None = None
-    """MiB of bodies and encoded images held for requests in flight; a request that would exceed
-    it is answered 429. Derived: a quarter of memory.
+    """MiB of bodies and encoded images held for requests in flight; a request beyond this limit is
+    answered 429. Derived: a quarter of memory.
     """
     max_queued_requests: int = 1024
     """Requests in flight, running and waiting; more are answered 429."""
-    shutdown_grace: float = 30.0
-    """Seconds that running requests get to finish when the server is told to stop."""
     disable_page: bool = False
     """Serve no page at /."""
 
     def __post_init__(self) -> None:
-        at_least(0, self, "port", "shutdown_grace")
+        at_least(0, self, "port")
         at_least(1, self, "max_body_mb", "max_inflight_mb", "max_queued_requests")
         at_most(65535, self, "port")
         if self.api_key == "":
@@ -378,9 +356,8 @@ class ServerOptions:
 
     @property
     def key(self) -> str | None:
-        """The key that clients must send, if any.
-
-        Raises ConfigError for an empty SACCADE_API_KEY.
+        """The key that clients must send, or None. Raises ConfigError for an empty
+        SACCADE_API_KEY.
         """
         key = self.api_key or os.environ.get("SACCADE_API_KEY")
         if key == "":
@@ -389,30 +366,31 @@ class ServerOptions:
 
     @property
     def asks_for_key(self) -> bool:
-        """Whether clients must send one."""
+        """True if clients must send a key."""
         return self.key is not None or self.api_keys_file is not None
 
     @property
     def inflight_bytes(self) -> int:
-        """Bytes that may be held for requests in flight."""
+        """Bytes of bodies and encoded images for requests in flight."""
         return share_of_memory(self.max_inflight_mb)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityOptions:
-    """What operators see of requests."""
+    """Metrics, logs and traces of requests."""
 
     metrics_without_key: bool = False
-    """Answer /metrics also to those who do not send the key."""
+    """Answer /metrics to clients without the key, too."""
     log_requests: bool = False
     """Log a line for every request: tokens, images, times."""
-    log_slow_seconds: float | None = None
-    """Log what became of each image of requests that take longer than this."""
+    log_slow_seconds: float | None = tuned(
+        None, "Log the way of each image of requests that take more seconds than this (off)."
+    )
     otlp_traces_endpoint: str | None = None
     """Send a trace of every request, with a span for each stage, to this OpenTelemetry collector
-    (OTLP over HTTP, protobuf), for example http://127.0.0.1:4318. No text and no image is in it.
-    OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS are honoured. Needs the
-    extra otel.
+    (OTLP over HTTP, protobuf), for example http://127.0.0.1:4318. A trace holds no text and no
+    image. OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS are honoured. This
+    option needs the extra otel.
     """
 
     def __post_init__(self) -> None:
@@ -422,9 +400,8 @@ class ObservabilityOptions:
 
     @property
     def traces_url(self) -> str | None:
-        """Where traces are sent: the endpoint, with the usual path if it has none.
-
-        Raises ConfigError for what is no http(s) URL.
+        """The collector's endpoint, with the usual path if the given URL has none. Raises
+        ConfigError unless the endpoint is an http(s) URL.
         """
         given = self.otlp_traces_endpoint
         if given is None:
@@ -444,18 +421,16 @@ class ObservabilityOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """What POST /v1/responses keeps, for previous_response_id and to be asked for again. Where
-    there are several keys, each sees its own responses, and has at most half of the room.
+    """The responses that POST /v1/responses keeps, for previous_response_id and GET. With several
+    keys, each key sees its own responses and fills at most half of the room.
     """
 
     responses_mb: int = 256
-    """MiB of memory for responses and their conversations; those used least lately go first. 0
-    keeps none.
+    """MiB of memory for responses and their conversations; the least recently used go first. 0: no
+    response is kept.
     """
-    max_responses: int = 10_000
-    """Responses that are kept at a time."""
-    responses_ttl: float = 86_400.0
-    """Seconds that a response is kept after its last use."""
+    max_responses: int = tuned(10_000, "Most responses kept at a time.")
+    responses_ttl: float = tuned(86_400.0, "Seconds that a response is kept after its last use.")
 
     def __post_init__(self) -> None:
         at_least(0, self, "responses_mb", "max_responses", "responses_ttl")
@@ -463,104 +438,118 @@ class ResponseOptions:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How many connections the HTTP server keeps, and how slow they may be."""
+    """The HTTP server's connections: how many, how slow, and their end."""
 
     max_connections: int | None = None
-    """Connections open at a time. Beyond it the longest idle one is closed for a new one; when all
-    are in use, a new one is answered 429, but for /health. Derived: what the limit of open files
-    leaves, at most 4096.
+    """Connections open at a time. Beyond this number the longest idle connection is closed for a
+    new one; when all are in use, a new one is answered 429, except for /health. Derived: as many as
+    the limit of open files leaves, at most 4096.
     """
     max_connections_per_address: int | None = None
-    """Of these, what one address may have (of IPv6, one /64). Derived: half. A proxy in front is
-    one address: give it --max-connections then.
+    """Connections of one address (of IPv6, one /64). Derived: half of --max-connections. A proxy in
+    front is one address: give it --max-connections then.
     """
-    header_timeout: float = 20.0
-    """Seconds for the head of a request, from its first byte or the start of the connection."""
-    keep_alive_timeout: float = 75.0
-    """Seconds that a connection may be idle after an answer."""
-    body_timeout: float = 300.0
-    """Seconds for the body of a request; a body must also keep coming (64 KiB in 30 seconds)."""
-    write_timeout: float = 30.0
-    """Seconds that a client may take nothing of what waits for it; its request is dropped then."""
+    shutdown_grace: float = 30.0
+    """Seconds that running requests get to finish when the server is told to stop."""
+    header_timeout: float = tuned(
+        20.0,
+        "Seconds for the head of a request, from its first byte or the start of the connection.",
+    )
+    keep_alive_timeout: float = tuned(75.0, "Seconds of idleness before a connection is closed.")
+    body_timeout: float = tuned(
+        300.0,
+        "Seconds for the body of a request, which must also bring 64 KiB every 30 seconds.",
+    )
+    write_timeout: float = tuned(
+        30.0, "Seconds that a client may read nothing before its request is dropped."
+    )
 
     def __post_init__(self) -> None:
         at_least(16, self, "max_connections")
         at_least(1, self, "max_connections_per_address")
+        at_least(0, self, "shutdown_grace")
         above(0, self, "header_timeout", "keep_alive_timeout", "body_timeout", "write_timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class RoleOptions:
-    """What this server does of the model, and who does the rest."""
+    """The part of the model run by this server, and the servers that run the rest."""
 
     role: Role = "all"
-    """all: everything. encode: only encode images, for servers of role language: no language model
-    is loaded. language: have images encoded by --encoders, and by this server itself where that
-    fails.
+    """all: everything. encode: only encode images, for servers of role language; no language model
+    is loaded. language: have images encoded by --encoders, or by this server where they fail.
     """
     encoders: tuple[str, ...] = ()
-    """The servers of role encode, as http://HOST:PORT,...; an image's digest says which one encodes
-    it. Every server of role language must name them alike.
-    """
-    encoders_file: str | None = None
-    """A file with the same, one a line, in place of --encoders: it is read again while the server
-    runs, so encoders may come, go and move. Until it names one, images are encoded here.
+    """The servers of role encode, as http://HOST:PORT,..., or a file of such lines; an image's
+    digest picks one of them. Every server of role language must name them alike. A file is read
+    again while the server runs, so that encoders may come, go and move; while it names none, this
+    server encodes.
     """
     encoder_key: str | None = None
-    """The encoders' --api-key. Also read from SACCADE_ENCODER_KEY, which keeps it out of process
-    lists.
+    """The encoders' --api-key. Also read from SACCADE_ENCODER_KEY, which keeps the key out of
+    process lists.
     """
-    encoder_timeout: float = 10.0
-    """Seconds that an encoder has for an image, from the question to the last byte; after that the
-    image is encoded here.
-    """
-    encoder_connections: int = 16
-    """Images that one encoder is asked for at a time; others wait their turn, within the time."""
+    encoder_timeout: float = tuned(
+        10.0,
+        "Seconds for an embedding from an encoder, first to last byte; then this server encodes.",
+    )
+    encoder_connections: int = tuned(
+        16, "Images asked of one encoder at a time; more wait, within encoder_timeout."
+    )
 
     def __post_init__(self) -> None:
         above(0, self, "encoder_timeout")
         at_least(1, self, "encoder_connections")
         named(self, "encoders")
-        if self.encoders and self.encoders_file is not None:
-            raise ConfigError("--encoders and --encoders-file: say who encodes in one of them")
-        if (self.role == "language") != bool(self.encoders or self.encoders_file):
+        for path in self._files:
+            if len(self.encoders) > 1:
+                raise ConfigError(f"--encoders {path}: name one file, or URLs")
+            if "/" not in path and not Path(path).exists():
+                raise ConfigError(f"--encoders {path}: give http://HOST:PORT, or a file (./NAME)")
+        if (self.role == "language") != bool(self.encoders):
             raise ConfigError(
-                "--role language goes with --encoders or --encoders-file: say who encodes, or "
-                "leave both out"
+                "--role language goes with --encoders: say who encodes, or leave both out"
             )
 
     @property
+    def _files(self) -> tuple[str, ...]:
+        return tuple(each for each in self.encoders if "://" not in each)
+
+    @property
+    def encoders_file(self) -> Path | None:
+        """The file that names the encoders, or None."""
+        return Path(self._files[0]) if self._files else None
+
+    @property
     def pool(self) -> tuple[str, ...]:
-        """The encoders, one by one."""
-        return tuple(part for each in self.encoders for part in each.split(",") if part)
+        """The URLs of the encoders; empty if a file names them."""
+        urls = (each for each in self.encoders if "://" in each)
+        return tuple(part for each in urls for part in each.split(",") if part)
 
     @property
     def key(self) -> str:
-        """What encoders are shown; "" for nothing."""
+        """The key for encoders; "" for none."""
         return self.encoder_key or os.environ.get("SACCADE_ENCODER_KEY") or ""
 
 
 def share_of_memory(limit_mb: int | None) -> int:
-    """Bytes: what the user says, else a quarter of memory."""
+    """Bytes: `limit_mb` MiB, or a quarter of memory for None."""
     if limit_mb is not None:
         return limit_mb * MIB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 OPENMP_SPINS = "4000"
-"""Turns that an OpenMP thread of the engine waits before it sleeps, some tens of microseconds.
-Without end, as is the library's choice, threads that share their cores with anything else wait for
-each other's time slices: 40 times slower. Not at all, and each operation of a small model waits for
-threads to wake: 1.6 times slower where nothing else runs (LOG.md).
+"""Turns that an idle OpenMP thread of the engine spins before it sleeps, some tens of microseconds.
+Threads that spin without end, the library's default, are 40 times slower where others share their
+cores. Threads that never spin make a small model 1.6 times slower on an idle machine (LOG.md).
 """
 ALLOCATION = "expandable_segments:True"
-"""Embeddings have sizes of all kinds: in segments of fixed sizes they leave gaps that nothing fits
-into.
-"""
+"""Embeddings differ in size: in segments of fixed sizes they leave gaps that no other fits into."""
 
 
 def check_folder(option: str, name: str, claim: Claim) -> None:
-    """Raises ConfigError unless `name` is a folder of ours, or can become one."""
+    """Raises ConfigError unless the folder `name` is claimed by `claim`, or can be."""
     folder = Path(name).expanduser()
     standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not name or not standing.is_dir():
@@ -575,9 +564,8 @@ def check_folder(option: str, name: str, claim: Claim) -> None:
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of the engine process and its workers: what the user has; a bound on
-    OpenMP's spinning, and segments of GPU memory that grow, unless the user has said otherwise; no
-    keys.
+    """The environment of the engine process and its workers: the user's without keys, with a bound
+    on OpenMP's spinning and growing segments of GPU memory unless the user sets these.
     """
     environment = without_secrets(os.environ)
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
@@ -588,12 +576,10 @@ def engine_environment() -> dict[str, str]:
 
 
 def image_environment() -> dict[str, str]:
-    """The environment of image workers: one thread each, for they are many, and more would not live
-    through a fork.
-    """
+    """The environment of image workers: one thread each, as more would not survive a fork."""
     return bare(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""How many requests may be in flight, in all and of each client. One event loop; no locks."""
+"""The number of requests in flight, in all and per client. One event loop; no locks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from saccade.core.errors import Overloaded
 
 
 class Permits:
-    """`most` permits, one for each request in flight. `option` sets that number on the command
-    line: refusals name it. `told` hears how many are taken, after each change. `idle` is set while
-    none is.
+    """`most` permits, one for each request in flight. `option`: the command line's name for the
+    limit, for refusals. `told` hears the number of taken permits after each change. `idle` is set
+    while no permit is taken.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""The messages from the scheduler to the workers: one immutable `Plan` per step, and the `Masks`
-of its rows that follow a grammar.
+"""The messages from the scheduler to the workers: one immutable `Plan` per step, and the `Masks` of
+its rows under a grammar.
 
-Ranks never decide: everything a rank does in a step stands here. A worker keeps, per slot, what
-`Open` told it and the tokens that were drawn there since, so a plan names positions, and of token
-values only those that a grammar forced. Two plans may be in flight: step n+1 is planned and sent
-while step n is computed, and a `StepResult` answers each, in order.
+Ranks never decide: a plan says everything that a rank does in a step. A worker keeps, per slot, the
+content of `Open` and the tokens sampled since, so a plan names positions, and token values only if
+a grammar forced them. Two plans may be in flight: step n+1 is planned and sent while step n is
+computed, and a `StepResult` answers each, in order.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ PLANS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True)
 class PixelSlot:
-    """Where an image's canvas, uint8 RGB [height, width, 3], lies in the shared arena: `offset` in
-    bytes. `room`: bytes from there on in which an embedding that another server made may lie
-    instead; 0: none may.
+    """The place of an image's canvas, uint8 RGB [height, width, 3], in the shared arena: `offset`
+    in bytes. `room`: bytes from `offset` on for an embedding from another server instead; 0: no
+    embedding may come.
     """
 
     offset: int
@@ -72,11 +72,11 @@ class Open:
 @dataclass(frozen=True, slots=True)
 class Row:
     """Compute tokens `[start, start + length)` of `slot`, after appending `pages` to its page
-    table. `sample`: draw the next token. `masked`: which tokens may be drawn follows in `Masks`,
-    once the step before has told its tokens; the worker waits for it before it draws, not before it
-    computes. `tokens`: those of the row, its last ones, that neither `Open` told nor a step drew.
-    `scored`: prompt tokens [first, end) to score, each of which follows one of the row's. `read`:
-    so many of the row's last tokens are read, as `Open.reading` says.
+    table. `sample`: sample the next token. `masked`: the allowed tokens follow in `Masks`, once the
+    tokens of the step before are known; the worker waits for the mask before sampling, not before
+    computing. `tokens`: the row's last tokens, if neither `Open` nor a step has told them.
+    `scored`: prompt tokens [first, end) to score, each following a token of the row. `read`: number
+    of the row's last tokens to read, by `Open.reading`.
     """
 
     slot: int
@@ -96,10 +96,10 @@ Place = Literal["device", "host", "staged", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The embedding of `key` goes from `source` to `target`; None: it is dropped there.
+    """Move the embedding of `key` from `source` to `target`; None: drop it from `source`.
 
-    device <-> host, staged -> device: it leaves `source`. disk -> staged: it stays on disk too, and
-    is read in the background, until `StepResult.disk` says how that went.
+    device <-> host, staged -> device: the embedding leaves `source`. disk -> staged: the embedding
+    also stays on disk, and is read in the background, until `StepResult.disk` reports the outcome.
     """
 
     key: ImageKey
@@ -110,12 +110,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Begin to run the vision tower on one image. It may take several steps; once
-    `StepResult.encoded` names `key`, the embedding is on the device under it until it is moved.
+    """Begin to run the vision tower on one image. Encoding may take several steps; once
+    `StepResult.encoded` names `key`, the embedding is on the device under `key` until moved.
 
-    Until then nothing else is written to `pixels`, and no plan shows the image.
-    given: tokens of the embedding that lies there instead of pixels, made by another server: it is
-    taken over in this step, and the tower has nothing to do; 0: pixels lie there.
+    Until then nothing else is written to `pixels`, and no plan shows the image. given: tokens of an
+    embedding from another server that lies in place of the pixels: this step takes the embedding
+    over without the tower; 0: pixels.
     """
 
     key: ImageKey
@@ -127,8 +127,8 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Copy the embedding of `key`, which is on the device, into the arena at `offset`: it is
-    there once the step has ended.
+    """Copy the embedding of `key` from the device into the arena at `offset`, by the end of the
+    step.
     """
 
     key: ImageKey
@@ -150,9 +150,8 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """The state of a sequence, for models that keep one (`family.KVSpec`): line `source` of the
-    workers' state memory goes to line `target`. The first lines are the slots, the others
-    snapshots.
+    """Copy a sequence's state, for models with states (`family.KVSpec`): line `source` of the
+    workers' state memory to line `target`. The first lines are the slots, the rest snapshots.
     """
 
     source: int
@@ -164,16 +163,13 @@ class Plan:
     """One step, executed in this order: close, open, moves, restore, encode, one forward over
     `rows`, snapshot, deliver, save.
 
-    Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill
-    chunks.
-    tower: patch-blocks (patches x blocks of the vision tower) that the step may spend on encodings
-    that have begun and not ended, in the order in which they began; 0: no bound.
-    save: embeddings on the device to be written to disk, in the background, once they are encoded.
-    restore: snapshots that slots go on from. snapshot: states of slots to keep, as the step's rows
-    leave them.
-    wait: there is nothing to do before a read from disk or an encoding ends: wait for one.
-    adapt: no request is alive; fit the vision tower's graphs to the traffic. Such a plan has
-    nothing else in it.
+    Batch rows are the concatenation of `rows` in order: decoding rows first, then prefill chunks.
+    tower: patch-blocks (patches x blocks of the vision tower) that the step may spend on unfinished
+    encodings, in order of their begin; 0: no bound. save: embeddings on the device to write to
+    disk, in the background, once encoded. restore: snapshots from which slots go on. snapshot:
+    states of slots to keep, as the step's rows leave them. wait: nothing is left to do before a
+    read from disk or an encoding ends: wait for either. adapt: no request is alive; fit the vision
+    tower's graphs to the traffic. An adapting plan has no other content.
     """
 
     step: int
@@ -202,7 +198,7 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Whether the step does nothing. A plan that only goes on with the tower is not empty."""
+        """True if the step does nothing. A plan that only continues the tower is not empty."""
         work = self.close or self.open or self.moves or self.encode or self.rows
         beside = self.tower or self.save or self.deliver
         return not (work or beside or self.wait or self.adapt)
@@ -214,12 +210,12 @@ MOST_COMPARED = 16
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What the masked rows of a plan may draw, once the tokens of the step before are known; only
-    for the rank that draws.
+    """The allowed tokens of a plan's masked rows, once the tokens of the step before are known;
+    only for the sampling rank.
 
-    words: int32 [L, ceil(V / 32)] as bytes; token t is bit t % 32 of word t // 32. lines: of each
-    row with `masked`, in row order, its line: rows that are alike, as they are within texts, may
-    share one, for lines are long (19 KB where V is 152,064).
+    words: int32 [L, ceil(V / 32)] as bytes; token t is bit t % 32 of word t // 32. lines: the line
+    of each row with `masked`, in row order; equal rows, common within texts, share a line, as lines
+    are long (19 KB for V = 152,064).
     """
 
     step: int
@@ -258,18 +254,16 @@ not read: it counts as gone; it is there again once it has been encoded and save
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
-    `logprobs[i]` is None where none were asked for. `scores`, `readouts`: one per row with
-    `scored`, or with `read`, in row order.
+    `logprobs[i]` is None if not requested. `scores`, `readouts`: one per row with `scored`, or with
+    `read`, in row order.
 
-    `encoded`: images whose encoding has ended since the last step, the ms that it took (their
-    pack's, shared by patches), and when it ended (`time.monotonic()`, which all processes of a
-    machine share). Their pixels have been read; only these may be shown by later plans. `disk`:
-    reads and writes that have ended since the last step. `unfinished`: there is more to adapt.
-    `broken`: rows of the plan, by place, that came to values that are no numbers: what they drew,
-    and the KV they wrote, mean nothing.
-    `failed`: images for whose encoding the device had no memory; nothing of them is there, and
-    their pixels are not read any more. `exhausted`: it had none for the plan's rows, of which
-    nothing was computed.
+    `encoded`: images encoded since the last step, with the milliseconds (of the whole pack, shared
+    by patches) and the end time (`time.monotonic()`, common to all processes of a machine). Their
+    pixels have been read; later plans may show only encoded images. `disk`: reads and writes
+    finished since the last step. `unfinished`: more graphs are left to adapt. `broken`: indices of
+    rows with values that are no numbers: their tokens and KV mean nothing. `failed`: images not
+    encoded for lack of device memory; their pixels are not read any more. `exhausted`: the device
+    had no memory for the plan's rows, and none was computed.
     """
 
     step: int

@@ -1,5 +1,5 @@
-"""How an image becomes the pixels that a vision tower takes: resized, cropped, cut into tiles,
-padded. Data only: families write recipes (`FamilySpec.recipe`), image workers carry them out
+"""The way from an image to the pixels of a vision tower: resized, cropped, cut into tiles, padded.
+Data only: families write recipes (`FamilySpec.recipe`), image workers carry them out
 (`media/decode.py`).
 
 Knows nothing of formats, patches or tokens.
@@ -27,9 +27,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class ImageTile:
-    """Of a resized image the pixels in `window`, which lie on the canvas from (top, left) `at`
-    on.
-    """
+    """The pixels of a resized image in `window`, placed on the canvas from (top, left) `at` on."""
 
     window: Box
     at: tuple[int, int]
@@ -37,10 +35,10 @@ class ImageTile:
 
 @dataclass(frozen=True, slots=True)
 class ImageView:
-    """The image, or what of it lies in `box`, resized to `size`.
+    """The image, or its part in `box`, resized to `size`.
 
-    It lies on the canvas from (top, left) `at` on; where there are `tiles`, these lie there in its
-    place. A thumbnail is another view.
+    The view lies on the canvas from (top, left) `at` on, or is replaced by its `tiles`. A thumbnail
+    is a second view.
     """
 
     size: Size
@@ -51,12 +49,11 @@ class ImageView:
 
 @dataclass(frozen=True, slots=True)
 class ImageRecipe:
-    """What is made of an upright image of one size.
+    """The pixels made of an upright image of one size.
 
-    canvas: (height, width) of all pixels together, in which they lie in the arena.
-    grid: numbers by which the family knows the result again: what an image's tokens, positions and
-    cost follow from.
-    fill: colour of the canvas where no view lies; None where views cover it.
+    canvas: (height, width) of all pixels together, as in the arena. grid: numbers by which the
+    family recognises the result and derives tokens, positions and cost. fill: colour of the canvas
+    outside of views; None if views cover the canvas.
     """
 
     canvas: Size
@@ -67,7 +64,7 @@ class ImageRecipe:
 
     @property
     def plain(self) -> bool:
-        """Whether the whole image, resized, is the canvas."""
+        """True if the canvas is the whole image, resized."""
         return self.views == (ImageView(self.canvas),)
 
 

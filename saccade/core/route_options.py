@@ -1,8 +1,8 @@
-"""What the user may set of several servers: how requests are spread over them, by `saccade route`
-or on Ray Serve, and what Ray gives to each.
+"""Options for several servers: the spread of requests, by `saccade route` or on Ray Serve, and
+Ray's resources for each.
 
-Written as `options.py` is: a field is an option, the string below it its help, None means "derive
-it". Knows nothing of how servers are asked.
+Written as in `options.py`: a field is an option, the string below the field its help, None means
+"derive it". Knows nothing of requests to servers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from saccade.core.options import share_of_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadOptions:
-    """How requests are spread over servers, by whatever router."""
+    """The spread of requests over servers, by any router."""
 
     affinity: Literal["image", "none"] = "image"
     """image: a request goes where its oldest image has been seen, or where its chat began. none: to
@@ -43,7 +43,7 @@ class SpreadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteOptions(SpreadOptions):
-    """How `saccade route` spreads requests over servers."""
+    """The spread of requests over servers by `saccade route`."""
 
     workers: tuple[str, ...]
     """The servers, as http://HOST:PORT; several in a row. Every router must name a server alike."""
@@ -60,20 +60,18 @@ class RouteOptions(SpreadOptions):
     """Host names that the router also answers to. On a loopback address it answers to localhost and
     loopback addresses only, so that no web page can use it.
     """
-    shutdown_grace: float = 30.0
-    """Seconds that requests get to finish when the router is told to stop."""
 
     def __post_init__(self) -> None:
         SpreadOptions.__post_init__(self)
         filled(self, "workers")
         named(self, "workers", "cors_origins", "allowed_hosts")
-        at_least(0, self, "port", "shutdown_grace")
+        at_least(0, self, "port")
         at_most(65535, self, "port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployOptions:
-    """What of a cluster Ray Serve gives to servers."""
+    """The resources of a cluster that Ray Serve gives to servers."""
 
     replicas: int = 1
     """Servers; with --max-replicas, the fewest."""

@@ -1,7 +1,7 @@
-"""Keys in the environment: which processes have them, and how a process forgets its own.
+"""Keys in the environment: the processes that have them, and how a process forgets its own.
 
-`/proc/PID/environ` shows the block that a process was started with, whatever it has unset since, so
-that block is overwritten. Knows nothing of what keys are for.
+`/proc/PID/environ` shows the block from the start of a process, even after variables are unset, so
+the block is overwritten. Knows nothing of the use of keys.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def bare(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def forget(*names: str) -> None:
-    """Take these variables out of this process's environment, and of what /proc shows of it. No
-    other thread may be using the environment.
+    """Remove variables from this process's environment, and from its block in /proc. No other
+    thread may use the environment meanwhile.
     """
     for name in names:
         os.environ.pop(name, None)

@@ -1,8 +1,8 @@
 """The first moments of a child process: `python -m saccade.core.starter MODULE SOCKET WORDS
-PARENT`, as `child.py` starts it.
+PARENT`, started by `child.py`.
 
-A child is tied to its parent before it imports anything that takes seconds: a parent that dies
-meanwhile takes it along. Knows nothing of the module but that its main calls `child.enter`.
+A child is tied to its parent before any slow import: a parent that dies meanwhile takes the child
+along. Knows of the module only that its main calls `child.enter`.
 """
 
 from __future__ import annotations

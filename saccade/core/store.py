@@ -1,6 +1,6 @@
-"""How embeddings lie in a folder: a folder for each model, a file for each embedding. The engine
-looks whether one is there, and the worker that writes it agrees. Knows nothing of what is in it.
-Also the claims to folders that servers may share, which start-up and their owners look at.
+"""The layout of embeddings in a folder: a folder for each model, a file for each embedding, the
+same for the engine that looks files up and the worker that writes them. Also the claims to folders
+that servers may share. Knows nothing of the content of files.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ UPLOADS = Claim(".saccade-files", re.compile(r"lock|incoming|[0-9a-f]{64}"))
 
 
 def file_name(key: ImageKey) -> str:
-    """By digest, settings and salt; the folder it lies in is the model's."""
+    """The file name of an embedding, from digest, settings and salt; its folder is the model's."""
     name = blake2b(key.digest + key.settings + key.salt.encode(), digest_size=20)
     return name.hexdigest() + SUFFIX
 
 
 def model_folders(root: Path) -> Iterator[tuple[Path, int]]:
-    """Those below `root` that models have by their names, each with an open descriptor. A link is
-    none.
+    """The folders below `root` with names of models, each with an open descriptor. Links are
+    skipped.
     """
     for folder in root.iterdir():
         if MODEL_NAME.fullmatch(folder.name):
@@ -48,7 +48,7 @@ def model_folders(root: Path) -> Iterator[tuple[Path, int]]:
 
 
 def stored_bytes(root: Path) -> int:
-    """What the embeddings below `root`, of all models, take of the disk."""
+    """Bytes of disk used by the embeddings below `root`, of all models."""
     total = 0
     for _, handle in model_folders(root):
         for file in os.scandir(handle):
@@ -59,10 +59,10 @@ def stored_bytes(root: Path) -> int:
 
 
 def on_disk(nbytes: int) -> int:
-    """What a file of `nbytes` takes of a disk."""
+    """Bytes of disk for a file of `nbytes`."""
     return max(1, -(-nbytes // DISK_BLOCK)) * DISK_BLOCK
 
 
 def taken(found: os.stat_result) -> int:
-    """What a file takes of a disk, were its size said to be more: of holes nothing is there."""
+    """Bytes of disk that a file takes: holes take none, whatever size the file states."""
     return min(on_disk(found.st_size), 512 * found.st_blocks)

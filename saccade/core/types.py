@@ -1,7 +1,7 @@
-"""What a request is: pictures by key, tokens, spans, sampling, and what comes back.
+"""A request: images by key, tokens, spans, sampling, and the parts of its answer.
 
-Owns the value types that every room shares. All are frozen: they are built whole and never changed
-afterwards. Knows nothing of bytes, pixels, tensors, pages or HTTP.
+Owns the value types shared by every room. All are frozen: built whole and never changed afterwards.
+Knows nothing of bytes, pixels, tensors, pages or HTTP.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ImageKey:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One picture as the engine knows it: a name, the family's numbers, how many tokens stand for
-    it, how many patches the vision tower computes, and the canvas that its pixels take.
+    """One image as the engine knows it: a key, the family's grid, the number of tokens, the patches
+    for the vision tower, and the canvas of its pixels.
     """
 
     key: ImageKey
@@ -56,9 +56,9 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """What the vision tower of a server makes: rows of `width` values of `dtype`, and a
-    `fingerprint` (hexadecimal) that two servers share if theirs are the same, bit for bit; "" where
-    nobody asked for it.
+    """The output of a server's vision tower: rows of `width` values of `dtype`, and a `fingerprint`
+    (hexadecimal) equal on two servers if their towers are the same, bit for bit; "" if nobody
+    asked.
     """
 
     fingerprint: str = ""
@@ -122,8 +122,8 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldNames:
-    """How a client's API calls the fields of a chat completion that later checks may refuse. A
-    field that is not in `renamed` has the same name in both.
+    """A dialect's names for the fields of a chat completion that later checks may refuse. A field
+    not in `renamed` has the same name in both.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> 
 
 
 def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
-    """Each answer of a request carries these: their lengths are bounded."""
+    """Bound the lengths of lists, which each answer of a request carries."""
     for name, most in (("logit_bias", MAX_BIASED_TOKENS), ("stop_token_ids", MAX_STOP_TOKENS)):
         field, count = names[name], len(given.get(name, ()))
         if count > most:
@@ -189,14 +189,14 @@ def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How answer tokens are chosen. Raises InvalidRequest that names the field: whoever asks, over
-    HTTP or from Python, passes here.
+    """The sampling of answer tokens. Raises InvalidRequest, naming the field, for HTTP and Python
+    alike.
 
     temperature 0, as all below 1e-6, is greedy. top_k 0 or -1 means no limit. `logprobs` is the
-    number of alternatives to report beside the chosen token, None for no log-probabilities at all.
-    `stop` strings are watched by the front (the engine knows no text); the other fields by the
-    engine. `seed` alone decides the random draws: the n-th token of a request depends on (seed, n)
-    and its logits, on nothing else in the batch.
+    number of alternatives to report beside the sampled token, None for no log-probabilities. The
+    front watches `stop` strings (the engine knows no text), the engine all other fields. `seed`
+    alone decides the random draws: the n-th token of a request depends on (seed, n) and its logits,
+    on nothing else in the batch.
     """
 
     max_tokens: int = 256
@@ -230,13 +230,13 @@ LONGEST_TTL = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """What a request asks of the caches.
+    """A request's wishes for the caches.
 
-    breakpoints: (tokens, seconds), by tokens: once so many tokens of the prompt are computed, their
-    whole KV pages and the embeddings of the images before that place are to be kept for so long.
-    diagnose: say why the prefix cache had less than an earlier prompt of this client would have
-    left there. family: the client's name for prompts that share a beginning (`prompt_cache_key`).
-    open_salt: the salt under which prompts of this client lie that name no salt.
+    breakpoints: (tokens, seconds), by tokens: once so many prompt tokens are computed, keep their
+    whole KV pages and the embeddings of the images before that place for so long. diagnose: explain
+    why the prefix cache had less than an earlier prompt of this client would have left. family: the
+    client's name for prompts with a common beginning (`prompt_cache_key`). open_salt: the salt of
+    this client's prompts without a named salt.
     """
 
     breakpoints: tuple[tuple[int, int], ...] = ()
@@ -262,12 +262,11 @@ class Request:
     hashes or sentinels).
 
     `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is
-    `time.monotonic()` seconds. `client`: who shares turns with whom (an API key's name, a salt or
-    an address). `group`: the answers of one HTTP request share it; "": a group of its own.
-    `grammar`: what the answer must be (`text.grammar.Grammar.text`); "": any text.
-    `prompt_logprobs`: alternatives to name beside each token of the prompt, whose
-    log-probabilities are told; None: they are not.
-    `reading`: there is no answer: the request ends with its prompt.
+    `time.monotonic()` seconds. `client`: the sharer of turns (an API key's name, a salt or an
+    address). `group`: common to the answers of one HTTP request; "": a group of its own. `grammar`:
+    the form of the answer (`text.grammar.Grammar.text`); "": any text. `prompt_logprobs`:
+    alternatives to report beside each prompt token and its log-probability; None: no prompt scores.
+    `reading`: the request ends with its prompt, without an answer.
     """
 
     id: str
@@ -303,11 +302,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """What the model made of C prompt tokens, from place `start` (1 or more: nothing stands before
-    the first) on, given the tokens before each. Packed, for a prompt may be long.
+    """The model's scores of C prompt tokens from place `start` on (1 or more: the first token has
+    no context), each given the tokens before. Packed, for a prompt may be long.
 
-    ids, logprobs: int32 and float32 [C, 1 + K], row by row: the token itself, then the K best,
-    best first. ranks: int32 [C], 1 where no token is likelier.
+    ids, logprobs: int32 and float32 [C, 1 + K], row by row: the token itself, then the K best, best
+    first. ranks: int32 [C], 1 if no token is likelier.
     """
 
     start: int
@@ -322,7 +321,7 @@ class PromptScores:
     def read(
         self, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[list[int], list[float], int]]:
-        """(ids, logprobs, rank) of each token, or of those [first, last), in order."""
+        """(ids, logprobs, rank) of each token, or of tokens [first, last), in order."""
         begin, end, _ = slice(first, last).indices(self.count)
         width = len(self.ids) // len(self.ranks) if self.ranks else 1
         ids, ranks = memoryview(self.ids).cast("i"), memoryview(self.ranks).cast("i")
@@ -369,12 +368,12 @@ Tier = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`,
-    `pixels` (it was encoded from pixels that were still in the arena), `encoder` (another server
-    gave its embedding), or `none` (it was decoded and encoded).
+    """The source of one image: `kv` (its tokens lay wholly in the cached prefix), `embedding`,
+    `pixels` (encoded from pixels still in the arena), `encoder` (another server gave its
+    embedding), or `none` (decoded and encoded).
 
-    `missed_kv`, `missed_embedding`: why not there; None at the level where it was found and below.
-    `tier`: where the embedding was.
+    `missed_kv`, `missed_embedding`: the reason for a miss; None at the level of the hit and below.
+    `tier`: the embedding's tier.
     """
 
     image: int
@@ -410,11 +409,11 @@ too_short: it fills no page. cache_off: the server keeps no prompts.
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Why tokens of a prompt were computed though an earlier prompt was like it.
+    """The reason why prompt tokens were computed despite a similar earlier prompt.
 
-    token: the first that differs from the earlier prompt, or that was gone. tokens: of the prompt,
-    those from there on. place: what the client calls the part with the first of them; filled in by
-    the front.
+    token: the first token that differs from the earlier prompt, or was evicted. tokens: prompt
+    tokens from there on. place: the client's name for the part with the first of these tokens;
+    filled in by the front.
     """
 
     reason: CacheMissReason
@@ -425,11 +424,11 @@ class CacheMiss:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What a request's breakpoints and its question about the cache came to.
+    """The outcome of a request's breakpoints and of its question about the cache.
 
-    written: (seconds, tokens) of the prompt that were computed for it and are now kept so long, by
-    seconds; tokens that were kept before are not counted again.
-    missed: None where nothing was missed, or nobody asked.
+    written: (seconds, tokens) of the prompt computed for this request and now kept so long, by
+    seconds; tokens kept before do not count again. missed: None if nothing was missed, or nobody
+    asked.
     """
 
     written: tuple[tuple[int, int], ...] = ()
@@ -438,18 +437,16 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one request: tokens generated since the last delta. The one with `finish` set is the
-    last.
+    """News of one request: tokens generated since the last delta. The last delta has `finish` set.
 
-    `cached_tokens` (prompt tokens that came from the prefix cache), `images` and `caching` (None
-    for requests that ask nothing of the caches) stand in the first delta with a token or a finish.
-    `error` is set if and only if `finish == "error"`; `code` with it where the request itself is at
-    fault, and "internal_error" where its end concerns nobody else. `scores` go on where the last
-    ones ended, and come before any token. `admitted`:
-    `time.monotonic()` when the request first got a slot, beside `images`; 0.0 if it never did.
-    `embedding`: offset and bytes of the embedding in the arena, of a request that asked for
-    nothing else; it stays there until the request is aborted. `readout`: goes on where the last
-    one ended; the last stands beside the finish.
+    `cached_tokens` (prompt tokens from the prefix cache), `images` and `caching` (None for requests
+    without cache wishes) stand in the first delta with a token or a finish. `error` is set if and
+    only if `finish == "error"`; `code` with it if the request itself is at fault, and
+    "internal_error" if its end concerns no other request. `scores` continue the last ones, and come
+    before any token. `admitted`: `time.monotonic()` of the request's first slot, beside `images`;
+    0.0 if it never got a slot. `embedding`: offset and bytes in the arena, for a request for
+    nothing else; the embedding stays until the request is aborted. `readout`: continues the last
+    one; the last stands beside the finish.
     """
 
     id: str

@@ -1,10 +1,9 @@
-"""The demo model: the tasks it is trained and examined on, its training script, and its committed
+"""The demo model: its tasks for training and examination, its training script, and its committed
 weights.
 
-Owns: the pictures and questions (`draw`, `tasks`), the tokenizer, the training and the held-out
-evaluation.
-Does not know: the engine or the server. The evaluation speaks HTTP; only `train`, `net` and
-`batches` import torch.
+Owns: the images and questions (`draw`, `tasks`), the tokenizer, the training and the held-out
+evaluation. Does not know: the engine or the server. The evaluation speaks HTTP; only `train`, `net`
+and `batches` import torch.
 """
 
 from pathlib import Path

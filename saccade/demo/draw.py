@@ -97,7 +97,7 @@ class DrawnText:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture before it is drawn.
+    """An image before drawing.
 
     `shade` is the background's lower edge (a gradient from `background`).
     """
@@ -115,7 +115,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Glyph:
-    """Where one character stands: its centre and size, in pixels."""
+    """The place of one character: its centre and size, in pixels."""
 
     char: str
     x: float
@@ -129,7 +129,7 @@ class Glyph:
 
 @lru_cache(maxsize=1)
 def installed_fonts() -> tuple[str, ...]:
-    """Names of the fonts that can be drawn here; Pillow's own is always the first."""
+    """Names of the available fonts; Pillow's own is always the first."""
     found = [DEFAULT_FONT]
     for name in FONT_FILES:
         if _font_path(name) is not None:
@@ -350,8 +350,8 @@ def draw_text_scene(
     fonts: Sequence[str],
     limits: tuple[float, float] = (MIN_FONT, math.inf),
 ) -> Scene:
-    """One line of text in a random font, size (within `limits`, px), colour and place; it always
-    fits into the picture.
+    """One line of text in a random font, size (within `limits`, px), colour and place; the line
+    always fits into the image.
     """
     width, height = size
     name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
@@ -425,7 +425,7 @@ def draw_shapes_scene(
 def _place(
     rng: random.Random, count: int, width: int, height: int, ordered: bool, alike: bool
 ) -> list[tuple[float, float, float]] | None:
-    """Centres and radii without overlap, or None when this try has no room."""
+    """Centres and radii without overlap, or None if this try finds no room."""
     side = min(width, height)
     largest = max(
         MIN_RADIUS + 1.0, side * {1: 0.44, 2: 0.3, 3: 0.24}.get(count, 0.42 / math.sqrt(count))
@@ -454,8 +454,8 @@ def _place(
 def draw_page(
     rng: random.Random, size: tuple[int, int], fonts: Sequence[str], letters: str, largest: float
 ) -> Scene:
-    """A picture full of short random lines and coloured shapes, none upon another: the first stage
-    of training learns to see on it.
+    """An image full of short random lines and coloured shapes, without overlap: the first stage of
+    training learns to see on such pages.
     """
     width, height = size
     background, shade = draw_background(rng)
@@ -509,9 +509,7 @@ def draw_page(
 def _free(
     taken: list[tuple[float, float, float, float]], box: tuple[float, float, float, float]
 ) -> bool:
-    """Whether the box (left, top, right, bottom) touches none that is taken; if so it is taken
-    now.
-    """
+    """True if the box (left, top, right, bottom) touches no taken box; the box is taken then."""
     left, top, right, bottom = box
     if any(
         left < box[2] + 2 and box[0] - 2 < right and top < box[3] + 2 and box[1] - 2 < bottom

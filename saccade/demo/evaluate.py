@@ -80,9 +80,7 @@ def data_url(scene: Scene) -> str:
 
 
 def user_message(turn: Exchange) -> ChatMessage:
-    """A turn as an OpenAI message: its pictures, then the question; plain text where there is no
-    picture.
-    """
+    """A turn as an OpenAI message: its images, then the question; plain text without images."""
     if not turn.scenes:
         return {"role": "user", "content": turn.question}
     scenes = [{"type": "image_url", "image_url": {"url": data_url(scene)}} for scene in turn.scenes]
@@ -133,7 +131,7 @@ def font_sets() -> dict[str, tuple[str, ...]]:
 
 
 def of_size(score: Score, seeds: Sequence[int], fonts: tuple[str, ...], sizes: range) -> Score:
-    """The part of a reading skill's score whose text has one of these sizes (px)."""
+    """The part of a reading skill's score for texts of these sizes (px)."""
 
     def size(seed: int) -> int:
         text = held_out(score.skill, seed, fonts).turns[0].scenes[0].text

@@ -1,8 +1,8 @@
-"""`saccade demo`: serve the demo model, ask it about pictures drawn here, show what came back and
-what was cached, keep serving.
+"""`saccade demo`: serve the demo model, ask it about freshly drawn images, show answers and cache
+hits, keep serving.
 
-An HTTP client like any other: everything it shows came through the API. Knows nothing of the
-server's insides.
+An HTTP client like any other: everything shown came through the API. Knows nothing of the server's
+insides.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_h
 
 @dataclass(frozen=True)
 class DemoAnswer:
-    """What came back for one question, and what it cost. `ttft` and `total` are seconds."""
+    """The answer to one question, and its cost. `ttft` and `total` are seconds."""
 
     text: str
     ttft: float
@@ -58,9 +58,9 @@ class DemoAnswer:
 
 
 def script(seed: int) -> list[Exchange]:
-    """A chat of six turns over three pictures; the later questions go back to earlier pictures.
+    """A chat of six turns over three images; the later questions go back to earlier images.
 
-    It asks for what the model does well (see its card): text is large, and nothing is counted.
+    The chat asks for the model's strengths (see its card): text is large, and nothing is counted.
     """
     draw = Draw(random.Random(f"demo/{seed}"), replace(HARDEST, small=LARGE), (DEFAULT_FONT,))
     number, shapes, more = (
@@ -191,7 +191,7 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def image_counts(client: httpx.Client) -> dict[str, int]:
-    """How many pictures the server has encoded and reused so far, read from its metrics."""
+    """Number of images that the server has encoded and reused so far, read from its metrics."""
     totals = dict.fromkeys(COUNTED, 0)
     for line in client.get("/metrics").raise_for_status().text.splitlines():
         for name, metric in COUNTED.items():
@@ -201,8 +201,8 @@ def image_counts(client: httpx.Client) -> dict[str, int]:
 
 
 def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
-    """What each turn took; it fits a terminal of 80 columns, so questions and answers, which stand
-    above, are not repeated.
+    """The cost of each turn, in a terminal of 80 columns, without the questions and answers printed
+    above.
     """
     table = Table("turn", "TTFT ms", "prompt tokens", "cached", "encoded", "reused")
     for index, answer in enumerate(answers, 1):
@@ -222,7 +222,7 @@ def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
 
 
 def show(console: Console, scene: Scene, path: Path, number: int) -> None:
-    """Save the picture; draw it where the terminal has true colour."""
+    """Save the image; draw it in a terminal with true colour."""
     image = render(scene)
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path)
@@ -276,7 +276,7 @@ def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes]) -> N
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if nothing listens there, else one that the system picks."""
+    """`wanted` if no process listens on that port, else a port from the system."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,11 +1,11 @@
-"""What the demo model is asked: conversations about drawn pictures, each turn with its one right
+"""The questions to the demo model: conversations about drawn images, each turn with its one right
 answer.
 
-Owns: the phrasing of questions and answers, and which question may be asked of which scene.
-Does not know: how scenes are drawn (`draw`), tokens, tensors, or HTTP.
+Owns: the phrasing of questions and answers, and the choice of questions for a scene. Does not know:
+how scenes are drawn (`draw`), tokens, tensors, or HTTP.
 
-A question without "in picture k" is about the last picture; it is only asked where the latest
-pictures came one at a time.
+A question without "in picture k" is about the last image; such questions are only asked if the
+latest images came one at a time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Exchange:
-    """One question with the pictures that come with it, and its answer.
+    """One question with its images, and its answer.
 
-    `kind` names the skill that it asks for.
+    `kind` names the skill.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How hard a drawn conversation may be."""
+    """The difficulty of a drawn conversation."""
 
     digits: int = 6
     letters: int = 7
@@ -75,7 +75,9 @@ class Difficulty:
 
 @dataclass(frozen=True)
 class Draw:
-    """What the drawing functions share: the source of randomness, the level, and the fonts."""
+    """The common state of the drawing functions: the source of randomness, the level, and the
+    fonts.
+    """
 
     rng: random.Random
     level: Difficulty
@@ -123,7 +125,9 @@ def is_number(scene: Scene) -> bool:
 
 
 def describe(scene: Scene) -> str:
-    """What the picture shows, as a phrase without its full stop: "a red circle and a blue star"."""
+    """The content of the image, as a phrase without its full stop: "a red circle and a
+    blue star".
+    """
     if scene.text is not None:
         return f"the {'number' if is_number(scene) else 'word'} {scene.text.text.lower()}"
     names = [thing(shape.colour, shape.kind) for shape in scene.shapes]
@@ -325,7 +329,7 @@ def ask_shape(draw: Draw, scene: Scene, where: str) -> Question | None:
 
 
 def ask_which(draw: Draw, scenes: Sequence[Scene]) -> Question | None:
-    """ "Which picture shows ...?" for something that exactly one of the pictures shows."""
+    """ "Which picture shows ...?" for a thing that exactly one of the images shows."""
     found: Counter[str] = Counter()
     for scene in scenes:
         found.update(_findable(scene))
@@ -347,7 +351,7 @@ def ask_which(draw: Draw, scenes: Sequence[Scene]) -> Question | None:
 
 
 def _findable(scene: Scene) -> set[str]:
-    """The names by which a scene can be asked for: "red circle", "number"."""
+    """The names that may ask for a thing in a scene: "red circle", "number"."""
     if scene.text is not None:
         return {"number" if is_number(scene) else "word"}
     if len(scene.shapes) > 3:
@@ -430,10 +434,10 @@ def conversation(
     turns: tuple[int, int] = (2, 5),
     weights: Sequence[float] | None = None,
 ) -> Task:
-    """A chat of several turns in which pictures are added along the way.
+    """A chat of several turns in which images are added along the way.
 
-    `sizes` fixes how many pictures there are, and their sizes; otherwise one to `level.scenes` of
-    any size. `weights` are those of the kinds of scenes, in the order of `SCENES`.
+    `sizes` fixes the number of images, and their sizes; otherwise one to `level.scenes` of any
+    size. `weights` are those of the kinds of scenes, in the order of `SCENES`.
     """
     rng = draw.rng
     if sizes is None:
@@ -461,8 +465,8 @@ def conversation(
 
 
 def _ask_any(draw: Draw, seen: Sequence[Scene], single: bool) -> Question:
-    """A question that has one answer: about the last picture, about picture k, or which picture
-    shows something.
+    """A question with one answer: about the last image, about image k, or which image shows a
+    thing.
     """
     rng = draw.rng
     while True:

@@ -1,7 +1,6 @@
 """The words that the demo model knows by sight. Owns the list and nothing else.
 
-None of them is a word of the questions and answers: what is read is always spelled letter by
-letter.
+No word of the questions and answers is among them: read words are always spelled letter by letter.
 """
 
 _LIST = """

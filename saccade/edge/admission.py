@@ -1,4 +1,6 @@
-"""How a server or a router lets a request with a body in. Knows nothing of what the body says."""
+"""The admission of a request with a body to a server or a router. Knows nothing of the body's
+content.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Whose request it is: the keys that open the server, and the client that a request comes from.
+"""The identity behind a request: the keys that open the server, and the client of a request.
 
-Owns the reading of keys and of `--api-keys-file`, which is read again when it has changed. The only
-place where an HTTP request becomes a
-`Client`.
+Owns the reading of keys and of `--api-keys-file`, which is read again after a change. The only
+place where an HTTP request becomes a `Client`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]*(?::|[ \t])[ \t]*(\S+)")
 
 
 class Keys:
-    """The keys by their names; the one of --api-key has the name "". With one key or none, all
-    clients are alike.
+    """The keys by name; the key of --api-key has the name "". With one key or none, all clients are
+    alike.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -48,8 +47,8 @@ class Keys:
         return len(self._clients)
 
     def client(self, scope: Scope) -> Client | None:
-        """Who carries which key; None without a right one. Every key is compared, in a time that
-        tells nothing of where they differ.
+        """The client whose key the request carries; None without a right key. Every key is
+        compared, in constant time.
         """
         self._look()
         given, found = given_key(scope), None
@@ -61,8 +60,8 @@ class Keys:
         return Client(found.name, _address(scope), found.shares_cache, found.limited)
 
     def _look(self) -> None:
-        """Read the file again if it has changed, at most once in `LOOK_SECONDS`. One that cannot be
-        used leaves the keys as they were.
+        """Read the file again if it has changed, at most once in `LOOK_SECONDS`. An unusable file
+        leaves the keys unchanged.
         """
         now = time.monotonic()
         if self._file is None or now - self._looked < LOOK_SECONDS:
@@ -79,7 +78,7 @@ class Keys:
             log.info("--api-keys-file %s was read again: %d keys", self._file, len(self))
 
     def _stat(self) -> tuple[int, ...]:
-        """What changes when the file does; nothing while it is not there."""
+        """Numbers that change with the file; empty while the file is missing."""
         try:
             found = None if self._file is None else self._file.stat()
         except OSError:
@@ -103,14 +102,14 @@ class Keys:
 
 
 def client_of(scope: Scope) -> Client:
-    """Who sent the request; without keys only its address is known."""
+    """The sender of the request; without keys only the address is known."""
     found = scope.get(CLIENT)
     return found if isinstance(found, Client) else Client(address=_address(scope))
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """The keys of a file and their names: a line for each, `name:key` or `name key`; empty lines
-    and those that begin with # count for nothing.
+    """The keys of a file by name: a line for each, `name:key` or `name key`; empty lines and
+    comments (#) are skipped.
 
     Raises ConfigError that names the line, never the key.
     """

@@ -1,7 +1,6 @@
-"""Request bodies on their way in: how large they are, how slowly they come, and how many bytes are
-held at a time.
+"""Request bodies on their way in: their size, their pace, and the bytes held at a time.
 
-Knows nothing of what they say. One event loop; no locks.
+Knows nothing of the content. One event loop; no locks.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ small ones.
 
 
 class Bodies:
-    """Bytes held for requests in flight, `limit` in all: what was sent until it is understood, then
-    the encoded pictures. A body has `seconds` to come.
+    """Bytes held for requests in flight, `limit` in all: bodies until they are parsed, then encoded
+    images. A body has `seconds` to arrive.
     """
 
     def __init__(self, limit: int, metrics: Metrics, seconds: float = 300.0) -> None:
@@ -52,10 +51,10 @@ class Bodies:
 
     @contextmanager
     def hold(self, request: Request, largest: int) -> Iterator[Held]:
-        """A share for a body, which counts what has come of it: who announces much and sends
-        little takes nothing from others.
+        """A share for a body, counted as bytes arrive: a client that announces much and sends
+        little takes nothing from other clients.
 
-        Raises Overloaded when what is announced finds no room now, before any of it is read.
+        Raises Overloaded if the announced size finds no room now, before any byte is read.
         """
         with self.share(client_of(request.scope)) as share:
             share.check(min(announced(request), largest))
@@ -77,14 +76,14 @@ class Bodies:
 
 @dataclass(slots=True)
 class Held:
-    """One request's share."""
+    """The share of one request."""
 
     bodies: Bodies
     client: Client = ANYBODY
     nbytes: int = 0
 
     def resize(self, nbytes: int) -> None:
-        """Hold this many bytes. Raises as `check` does."""
+        """Hold `nbytes` bytes. Raises as `check` does."""
         self.check(nbytes)
         change, self.nbytes = nbytes - self.nbytes, nbytes
         self.bodies.set(self.bodies.held + change)
@@ -106,10 +105,10 @@ class Held:
             )
 
     def reserve(self, nbytes: int) -> None:
-        """Hold so many bytes more: of what was not sent with the request (files, URLs), however
-        often it is named.
+        """Hold `nbytes` more, for content not sent with the request (files, URLs), counted once per
+        mention.
 
-        Raises Overloaded for more than is left now, TooLarge for more than there is in all.
+        Raises Overloaded beyond the bytes left now, TooLarge beyond the limit.
         """
         if nbytes > 0 and self.nbytes + nbytes > self.bodies.limit:
             raise TooLarge(
@@ -119,7 +118,7 @@ class Held:
         self.resize(self.nbytes + nbytes)
 
     def _check_share(self, nbytes: int) -> None:
-        """Raises Overloaded where one of several keys would hold more than its share."""
+        """Raises Overloaded if one of several keys would hold more than its share."""
         mine, most = self.bodies.of[self.client.name] - self.nbytes, self.bodies.limit * SHARE
         if self.client.limited and mine and nbytes > self.nbytes and mine + nbytes > most:
             raise Overloaded(
@@ -130,7 +129,7 @@ class Held:
 
 
 async def read_whole(request: Request, held: Held, largest: int) -> bytearray:
-    """The whole body, whatever it is. Raises as `pieces` does."""
+    """The whole body, of any type. Raises as `pieces` does."""
     body = bytearray()
     async for piece in pieces(request, held, largest):
         body += piece
@@ -138,10 +137,10 @@ async def read_whole(request: Request, held: Held, largest: int) -> bytearray:
 
 
 async def read_json(request: Request, held: Held, largest: int) -> bytearray:
-    """The whole body, without the byte order mark that some editors put in front.
+    """The whole body, without the byte order mark that some editors write.
 
-    Raises as `pieces` does, InvalidRequest when it does not call itself JSON, and UnsupportedMedia
-    when it is compressed.
+    Raises as `pieces` does, InvalidRequest unless the content type is JSON, and UnsupportedMedia
+    for a compressed body.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -161,16 +160,16 @@ async def read_json(request: Request, held: Held, largest: int) -> bytearray:
 
 
 def announced(request: Request) -> int:
-    """Bytes of the body by its header; 0 where that does not tell."""
+    """Bytes of the body by its header; 0 if the header does not tell."""
     length = request.headers.get("content-length", "0")
     return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
 async def pieces(request: Request, held: Held, largest: int) -> AsyncGenerator[bytes, None]:
-    """The body as it comes; each piece is held before it is given out.
+    """The body, piece by piece; each piece is counted as held before its use.
 
-    Raises TooLarge by its announced or its real length, Overloaded, and TooSlow. What still comes
-    after that is the connection's business.
+    Raises TooLarge by the announced or the real length, Overloaded, and TooSlow. The connection
+    discards the rest of a refused body.
     """
     size = announced(request)
     if size <= largest:
@@ -203,7 +202,7 @@ async def _steadily(request: Request, seconds: float) -> AsyncGenerator[bytes, N
                     f"the body comes too slowly: {came} bytes in {BODY_PAUSE:g} seconds"
                 ) from None
             raise TooSlow(
-                f"the body has not come within {seconds:g} seconds, the limit (--body-timeout)"
+                f"the body has not come within {seconds:g} seconds, the limit (--tune body_timeout)"
             ) from None
         came += len(chunk)
         if came >= BODY_LEAST:

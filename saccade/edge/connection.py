@@ -1,9 +1,9 @@
-"""One HTTP connection: uvicorn's, which reads no more than it has to.
+"""One HTTP connection: uvicorn's, with bounded reading.
 
-uvicorn gives its parser whatever has come, and the parser keeps what it is given. Here the parser
-gets the bytes of one message at a time, a head of bounded size first; the next message waits,
-unread, until the one before it is answered. The rest are clocks: heads that do not come, answers
-that are not read, bodies that go on after they were refused. Knows nothing of what requests mean.
+uvicorn gives its parser every received byte, and the parser keeps them all. Here the parser gets
+the bytes of one message at a time, a head of bounded size first; the next message waits, unread,
+until its predecessor is answered. The rest is clocks: for missing heads, unread answers, and bodies
+that go on after a refusal. Knows nothing of the meaning of requests.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ EMPTY_LINE = b"\r\n\r\n"
 
 @dataclass(slots=True)
 class _Message:
-    """How far a request has come.
+    """The progress of a request.
 
-    `given`: bytes that the parser has had of its head or, in a chunked body, since the last byte of
-    content. `left`: bytes of the body still to come; None where its own framing ends it.
-    `chunks`, `content`: pieces and bytes of the body that the parser has given out.
-    `keep_alive`: whether its client keeps the connection. `refused`: why it gets no answer.
+    `given`: bytes of the head given to the parser or, in a chunked body, since the last byte of
+    content. `left`: bytes of the body still to come; None if the framing ends the body. `chunks`,
+    `content`: pieces and bytes of the body produced by the parser. `keep_alive`: True if the client
+    keeps the connection. `refused`: the reason for no answer.
     """
 
     given: int = 0
@@ -72,12 +72,12 @@ class _Message:
 
     @property
     def meagre(self) -> bool:
-        """Whether a chunked body's pieces are small, or none has come that tells."""
+        """True if a chunked body comes in small pieces, or in none so far."""
         return self.in_body and self.left is None and self.content <= MEAN_CHUNK * self.chunks
 
 
 class _Outlet:
-    """What an answer is written to. Counts, so that an answer that nobody reads is noticed."""
+    """The transport of an answer. Counts bytes, so that an unread answer is noticed."""
 
     def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None]) -> None:
         self._transport = transport
@@ -98,7 +98,7 @@ class _Outlet:
         return self._transport.is_closing()
 
     def stalled(self, now: float) -> float:
-        """Seconds for which none of what waits was taken."""
+        """Seconds since the client last took waiting bytes."""
         waiting = self._transport.get_write_buffer_size()
         taken = self._written - waiting
         if not waiting or taken > self._taken or not self._since:
@@ -107,7 +107,7 @@ class _Outlet:
 
 
 class _Flow(FlowControl):
-    """uvicorn's flow control; who may read on is the connection's to say."""
+    """uvicorn's flow control; the connection decides on reading."""
 
     def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
         super().__init__(transport)
@@ -127,10 +127,10 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """See the module. `largest`: bytes that are still taken of a body that was refused.
+    """See the module. `largest`: bytes still accepted of a refused body.
 
-    `open_paths`: what a connection beyond the limit may ask for. `stamp`: what answers carry that
-    are made here.
+    `open_paths`: paths for connections beyond the limit. `stamp`: headers of answers made by the
+    connection.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Connection(HttpToolsProtocol):
             self._crowd.soon(self._pump)
 
     def _pump(self) -> None:
-        """Give the parser what has come of this message; what belongs to the next waits."""
+        """Give the parser the received bytes of the current message; later bytes wait."""
         self._due = ""
         budget = PIECE
         while self._surplus and budget > 0 and self._lingering is None:
@@ -253,13 +253,15 @@ class Connection(HttpToolsProtocol):
                 self._pump_soon()
 
     def _is_full(self) -> bool:
-        """Whether the application has to take some of the body first."""
+        """True if the application must read some of the body first."""
         message = self._message
         unread = len(self.cycle.body) if message.in_body and not message.ended else 0
         return unread > HIGH_WATER_LIMIT
 
     def _feed(self) -> int:
-        """Give the parser a piece of what waits; what it cost, in bytes looked at one by one."""
+        """Give the parser a piece of the waiting bytes; returns the cost, in bytes examined one by
+        one.
+        """
         message, surplus = self._message, self._surplus
         self._unset_keepalive_if_required()
         if not message.in_body and self._deadline is None:
@@ -333,7 +335,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def _objection(self) -> RequestError | None:
-        """What is wrong with a head."""
+        """The refusal of a bad head, or None."""
         message = self._message
         if message.lines > HEAD_LINES:
             return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
@@ -348,7 +350,7 @@ class Connection(HttpToolsProtocol):
         return None
 
     def _malformed(self) -> str:
-        """Why a head is no HTTP that everybody reads alike; "" where it is."""
+        """The reason why parsers could disagree on a head; "" for a plain head."""
         version = self.parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self.headers)
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
@@ -363,7 +365,7 @@ class Connection(HttpToolsProtocol):
         return ""
 
     def _path(self) -> bytes:
-        """What the request asks for, as far as that has come."""
+        """The requested path, as far as received."""
         return self.url.partition(b"?")[0]
 
     def on_body(self, body: bytes) -> None:
@@ -415,8 +417,8 @@ class Connection(HttpToolsProtocol):
         self._finish()
 
     def _finish(self) -> None:
-        """End the connection after what was written. A client that still sends would lose it: the
-        rest of its request is taken and thrown away, within reason.
+        """End the connection after the written answer. A client that still sends would lose the
+        answer: the rest of the request is read and discarded, within limits.
         """
         if self.transport.is_closing() or self._lingering is not None:
             return
@@ -434,7 +436,7 @@ class Connection(HttpToolsProtocol):
     # ---- clocks
 
     def check(self, now: float) -> None:
-        """Once a second: end what is overdue."""
+        """Once a second: end an overdue connection."""
         if self._outlet.stalled(now) > self._options.write_timeout:
             self.drop("unread")
         elif self._deadline is not None and now > self._deadline:
@@ -453,7 +455,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
 
     def drop(self, reason: str) -> None:
-        """End the connection at once; whoever answers it is told."""
+        """End the connection at once; the application answering it is told."""
         self._crowd.closed(reason)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
@@ -483,5 +485,5 @@ def connections(
     open_paths: frozenset[bytes],
     stamp: Stamp,
 ) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn makes its connections with."""
+    """The factory of connections for uvicorn."""
     return partial(Connection, crowd, options, largest, open_paths, stamp)

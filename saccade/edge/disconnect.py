@@ -1,4 +1,4 @@
-"""What becomes of work that a client no longer waits for: it is cancelled."""
+"""Cancels work for departed clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away.
+    """The result of `work`, cancelled if the client leaves.
 
     Raises ClientDisconnect then.
     """

@@ -1,11 +1,10 @@
-"""Which web pages may use a server that asks for no key: none but its own, and those of
---cors-origins.
+"""The web pages that may use a server without a key: its own, and those of --cors-origins.
 
-A server on a loopback address is out of reach for other machines, but not for the browser beside
-it, in which any page may send requests to it. A page that has made a name of its own mean this
-machine (DNS rebinding) is known by `Host`, and one of another origin by `Origin` and
-`Sec-Fetch-Site`, which browsers write themselves; what is no browser sends neither. Owns these
-rules, for servers and routers. Knows nothing of keys or routes.
+A server on a loopback address is out of reach for other machines, but not for the local browser,
+whose pages may send requests to any address. `Host` exposes a page that has pointed its own name at
+this machine (DNS rebinding), `Origin` and `Sec-Fetch-Site` expose a page of a foreign origin:
+browsers write these headers themselves, and other clients send neither. Owns the rules, for servers
+and routers. Knows nothing of keys or routes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SHOWN = 200
 
 
 def is_loopback(host: str) -> bool:
-    """Whether all that an address to listen on stands for is this machine alone."""
+    """True if the listening address stands for this machine alone."""
     try:
         found = {each[4][0] for each in socket.getaddrinfo(host, None)} if host else set()
     except (OSError, UnicodeError):
@@ -40,8 +39,8 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """The application for requests of no page of another origin. `names`: of the server, beside
-    those of this machine itself; `origins`: pages that may use it all the same, "*" for any.
+    """The application, closed to pages of foreign origins. `names`: names of the server, beside
+    those of this machine; `origins`: admitted pages, "*" for any.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str] = (), origins: Sequence[str] = ()):
@@ -81,8 +80,8 @@ class Guard:
             return False
 
     def _origin(self, scope: Scope, headers: Headers) -> RequestError | None:
-        """For the page of another origin that asks, unless it may. Before a page can send a key its
-        browser asks, by OPTIONS, and nothing here allows it.
+        """The refusal for a page of a foreign origin, or None. Before a page can send a key its
+        browser asks by OPTIONS, which is never allowed.
         """
         if scope["method"] == "OPTIONS" or given_key(scope):
             return None
@@ -101,7 +100,7 @@ class Guard:
         )
 
     def _is_same(self, origin: str, site: str, headers: Headers) -> bool:
-        """Whether the page is this server's own."""
+        """True if the page is this server's own."""
         if site:
             return site == "same-origin"
         asked = {headers.get("host"), headers.get(FORWARDED_HOST)} - {None}
@@ -109,7 +108,7 @@ class Guard:
 
 
 def _is_link(method: str, headers: Headers) -> bool:
-    """Whether somebody follows a link to here: it changes nothing, and no page sees the answer."""
+    """True for a followed link: the request changes nothing, and no page sees the answer."""
     return (
         method in ("GET", "HEAD")
         and headers.get("sec-fetch-mode") == "navigate"

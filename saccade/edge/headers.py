@@ -1,7 +1,6 @@
-"""What a request says of itself in its headers: its id, its key and its origin; and what every
-answer says in return.
+"""The headers of requests that tell id, key and origin, and the headers of every answer.
 
-Knows nothing of routes, and not which keys are right.
+Knows nothing of routes or of right keys.
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ NAME_HEADERS = ("x-request-id", "request-id")
 
 
 def name_of(headers: Headers) -> str:
-    """A request's own id, where that is short and plain, else a new one."""
+    """The request's own id if short and plain, else a new id."""
     given = headers.get("x-request-id", "")
     return given if _USUAL_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
 
 
 class Stamp:
-    """The headers of answers that are made before the application is asked: as the application's,
-    with the request's name, and for `origins` those that let a browser read them.
+    """The headers of answers made before the application is asked: the application's own, with the
+    request's id, and CORS headers for `origins`.
     """
 
     def __init__(self, origins: Sequence[str] = ()) -> None:
         self._cors = CORSMiddleware(_nothing, origins) if origins else None
 
     def lines(self, name: str, asked: Headers) -> list[bytes]:
-        """For a request with the headers `asked`, as far as they have come."""
+        """Header lines for the answer to a request with the headers `asked`, complete or not."""
         answer = MutableHeaders(dict.fromkeys(NAME_HEADERS, name))
         answer.update(self.origin(asked))
         return [name + b": " + value for name, value in answer.raw]
 
     def origin(self, asked: Headers) -> MutableHeaders:
-        """Those of them that are about the page that asks."""
+        """CORS headers for the asking page."""
         answer = MutableHeaders()
         if (cors := self._cors) is not None:
             origin = asked.get("origin")
@@ -68,7 +67,7 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class RequestIds:
-    """Gives every answer its request's name."""
+    """Adds the request's id to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -87,7 +86,7 @@ class RequestIds:
 
 
 def given_key(scope: Scope) -> bytes:
-    """The key that a request carries, in one of the usual headers; empty if none."""
+    """The key carried by a request, in any of the usual headers; empty for none."""
     headers = dict(scope["headers"])
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":

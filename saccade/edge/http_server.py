@@ -1,7 +1,7 @@
-"""An HTTP server's life, whatever it serves: its socket, its connections, its signals.
+"""The life of an HTTP server with any application: its socket, its connections, its signals.
 
-The first SIGINT or SIGTERM lets what is under way finish. Knows no application: `api/serve.py`
-puts a model's together, `saccade route` its own.
+The first SIGINT or SIGTERM lets running requests finish. Knows no application: `api/serve.py`
+builds the model's, `saccade route` its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TICKS = 10
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address. Raises StartupError when it cannot be had."""
+    """A socket bound to the address. Raises StartupError if the address is taken or unknown."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,7 +53,7 @@ def address_of(bound: socket.socket) -> str:
 
 
 class Serving(Uvicorn):
-    """uvicorn with our connections, which leaves signals as it found them."""
+    """uvicorn with our connections; restores the signal handlers at the end."""
 
     def __init__(
         self,
@@ -62,12 +62,9 @@ class Serving(Uvicorn):
         edge: ConnectionOptions,
         largest: int,
         open_paths: frozenset[str],
-        grace: float,
         stamp: Stamp,
     ) -> None:
-        """`largest`: bytes of a body. `open_paths`: what a connection beyond the limit may ask for.
-        `grace`: seconds that requests have to end when it is told to stop.
-        """
+        """`largest`: bytes of a body. `open_paths`: paths for connections beyond the limit."""
         paths = frozenset(path.encode() for path in open_paths)
         config = Config(
             app,
@@ -81,7 +78,7 @@ class Serving(Uvicorn):
             server_header=False,
             timeout_keep_alive=edge.keep_alive_timeout,  # type: ignore[arg-type]
             # Those who outlast the draining are still sending their request: not worth the wait.
-            timeout_graceful_shutdown=int(grace) + 1,
+            timeout_graceful_shutdown=int(edge.shutdown_grace) + 1,
         )
         super().__init__(config)
         self._crowd = crowd

@@ -1,7 +1,8 @@
-"""Who is connected: how many, from where, and whose connection ends when there are too many.
+"""The connected clients: their number, their addresses, and the connection to end when there are
+too many.
 
-Owns the number of connections, whose turn it is to be read on, and looks after all of them once a
-second. Knows nothing of what they say. One event loop; no locks.
+Owns the number of connections and the turns of reading, and checks all connections once a second.
+Knows nothing of their content. One event loop; no locks.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ loop: each costs up to a third of a millisecond.
 
 
 class Member(Protocol):
-    """What a connection answers to whom it belongs."""
+    """The questions of the limiter to a connection."""
 
     @property
     def waits(self) -> bool:
-        """Whether a request of it may have come, which nobody has looked at yet."""
+        """True if an unread request may have arrived."""
 
     def check(self, now: float) -> None:
-        """Once a second: end what is overdue."""
+        """Once a second: end overdue connections."""
 
     def drop(self, reason: str) -> None:
         """End the connection at once."""
 
 
 def raise_descriptors() -> None:
-    """Let this process open as many files as it is allowed to."""
+    """Raise the process's limit of open files to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -58,7 +59,7 @@ def raise_descriptors() -> None:
 class ConnectionLimiter:
     """The connections of one server.
 
-    Raises ConfigError when the limit of open files leaves no room for --max-connections.
+    Raises ConfigError if the limit of open files leaves no room for --max-connections.
     """
 
     def __init__(self, options: ConnectionOptions, metrics: Metrics) -> None:
@@ -84,8 +85,8 @@ class ConnectionLimiter:
         self._turn: asyncio.Handle | None = None  # in which it goes on
 
     def join(self, member: Member, host: str) -> bool:
-        """Whether there is room for a connection from `host`; if not, it is a guest, which may ask
-        for what is open to all, and makes room for the next guest.
+        """True if a connection from `host` has room; otherwise the connection is a guest, which may
+        ask for open paths only, and makes room for the next guest.
         """
         address = client_address(host)
         if self._number.get(address, 0) >= self.limit_per_address:
@@ -108,7 +109,7 @@ class ConnectionLimiter:
         return welcome
 
     def leave(self, member: Member) -> None:
-        """A connection has ended; it may be said twice."""
+        """Count a connection as ended; safe to call twice."""
         address = self._members.pop(member, None)
         if address is None:
             return
@@ -122,7 +123,7 @@ class ConnectionLimiter:
         self._count()
 
     def busy(self, member: Member) -> None:
-        """A request is being answered: the connection is not to be ended for another."""
+        """Mark a connection as answering a request, so that no newcomer replaces it."""
         self._idle.pop(member, None)
 
     def idle(self, member: Member) -> None:
@@ -131,14 +132,16 @@ class ConnectionLimiter:
             self._idle[member] = None
 
     def hold_surplus(self, nbytes: int) -> bool:
-        """Count bytes that wait for the answer before them; False where there is no room."""
+        """Count bytes that wait behind an unfinished answer; False without room."""
         if nbytes > 0 and self.surplus + nbytes > SURPLUS_BYTES:
             return False
         self.surplus += nbytes
         return True
 
     def at_once(self) -> bool:
-        """Whether a piece of work may be done in this turn: it counts, and nothing else waits."""
+        """True if a piece of work may be done in this turn, and counts it; False if other work
+        waits.
+        """
         if self._soon or self._begun >= PIECES_PER_TURN:
             return False
         self._begun += 1
@@ -146,8 +149,8 @@ class ConnectionLimiter:
         return True
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Do a piece of work, in the order of asking: a few pieces of all connections together in
-        a turn of the event loop, so that what is new waits for these few only.
+        """Do a piece of work in order of asking: a few pieces of all connections per turn of the
+        event loop, so that new events wait for few.
         """
         self._soon.append(work)
         self._go_on()
@@ -157,7 +160,9 @@ class ConnectionLimiter:
             self._turn = asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        """What is asked for meanwhile waits for the next turn, and the rest if a piece fails."""
+        """Do some waiting work. Work added meanwhile waits for the next turn, as does the rest
+        after a failure.
+        """
         self._turn = None
         self._begun = count = min(PIECES_PER_TURN, len(self._soon))
         if count:

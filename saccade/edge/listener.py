@@ -1,8 +1,8 @@
-"""The listening socket: connections are accepted a few in a turn of the event loop.
+"""The listening socket: accepts a few connections per turn of the event loop.
 
-uvloop's own server accepts all that wait in one turn, however many, and everybody else waits as
-long. Owns the socket's readiness and what is done when no descriptor is left. Knows nothing of what
-a connection says, nor of how many there may be (`limits.py`).
+uvloop's own server accepts all waiting connections in one turn, and every client waits as long.
+Owns the socket's readiness and the pause without free descriptors. Knows nothing of a connection's
+content, nor of the limit (`limits.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAUSE_SECONDS = 0.5
 
 
 class Listener:
-    """Accepts on `bound`, which it does not close. `factory` makes a connection's protocol."""
+    """Accepts on `bound`, without closing it. `factory` makes a connection's protocol."""
 
     def __init__(self, bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol]) -> None:
         self._bound = bound
@@ -39,7 +39,7 @@ class Listener:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more; it may be said twice."""
+        """Accept no more; safe to call twice."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._bound)
@@ -47,7 +47,7 @@ class Listener:
                 self._pause.cancel()
 
     async def wait_closed(self) -> None:
-        """Until what was accepted has its protocol."""
+        """Wait until accepted connections have their protocols."""
         await asyncio.gather(*self._opening)
 
     def _resume(self) -> None:
@@ -55,8 +55,8 @@ class Listener:
         self._loop.add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
-        """A few. Others wait until what these have sent was read: who has asked is not idle, and
-        gives no room to those who come later.
+        """Accept a few. The rest wait until the new ones' bytes were read: a connection with a
+        request is not idle, and gives no room to latecomers.
         """
         few: list[socket.socket] = []
         while len(few) < ACCEPTS_PER_TURN:

@@ -1,10 +1,10 @@
-"""Which replica a request should go to: a pure function, so that every router, the Ray deployment
-and the simulator give the same answer without a word between them.
+"""The replica for a request: a pure function, so that every router, the Ray deployment and the
+simulator agree without communication.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key, the highest
-wins, so a replica that comes or goes moves its own keys and no others. Loads are bounded as in
+Rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key and the
+highest wins, so a replica that joins or leaves moves its own keys alone. Loads are bounded as in
 consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016). Knows nothing of
-HTTP, and not what a key stands for.
+HTTP or of the meaning of keys.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def rank(
 ) -> list[str]:
     """`replicas` in the order in which a request should try them.
 
-    keys: what the request shows or says, the oldest first. The oldest decides: a chat keeps it.
-    Without any, whoever has least to do comes first. replicas: names, which all routers must write
-    alike. load: requests that each replica has, those that wait counted; none where it says
-    nothing. Replicas with more than `most` come after all others.
+    keys: images or texts of the request, the oldest first. The oldest decides: a chat keeps it.
+    Without keys, the least loaded replica comes first. replicas: names, spelled alike by all
+    routers. load: requests of each replica, waiting requests included; 0 if missing. Replicas with
+    more than `most` come last.
     """
     bound = most([load.get(name, 0) for name in replicas], slack)
 
@@ -45,7 +45,9 @@ def rank(
 
 
 def most(loads: Sequence[int], slack: int = SLACK) -> int:
-    """Requests that a replica may have, the new one counted, for it to be given that one."""
+    """Most requests that a replica may have, the new request counted, to be given the new
+    request.
+    """
     if not loads:
         return slack
     return max(slack, math.ceil(ABOVE_MEAN * (sum(loads) + 1) / len(loads)))

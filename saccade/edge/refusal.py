@@ -1,7 +1,7 @@
-"""How a refused request is answered: in the words of the API that it asked for.
+"""Answers to refused requests, in the words of the requested API.
 
-Owns which paths speak Anthropic's API, the statuses and bodies of errors in both APIs, and the
-headers that go with them. Knows nothing of why a request is refused.
+Owns the list of Anthropic's paths, the statuses and bodies of errors in both APIs, and their
+headers. Knows nothing of the reasons.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TYPES = {
 
 
 class ErrorBody(Struct):
-    """What went wrong, and with which field."""
+    """The error, and its field."""
 
     message: str
     type: str
@@ -51,7 +51,7 @@ class ErrorResponse(Struct):
 
     @classmethod
     def of(cls, error: RequestError) -> ErrorResponse:
-        """What the client wrote is shown, but not at any length."""
+        """The error with the client's text, shortened."""
         param = None if error.param is None else _cut(error.param, LONGEST_PARAM)
         return cls(ErrorBody(_cut(error.message, LONGEST_MESSAGE), error.type, param, error.code))
 
@@ -61,7 +61,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether a path's errors are Anthropic's."""
+    """True if errors on a path are Anthropic's."""
     return path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
 
 
@@ -79,7 +79,7 @@ def refusal(
 
 
 def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple[int, bytes]:
-    """The status, as the API of `path` has it, and the body."""
+    """The status in the API of `path`, and the body."""
     if path.startswith(_OLLAMA):
         return status, msgspec.json.encode({"error": error.message})
     if path.startswith(_GEMINI):
@@ -93,7 +93,7 @@ def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple
 
 
 def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
-    """The last event of a stream that breaks off, for who does not know what was told before."""
+    """The last event of a broken stream, for a sender without knowledge of earlier events."""
     if speaks_anthropic(path):
         told = msgspec.json.encode(error_body(error, request_id))
         return b"event: error\ndata: " + told + b"\n\n"
@@ -111,8 +111,8 @@ def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
 
 
 def _anthropic(status: int, error: ErrorBody, request_id: str) -> dict[str, Any]:
-    """This shape has no member for the field, so the message begins with it; clients know a prompt
-    that is too long by the words in front of that.
+    """Anthropic's shape has no member for the field, so the message begins with the field; clients
+    recognise a too long prompt by the message's first words, which come even before the field.
     """
     kind = _TYPES.get(status, _TYPES[400] if status < 500 else "api_error")
     details = {} if error.code is None else {"details": {"error_code": error.code}}

@@ -1,8 +1,8 @@
-"""Connections to one worker: a request goes out as it is, its answer comes back as it comes.
+"""Connections to one worker: requests and answers pass unchanged.
 
-Owns the connections (those that idle are used again), how much of an answer waits for a slow
-client, and the difference between a worker that died before the first byte of an answer and one
-that died after it. Knows nothing of what requests say. One event loop; no locks.
+Owns the connections (idle ones are used again), the bytes of an answer held for a slow client, and
+the difference between a worker's death before and after the first byte of an answer. Knows nothing
+of the content. One event loop; no locks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONNECT_SECONDS = 2.0
 MOST_IDLE = 64
 """Connections of one worker that wait to be used again."""
 IDLE_SECONDS = 30.0
-"""They end before the worker ends them (--keep-alive-timeout)."""
+"""They end before the worker ends them (`keep_alive_timeout`)."""
 MOST_WAITING = 256 * 1024
 """Bytes of an answer that wait for its client before the worker is made to wait."""
 PIECE_BYTES = 64
@@ -51,7 +51,7 @@ class WorkerGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """An answer's status and headers, as the worker sent them."""
+    """An answer's status and headers from the worker."""
 
     status: int
     headers: Headers
@@ -160,7 +160,7 @@ class _Wire(asyncio.Protocol):
         return self.head
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body, all that has come in one piece. Raises WorkerGone where it breaks off."""
+        """The body, in pieces as received. Raises WorkerGone if the answer breaks off."""
         while True:
             while self._pieces:
                 piece = b"".join(self._pieces)
@@ -178,7 +178,7 @@ class _Wire(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another exchange may follow."""
+        """True if another exchange may follow."""
         if self._transport is None or self._transport.is_closing() or self.lost:
             return False
         sent = not self._transport.get_write_buffer_size()

@@ -1,78 +1,186 @@
-"""What computing takes of a device's memory beside weights and pages, so that start-up can set it
-aside. Tests hold it against tensors' own sizes.
+"""Device memory for computation beside weights and pages, so that start-up can reserve it. Tests
+compare these figures with tensors' own sizes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from saccade.core.config import (
     MIB,
+    POSITION_CACHE_BYTES,
     SCORE_BLOCK_BYTES,
     Dtype,
     EncoderConfig,
     StepGraphSizes,
 )
 from saccade.core.family import FamilySpec
-from saccade.core.options import EngineOptions
+from saccade.core.options import CacheOptions
+from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_TOKENS
 
 GRAPH_POOL_BYTES = 256 * MIB
 GRAPH_BYTES = 4 * MIB
 """What all graphs of the language model take together, and what each does besides. Estimates: no
 graph was ever measured.
 """
+LIBRARY_BYTES = 320 * MIB
+"""Workspaces of cuBLAS, 32 MiB for each of five streams, and kernels that are loaded when they are
+first used. An estimate.
+"""
 TOKEN_WIDTHS = 24
-PATCH_WIDTHS = 36
+PATCH_WIDTHS = 20
 """What is alive at a time while the language model computes a token, and the tower a patch, in
 hidden sizes of either: a bound on what tests measure on tensors without memory, of models from 4B
-to 30B (20 to 22, and 16 to 34).
+to 30B (15 to 22, and 16 to 19).
 """
+PATCHES_OF_TOKEN = 4
+"""At least."""
 RUNS_BESIDE = 2
 """Graphs keep what they compute in, and PyTorch what the run before a capture did."""
+DECODE_PIECES = 32
+DECODE_PIECE_TOKENS = 256
+"""Into how many pieces the keys of a row that decodes are split at most, and their least size
+(`kernels/triton/paged_decode.py`). What is made of each is kept in float32 until they are joined.
+"""
+DRAWN_BYTES = 14
+"""Of each logit of rows that draw: logits, log-probabilities, masks as bits and words."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """The most that a step of the language model has. rows: that decode or draw. tokens: of
+    prompts. context: of one sequence.
+    """
+
+    rows: int
+    tokens: int
+    context: int
+    page_size: int
 
 
 def cuda_bytes(
     spec: FamilySpec,
-    chunk_tokens: int,
+    steps: StepBounds,
     graphs: StepGraphSizes,
     encode_patches: int,
     encoder: EncoderConfig,
     dtype: Dtype,
 ) -> int:
-    """What a GPU must have room for at a time: the language model's graphs and a chunk, the tower's
-    graphs and a pack.
+    """What a GPU must have room for at a time: the language model's graphs and a step, the tower's
+    graphs and a pack, and what is kept for good.
     """
-    language = step_graph_bytes(graphs, spec, dtype) + chunk_bytes(spec, chunk_tokens, dtype)
-    return language + tower_bytes(spec, encode_patches, encoder, dtype)
+    return (
+        step_graph_bytes(graphs, spec, dtype)
+        + graph_decode_bytes(graphs, spec, steps)
+        + step_bytes(spec, steps, dtype)
+        + kept_bytes(spec, steps)
+        + tower_bytes(spec, encode_patches, encoder, dtype)
+        + LIBRARY_BYTES
+    )
 
 
 def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
-    """Device memory that the language model's graphs take."""
+    """Device memory that the language model's graphs take, but for what decoding does there."""
     if not sizes.count:
         return 0
-    inputs = sizes.most_tokens * embedding_bytes_per_token(spec, dtype)
-    computed = RUNS_BESIDE * chunk_bytes(spec, sizes.most_tokens, dtype)
-    return GRAPH_POOL_BYTES + sizes.count * GRAPH_BYTES + inputs + computed
+    buffers = graph_buffer_bytes(sizes, spec, dtype)
+    computed = RUNS_BESIDE * chunk_bytes(spec, most_graph_tokens(sizes), dtype)
+    return GRAPH_POOL_BYTES + sizes.count * GRAPH_BYTES + buffers + computed
+
+
+def most_graph_tokens(sizes: StepGraphSizes) -> int:
+    """Of a step in a graph."""
+    return max((0, *sizes.rows, sizes.most_tokens))
+
+
+def graph_buffer_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
+    """Of what they read and write: embeddings and states."""
+    states = most_graph_tokens(sizes) * spec.hidden_size * itemsize(dtype)
+    return max((0, *sizes.mixed_tokens)) * embedding_bytes_per_token(spec, dtype) + states
+
+
+def graph_decode_bytes(sizes: StepGraphSizes, spec: FamilySpec, steps: StepBounds) -> int:
+    """As `decode_bytes`, of graphs."""
+    return RUNS_BESIDE * decode_bytes(spec, steps) if sizes.count else 0
+
+
+def step_bytes(spec: FamilySpec, steps: StepBounds, dtype: Dtype) -> int:
+    """For a moment, by a step without a graph: of its layers, then of its draws."""
+    images = steps.tokens * embedding_bytes_per_token(spec, dtype)
+    layers = chunk_bytes(spec, steps.tokens, dtype) + images + decode_bytes(spec, steps)
+    states = (steps.tokens + steps.rows) * spec.hidden_size * itemsize(dtype)
+    return max(layers, states + images + drawing_bytes(spec, steps.rows))
 
 
 def chunk_bytes(spec: FamilySpec, tokens: int, dtype: Dtype) -> int:
-    """Device memory that so many tokens take for a moment while they are computed."""
+    """Transient device memory for the computation of so many tokens, in bytes."""
     return tokens * TOKEN_WIDTHS * spec.hidden_size * itemsize(dtype)
 
 
+def decode_bytes(spec: FamilySpec, steps: StepBounds) -> int:
+    """What rows that decode make of pieces of their keys, in one layer: a value of each head, and
+    its weight.
+    """
+    caches = (cache for layer in spec.kv_spec().layers for cache in layer)
+    dims = [cache.shape[-1] for cache in caches if cache.name == "k"]
+    pieces = steps.rows * min(DECODE_PIECES, -(-steps.context // DECODE_PIECE_TOKENS))
+    return pieces * spec.cuts.heads * (max(dims) + 1) * 4
+
+
+def drawing_bytes(spec: FamilySpec, rows: int) -> int:
+    """What so many rows that draw take for a moment, each with log-probabilities and a mask."""
+    return rows * spec.vocab_size * DRAWN_BYTES
+
+
+def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
+    """What is kept for good beside graphs: tables of slots, and positions of images."""
+    positions = POSITION_CACHE_BYTES if spec.sees_images else 0
+    return edit_bytes(spec, steps.rows) + table_bytes(steps) + positions
+
+
+def edit_bytes(spec: FamilySpec, slots: int) -> int:
+    """Of `runtime/edits.py`: how often each slot has each token, and its list."""
+    listed = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + 16 + len(spec.eos_token_ids)
+    return slots * (4 * spec.vocab_size + 8 * listed)
+
+
+def table_bytes(steps: StepBounds) -> int:
+    """Of `runtime/batch.py`: pages of slots, and a step's numbers."""
+    pages = steps.rows * (2 + steps.context // steps.page_size) * 4
+    return pages + 64 * (steps.tokens + steps.rows) + MIB
+
+
 def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: Dtype) -> int:
-    """The same of the vision tower: a pack of so many patches without a graph, and its graphs."""
+    """Transient device memory of the vision tower, in bytes: a pack of so many patches without a
+    graph, and its graphs.
+    """
     if not spec.sees_images:
         return 0
     each = PATCH_WIDTHS * spec.cuts.encoder_width * itemsize(dtype)
-    return each * (patches + RUNS_BESIDE * max(encoder.graph_sizes, default=0))
+    return each * (patches + RUNS_BESIDE * largest(encoder)) + tower_buffer_bytes(
+        spec, encoder, dtype
+    )
+
+
+def tower_buffer_bytes(spec: FamilySpec, encoder: EncoderConfig, dtype: Dtype) -> int:
+    """Of what the tower's graphs read and write: rows, their places, and embeddings."""
+    read = spec.cuts.encoder_width * itemsize(dtype) + 16
+    written = embedding_bytes_per_token(spec, dtype) // PATCHES_OF_TOKEN
+    return largest(encoder) * (read + written)
+
+
+def largest(encoder: EncoderConfig) -> int:
+    """Patches of the tower's largest graph."""
+    return max(encoder.graph_sizes, default=0)
 
 
 def least_embedding_bytes(
-    engine: EngineOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
+    caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
 ) -> int:
-    """What pages leave to embeddings, unless told: room for the largest image, or less where that
-    is much of what is free.
+    """Bytes that pages leave to embeddings by default: the largest image, or less if memory is
+    short.
     """
-    if not spec.sees_images or engine.embedding_cache_device_mb is not None:
+    if not spec.sees_images or caches.embedding_cache_device_mb is not None:
         return 0
     largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
     return min(largest, free_bytes // 16)
@@ -88,9 +196,8 @@ def itemsize(dtype: Dtype) -> int:
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
-    """Memory that the largest block of scored prompt rows takes for a moment: logits as the head
-    gives them (and, of several ranks, gathers them), in float32, their exponentials, and which are
-    larger.
+    """Transient memory of the largest block of scored prompt rows, in bytes: logits from the head
+    (and, of several ranks, gathered), in float32, their exponentials, and the comparison.
     """
     rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
     return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)

@@ -1,7 +1,7 @@
-"""The loop: handle what has come, plan and send what can be computed, tell what is new.
+"""The loop: handle messages, plan and send steps, report news.
 
-Owns the order of these; the scheduler decides, the workers compute. Nothing here waits for a step:
-messages are handled while the workers compute. Knows nothing of processes and sockets.
+Owns the order of these; the scheduler decides, the workers compute. The loop never waits for a
+step: messages are handled while the workers compute. Knows nothing of processes and sockets.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class FrontLink(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether the front has gone."""
+        """True if the front has gone."""
         ...
 
     def take(self) -> Sequence[ToEngine]:
-        """Messages that are here."""
+        """The messages received so far."""
         ...
 
     def send(self, message: ToFront) -> None:
@@ -59,29 +59,29 @@ class Ranks(Protocol):
 
     @property
     def in_trouble(self) -> bool:
-        """Whether they cannot go on."""
+        """True if the workers cannot go on."""
         ...
 
     @property
     def overdue(self) -> str:
-        """Why no step has ended although one should have; empty while all is well."""
+        """The reason why no step has ended in time; empty while all is well."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Plans that were sent and whose answers have not been taken."""
+        """Number of plans sent whose answers have not been taken."""
         ...
 
     def send(self, plan: Plan) -> None:
-        """Have a plan carried out after those before it. Never waits."""
+        """Send a plan, to run after earlier plans. Never waits."""
         ...
 
     def send_masks(self, masks: Masks) -> None:
-        """Those of the oldest plan in flight. Never waits."""
+        """Send the masks of the oldest plan in flight. Never waits."""
         ...
 
     def take(self) -> Sequence[tuple[Plan, StepResult]]:
-        """The oldest plans in flight that are answered, in order, with their answers."""
+        """The oldest answered plans in flight, in order, with their answers."""
         ...
 
     def tick(self) -> None:
@@ -89,15 +89,15 @@ class Ranks(Protocol):
         ...
 
     async def explain(self) -> str:
-        """The trouble that they are in."""
+        """The workers' trouble, in words."""
         ...
 
 
 class Engine:
-    """Runs until it is told to stop.
+    """Runs until told to stop.
 
-    `arrived` is set by front, workers and guides when there is something to take. `language`: None
-    where there is only the vision tower. `depth`: plans that may be in flight.
+    `arrived` is set by front, workers and guides on news. `language`: None for a vision tower
+    alone. `depth`: most plans in flight.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Engine:
                 raise AssertionError("the vocabulary comes before the loop")
 
     def _begin_look(self, request: Request) -> bool:
-        """Whether the request waits for a look at what other servers have encoded."""
+        """True if the request waits for a look at the shared folder of embeddings."""
         if self._probe is None:
             return False
         embeddings = self._scheduler.embeddings
@@ -254,7 +254,7 @@ class Engine:
             self._send_masks()
 
     def _send_masks(self) -> None:
-        """As soon as they are known: the worker may be waiting for them."""
+        """Send masks as soon as known, as the worker may be waiting."""
         if self._language is None:
             return
         masks, deltas = self._language.take_masks()
@@ -263,7 +263,7 @@ class Engine:
         self._deltas += deltas
 
     def _report(self) -> None:
-        """Send what has come together since the last report, if anything has."""
+        """Send the news since the last report, if any."""
         notices = self._scheduler.take_notices()
         output = Output(tuple(self._deltas), notices.want, notices.unwanted, tuple(self._encoded))
         self._deltas, self._encoded = [], []

@@ -1,8 +1,7 @@
-"""Requests whose grammars are being got ready: what follows a grammar is begun beside the loop.
+"""Requests whose grammars are being prepared beside the loop.
 
-Owns the thread in which the lexicon is read (while the workers load) and grammars are compiled once
-more, the threads in which slow masks are made, and the requests that wait for the first of these.
-Knows nothing of plans.
+Owns the thread that reads the lexicon (while the workers load) and compiles grammars once more, the
+threads that make slow masks, and the requests that wait for their grammars. Knows nothing of plans.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SLOW_THREADS = 2
 
 
 class GrammarLoader:
-    """`begin` a request's guide; `take` it once `wake` was called."""
+    """`begin` a request's guide; `take` it after a call of `wake`."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         """`wake`: may be called by any thread."""
@@ -35,8 +34,8 @@ class GrammarLoader:
         self._waiting: dict[str, tuple[Request, Future[GrammarState]]] = {}
 
     async def read(self, tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> None:
-        """Make ready what every grammar needs. To be called once, before any request is there: on a
-        large vocabulary it holds the interpreter for half a second.
+        """Read the lexicon, which every grammar needs. Call once, before any request: a large
+        vocabulary holds the interpreter for half a second.
         """
 
         def work() -> Matchers | None:
@@ -52,7 +51,7 @@ class GrammarLoader:
 
     @property
     def waiting(self) -> bool:
-        """Whether a request has yet to be taken."""
+        """True if a request has yet to be taken."""
         return bool(self._waiting)
 
     def begin(self, request: Request) -> None:
@@ -62,14 +61,14 @@ class GrammarLoader:
         future.add_done_callback(lambda _: self._wake())
 
     def drop(self, id: str) -> bool:
-        """Forget a request, whose grammar is not compiled any more. Whether it was here."""
+        """Forget a request, whose grammar is not compiled any more. True if it was waiting."""
         waited = self._waiting.pop(id, None)
         if waited is not None:
             waited[1].cancel()
         return waited is not None
 
     def take(self) -> list[tuple[Request, GrammarState | RequestError]]:
-        """Requests whose guides are ready, or cannot be begun: each once."""
+        """Requests whose guides are ready, or have failed: each once."""
         found: list[tuple[Request, GrammarState | RequestError]] = []
         for id, (request, future) in list(self._waiting.items()):
             if not future.done():
@@ -85,7 +84,7 @@ class GrammarLoader:
         return found
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every request that is here with an error."""
+        """End every waiting request with an error."""
         ended = [Delta(id, finish="error", error=error) for id in self._waiting]
         self._waiting.clear()
         return ended

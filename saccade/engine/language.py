@@ -15,7 +15,7 @@ from saccade.sched.scheduler import GenerationScheduler
 
 
 class LanguageHalf:
-    """`scheduler` is the one that the loop plans with."""
+    """`scheduler` is the loop's own."""
 
     def __init__(self, scheduler: GenerationScheduler, guides: GrammarLoader) -> None:
         self._scheduler = scheduler
@@ -33,15 +33,15 @@ class LanguageHalf:
         self._guides.begin(request)
 
     def drop(self, id: str) -> bool:
-        """Forget a request whose grammar is not ready. False: it is not here."""
+        """Forget a request whose grammar is not ready. False if it does not wait for one."""
         return self._guides.drop(id)
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every request that is here with an error."""
+        """End every waiting request with an error."""
         return self._guides.fail_all(error)
 
     def add_guided(self) -> list[Delta]:
-        """Queue the requests whose grammars are ready, and end those whose grammars never will."""
+        """Queue the requests whose grammars are ready, and end those whose grammars have failed."""
         deltas: list[Delta] = []
         for request, guide in self._guides.take():
             if isinstance(guide, RequestError):

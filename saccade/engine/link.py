@@ -1,7 +1,7 @@
-"""The engine as the front sees it: starts its process, talks to it, knows whether it gets on.
+"""The engine for the front: starts its process, talks to it, watches its progress.
 
 Thin on `core/child.py`. The engine dies with the front, and the front notices the engine's death at
-once, and its silence within seconds. Knows nothing of what is said but signs of life.
+once, and its silence within seconds. Knows nothing of messages but signs of life.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from saccade.core.messages import (
     TokenizerText,
 )
 from saccade.core.options import (
+    CacheOptions,
     EngineOptions,
     ModelOptions,
     ParallelOptions,
-    PinOptions,
     engine_environment,
 )
 
@@ -52,12 +52,12 @@ class EngineProcess:
         parallel: ParallelOptions,
         arena: Arena,
         tokenizer_json: str = "",
-        pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+        caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
         role: Role = "all",
     ) -> None:
         """`tokenizer_json`: for grammars, as in `messages.TokenizerText`."""
         self._vocabulary = TokenizerText(tokenizer_json)
-        told = str(folder), model, engine, parallel, arena.fd, arena.size, pins, role
+        told = str(folder), model, engine, parallel, arena.fd, arena.size, caches, role
         self._boot = EngineBoot(*told)
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None
@@ -100,7 +100,7 @@ class EngineProcess:
 
     @property
     def stall(self) -> str:
-        """Why the engine makes no progress though it lives; empty while it does."""
+        """The reason why a living engine makes no progress; empty while it does."""
         if self._silence.seconds > SILENT_SECONDS:
             return f"the engine has not been heard of for {self._silence.seconds:.0f} s"
         return self._overdue
@@ -129,9 +129,7 @@ class EngineProcess:
         return message
 
     async def stop(self, grace: float) -> None:
-        """Ask the engine to finish what runs, for up to `grace` seconds; then end it whatever it
-        does.
-        """
+        """Let the engine finish running work within `grace` seconds; then end it."""
         if self._child is None or self._channel is None:
             return
         if self._ticking is not None:

@@ -1,7 +1,7 @@
 """The engine process: `python -m saccade.engine.process`, started by `engine/link.py`.
 
-Starts the workers, decides what was left open once they have said what the machine has, then runs
-the engine loop. Tells the front why when it cannot. Holds no tensors and loads no torch.
+Starts the workers, decides open options once the workers have reported the machine, then runs the
+engine loop. Tells the front the reason of a failure. Holds no tensors and loads no torch.
 """
 
 from __future__ import annotations
@@ -114,14 +114,16 @@ async def serve(
     hardware = share_hardware([each.hardware for each in loaded])
     dials = boot.model, boot.engine, spec, load.dtype, hardware
     if boot.role == "encode":
-        config = resolve_tower(*dials, boot.pins)
+        config = resolve_tower(*dials, boot.caches)
     else:
-        config = resolve(*dials, size, boot.pins)
+        config = resolve(*dials, size, boot.caches)
     config = replace(config, encoder=replace(config.encoder, role=boot.role))
-    config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
+    config = replace(
+        config, kv=replace(config.kv, scales=loaded[0].kv_scales, attention=loaded[0].attention)
+    )
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
-    share = boot.pins.pinned_share
+    share = boot.caches.pinned_share
     scheduler: Scheduler
     language: LanguageHalf | None = None
     if config.encoder.role == "encode":
@@ -140,7 +142,7 @@ async def serve(
 
 
 def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
-    """What every rank is to load, where the workers see `devices` CUDA devices. Raises
+    """The load order for every rank, for workers that see `devices` CUDA devices. Raises
     ConfigError.
     """
     device = pick_device(boot.model.device, devices, boot.parallel.ranks)
@@ -156,6 +158,8 @@ def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
         quantization=boot.model.quantization,
         kv_dtype=boot.model.kv_cache_dtype,
         role=boot.role,
+        attention=boot.engine.attention_backend,
+        graphs=device == "cuda" and not boot.engine.disable_cuda_graph,
     )
 
 
@@ -168,7 +172,7 @@ def build_scheduler(
 ) -> GenerationScheduler:
     """The deciding half of the engine: page pool, caches, scheduler.
 
-    `saved`: embeddings on disk (`Workers.begin`). `pinned_share`: `PinOptions.pinned_share`.
+    `saved`: embeddings on disk (`Workers.begin`). `pinned_share`: `CacheOptions.pinned_share`.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = limits_of(config, spec, arena_bytes)
@@ -188,13 +192,13 @@ def build_encode_scheduler(
     saved: Iterable[tuple[ImageKey, int]],
     arena_bytes: int,
 ) -> EncodeScheduler:
-    """The same where there is only the vision tower."""
+    """The deciding half of an engine with a vision tower alone."""
     limits = limits_of(config, spec, arena_bytes)
     return EncodeScheduler(limits, build_embeddings(config, spec, saved))
 
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:
-    """What bounds the scheduler."""
+    """The bounds of the scheduler."""
     given = (
         embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
     )
@@ -218,7 +222,7 @@ def build_embeddings(
     saved: Iterable[tuple[ImageKey, int]],
     pinned_share: float = 0.0,
 ) -> EmbeddingCache:
-    """The book of the embeddings, `saved` ones on disk."""
+    """The embedding cache, with the `saved` embeddings on disk."""
     pins: PinBook[ImageKey] = PinBook(int(pinned_share * config.embeddings.device_bytes))
     row = embedding_bytes_per_token(spec, config.dtype)
     return EmbeddingCache(config.embeddings, row, saved, pins=pins)

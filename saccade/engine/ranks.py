@@ -1,4 +1,4 @@
-"""How ranks share a model and the machine: which device, how many slices, which collectives.
+"""The division of a model and a machine among ranks: device, slices, collectives.
 
 Knows sizes and counts only; nothing of tensors.
 """
@@ -31,9 +31,9 @@ than it saves.
 def pick_device(
     wanted: Literal["auto", "cpu", "cuda"], devices: int, ranks: int
 ) -> Literal["cpu", "cuda"]:
-    """`devices`: CUDA devices that the workers see.
+    """The device, for workers that see `devices` CUDA devices.
 
-    Raises ConfigError when cuda is asked for and there is none, or not one for each rank.
+    Raises ConfigError if cuda is asked for but missing, or has too few devices for the ranks.
     """
     if wanted == "cpu":
         return "cpu"
@@ -58,8 +58,8 @@ def pick_device(
 
 
 def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
-    """What each rank may use: its own device, as the fullest of them is, or its part of the
-    machine.
+    """The hardware of each rank: its own device, with the least free memory of all, or its part of
+    the machine.
     """
     free = min(each.free_bytes for each in ranks)
     first, count = ranks[0], len(ranks)
@@ -71,9 +71,9 @@ def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
 def resolve_parallel(
     options: ParallelOptions, spec: FamilySpec, device: Literal["cpu", "cuda"]
 ) -> ParallelConfig:
-    """Fix how the model is shared.
+    """Decide the division of the model.
 
-    Raises ConfigError, which says what sizes work, where it cannot be.
+    Raises ConfigError, with the sizes that work, for an impossible division.
     """
     size, cuda, ranks = options.tp_size, device == "cuda", options.ranks
     runs = options.ep_size
@@ -99,15 +99,15 @@ def resolve_parallel(
         encoder = "data" if ranks > size or (size > 1 and (uncut or narrow)) else "weights"
     elif encoder == "weights" and uncut:
         raise ConfigError(
-            f"--mm-encoder-tp-mode weights: {' and '.join(uncut)} cannot be divided among "
-            f"{size} ranks; use --mm-encoder-tp-mode data"
+            f"--tune mm_encoder_tp_mode=weights: {' and '.join(uncut)} cannot be divided among "
+            f"{size} ranks; use data"
         )
     all_reduce = options.all_reduce
     if all_reduce == "auto":
         all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"
     elif (all_reduce in ("nccl", "symm-mem")) != cuda:
         raise ConfigError(
-            f"--all-reduce {all_reduce} does not work on {device}; "
+            f"--tune all_reduce={all_reduce} does not work on {device}; "
             f"{'nccl and symm-mem' if cuda else 'shm and gloo'} do"
         )
     return ParallelConfig(

@@ -1,7 +1,8 @@
-"""What start-up decides: options, the model's facts and the machine's, made into a configuration.
+"""The decisions of start-up: options, the model's facts and the machine's, made into a
+configuration.
 
-`resolve` leaves nothing open; how ranks share a model is `ranks.py`'s, and `words.py` says what was
-decided. Knows sizes and counts only; nothing of tensors.
+`resolve` leaves nothing open; `ranks.py` divides a model among ranks, and `startup_report.py`
+describes the decisions. Knows sizes and counts only; nothing of tensors.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from saccade.core.config import (
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec, KVSpec
 from saccade.core.options import (
+    CacheOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
-    PinOptions,
 )
 from saccade.core.store import stored_bytes
 from saccade.engine.claims import (
+    StepBounds,
     cuda_bytes,
     embedding_bytes_per_token,
     least_embedding_bytes,
@@ -129,12 +131,12 @@ def resolve(
     dtype: Dtype,
     hardware: Hardware,
     ranks: int = 1,
-    keep: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
 ) -> EngineConfig:
-    """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of
-    `ranks` ranks has.
+    """Decide every open option. `dtype`: of the loaded weights; `hardware`: of one of `ranks`
+    ranks.
 
-    Raises ConfigError where a setting cannot work.
+    Raises ConfigError for an impossible setting.
     """
     cuda, page_size = hardware.device == "cuda", engine.page_size
     context = pick_context(model, spec)
@@ -145,17 +147,18 @@ def resolve(
     page_bytes = page_size * kept.token_bytes(dtype)
     budget = memory_budget(hardware, fraction)
     max_running = resolve_running(engine, kept.state_bytes(dtype), budget, cuda=cuda)
-    graphs = resolve_step_graphs(model, max_running, chunk, spec, dtype, hardware)
+    graphs = resolve_step_graphs(engine, max_running, chunk, spec, dtype, hardware)
     half, patches = dtype != "float32", pick_encode_patches(engine, cuda=cuda)
     encoder = resolve_encoder(engine, spec, cuda=cuda, half=half, arch=hardware.arch, beside=True)
     claimed, embedded = scoring_bytes(spec, chunk), 0
     if cuda:
-        claimed += cuda_bytes(spec, chunk, graphs, patches, encoder, dtype)
-        embedded = least_embedding_bytes(engine, spec, dtype, hardware.free_bytes)
+        steps = StepBounds(max_running, chunk, context, page_size)
+        claimed += cuda_bytes(spec, steps, graphs, patches, encoder, dtype)
+        embedded = least_embedding_bytes(caches, spec, dtype, hardware.free_bytes)
     free = max(0, hardware.free_bytes - claimed - embedded)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
-    snapshots = resolve_snapshots(engine, kept, dtype, min(budget, free), max_running, enough)
+    snapshots = resolve_snapshots(caches, kept, dtype, min(budget, free), max_running, enough)
     states = (max_running + snapshots.count) * kept.state_bytes(dtype)
     kv_pages = min((min(budget, free) - states) // page_bytes, 1 + -(-enough // page_size))
     if kv_pages < 2:  # below one context the pool itself is the limit
@@ -171,8 +174,8 @@ def resolve(
         chunk_tokens=chunk,
         page_size=page_size,
         kv_pages=kv_pages,
-        prefix_cache=not engine.disable_radix_cache and bool(snapshots.count or not states),
-        embeddings=resolve_embeddings(engine, spec, dtype, left, host, keep),
+        prefix_cache=not caches.disable_radix_cache and bool(snapshots.count or not states),
+        embeddings=resolve_embeddings(caches, spec, dtype, left, host),
         encode_patches=patches,
         kv=kv,
         tower_budget=tower_budget(spec, LARGE_IMAGE_STEPS[hardware.device]),
@@ -188,7 +191,7 @@ def resolve_tower(
     spec: FamilySpec,
     dtype: Dtype,
     hardware: Hardware,
-    keep: PinOptions,
+    caches: CacheOptions,
 ) -> EngineConfig:
     """As `resolve`, for a server that only encodes: no pages, and no rows that the tower would have
     to leave time to.
@@ -206,7 +209,7 @@ def resolve_tower(
         page_size=engine.page_size,
         kv_pages=1,
         prefix_cache=False,
-        embeddings=resolve_embeddings(engine, spec, dtype, left, host_bytes, keep),
+        embeddings=resolve_embeddings(caches, spec, dtype, left, host_bytes),
         encode_patches=pick_encode_patches(engine, cuda=cuda),
         encoder=resolve_encoder(
             engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
@@ -237,9 +240,7 @@ def memory_budget(hardware: Hardware, fraction: float) -> int:
 
 
 def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cuda: bool) -> int:
-    """Sequences that may run at a time, each of which takes `state_bytes` of the budget. Raises
-    ConfigError.
-    """
+    """Most running sequences, each with `state_bytes` of the budget. Raises ConfigError."""
     wanted = engine.max_running_requests
     if wanted is not None and wanted * state_bytes > budget:
         raise ConfigError(
@@ -253,22 +254,22 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
 
 
 def resolve_snapshots(
-    engine: EngineOptions,
+    caches: CacheOptions,
     kept: KVSpec,
     dtype: Dtype,
     budget: int,
     max_running: int,
     enough: int,
 ) -> SnapshotConfig:
-    """How many snapshots of states the prefix cache may hold, and the tokens between two of a long
-    prompt: so many as take as much memory as a snapshot. `budget`: bytes for states and pages;
-    `enough`: tokens that pages are of use for.
+    """The number of snapshots for the prefix cache, and the tokens between two snapshots of a long
+    prompt: as many as take the memory of a snapshot. `budget`: bytes for states and pages;
+    `enough`: tokens for which pages are of use.
     """
     state_bytes = kept.state_bytes(dtype)
     if not state_bytes:
         return SnapshotConfig()
     every = max(LEAST_SNAPSHOT_TOKENS, -(-state_bytes // kept.token_bytes(dtype)))
-    if engine.disable_radix_cache:
+    if caches.disable_radix_cache:
         return SnapshotConfig(0, every)
     room = (budget - max_running * state_bytes) // SNAPSHOTS_PART // state_bytes
     # Each sequence that runs writes one beside the one that it keeps.
@@ -286,7 +287,7 @@ def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigErro
 
 
 def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
-    """How keys and values are kept; their scales are known once a checkpoint was read. Raises
+    """The storage of keys and values; the checkpoint's scales are known later. Raises
     ConfigError.
     """
     if model.kv_cache_dtype == "fp8_e4m3" and not hardware.has_fp8:
@@ -298,22 +299,22 @@ def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
 
 
 def resolve_step_graphs(
-    model: ModelOptions,
+    engine: EngineOptions,
     max_running: int,
     chunk_tokens: int,
     spec: FamilySpec,
     dtype: Dtype,
     hardware: Hardware,
 ) -> StepGraphSizes:
-    """Where the language model's steps are captured. Raises ConfigError."""
+    """The sizes of the language model's CUDA graphs. Raises ConfigError."""
     cuda = hardware.device == "cuda"
-    most, tokens = model.cuda_graph_max_bs, model.piecewise_graph_tokens
-    if model.disable_cuda_graph or not cuda:
+    most, tokens = engine.cuda_graph_max_bs, engine.piecewise_graph_tokens
+    if engine.disable_cuda_graph or not cuda:
         why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
         if most is not None:
-            raise ConfigError(f"--cuda-graph-max-bs {most}: {why}")
+            raise ConfigError(f"--tune cuda_graph_max_bs={most}: {why}")
         if tokens:
-            raise ConfigError(f"--piecewise-graph-tokens {tokens}: {why}")
+            raise ConfigError(f"--tune piecewise_graph_tokens={tokens}: {why}")
         return StepGraphSizes()
     most = min(most or max_running, max_running)
     steps = range(DECODE_GRAPH_STEP, most, DECODE_GRAPH_STEP)
@@ -325,13 +326,13 @@ def resolve_step_graphs(
     beside = (*(few for few in MIXED_GRAPH_ROWS if few < most), most)
     sizes = (*(few for few in MIXED_GRAPH_TOKENS if few < tokens), tokens)
     graphs = StepGraphSizes(rows, beside, sizes)
-    if model.piecewise_graph_tokens is not None:
+    if engine.piecewise_graph_tokens is not None:
         return graphs
     return afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
 
 
 def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> StepGraphSizes:
-    """As many of the graphs with prompts as `most` bytes hold beside the others."""
+    """As many of the graphs with prompts as fit into `most` bytes beside the other graphs."""
     while sizes.mixed_tokens and step_graph_bytes(sizes, spec, dtype) > most:
         sizes = replace(sizes, mixed_tokens=sizes.mixed_tokens[:-1])
     return sizes
@@ -347,7 +348,7 @@ def pick_encode_patches(engine: EngineOptions, *, cuda: bool) -> int:
 
 
 def tower_budget(spec: FamilySpec, steps: int) -> int:
-    """Patch-blocks of the vision tower in a step where it shares cores or multiprocessors with the
+    """Patch-blocks of the vision tower in a step that shares cores or multiprocessors with the
     language model: one part in `steps` of a large image, so that no step is much longer than
     others. 0 without a tower.
     """
@@ -360,7 +361,9 @@ def tower_budget(spec: FamilySpec, steps: int) -> int:
 def pick_tower_attention(
     wanted: Literal["auto", EncoderAttention], arch: int, *, cuda: bool, half: bool
 ) -> EncoderAttention:
-    """What is asked for, or by `TOWER_ATTENTION`. Raises ConfigError for what cannot run."""
+    """The wanted attention, or for auto that of `TOWER_ATTENTION`. Raises ConfigError for an
+    attention that cannot run.
+    """
     if wanted == "auto":
         if not cuda:
             return "sdpa"
@@ -368,19 +371,21 @@ def pick_tower_attention(
         return ours or ("flash" if half else "sdpa")
     if wanted in FLASH_LIKE and not (cuda and half):
         raise ConfigError(
-            f"--mm-attention-backend {wanted}: it needs --device cuda and a dtype of 16 bits"
+            f"--tune mm_attention_backend={wanted}: it needs --device cuda and a dtype of 16 bits"
         )
     if wanted == "triton" and not cuda:
-        raise ConfigError("--mm-attention-backend triton: it needs --device cuda")
+        raise ConfigError("--tune mm_attention_backend=triton: it needs --device cuda")
     if wanted == "fa4" and not has_fa4():
         raise ConfigError(
-            "--mm-attention-backend fa4: the package flash-attn-4 is not installed here; use auto"
+            "--tune mm_attention_backend=fa4: the package flash-attn-4 is not installed; use auto"
         )
     return wanted
 
 
 def has_fa4() -> bool:
-    """Whether FlashAttention-4 is there; it is not imported, which would import torch."""
+    """True if FlashAttention-4 is installed, found without importing it, as an import
+    loads torch.
+    """
     found = find_spec("flash_attn")
     places = (found and found.submodule_search_locations) or ()
     return any((Path(place) / "cute").is_dir() for place in places)
@@ -401,28 +406,28 @@ def resolve_encoder(
     Raises ConfigError where a setting cannot work.
     """
     attention = pick_tower_attention(engine.mm_attention_backend, arch, cuda=cuda, half=half)
-    if attention == "cudnn" and engine.disable_vit_graph:
+    if attention == "cudnn" and engine.disable_cuda_graph:
         raise ConfigError(
-            "--mm-attention-backend cudnn: it plans anew for each shape, so that it runs in graphs "
-            "only, and --disable-vit-graph is set"
+            "--tune mm_attention_backend=cudnn: it plans anew for each shape, so that it runs in "
+            "graphs only, and --disable-cuda-graph is set"
         )
-    if attention == "sdpa" or engine.disable_vit_graph or not spec.sees_images:
+    if attention == "sdpa" or engine.disable_cuda_graph or not spec.sees_images:
         if engine.vit_graph_buckets:
             why = (
                 "this model has no vision tower"
                 if not spec.sees_images
-                else "--disable-vit-graph is set"
-                if engine.disable_vit_graph
-                else "graphs need --device cuda, and another --mm-attention-backend than sdpa"
+                else "--disable-cuda-graph is set"
+                if engine.disable_cuda_graph
+                else "graphs need --device cuda, and another mm_attention_backend than sdpa"
             )
-            raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
+            raise ConfigError(f"--tune vit_graph_buckets={engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)
     unit = spec.patch_unit
     wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % unit]
     if wrong:
         raise ConfigError(
-            f"--vit-graph-buckets {wrong[0]}: must be {unit}, the patches that go together, or a "
-            "multiple of it"
+            f"--tune vit_graph_buckets={wrong[0]}: must be {unit}, the patches that go together, "
+            "or a multiple of it"
         )
     derived: tuple[int, ...] = VIT_GRAPH_SIZES
     if attention == "cudnn":
@@ -434,37 +439,31 @@ def resolve_encoder(
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
-    """Bytes of the pixel arena, the least that there can be for a model that sees no images. Raises
-    ConfigError where the model's largest picture, as uint8 RGB,
-    would not fit.
+    """Bytes of the pixel arena, the least possible for a model without images. Raises ConfigError
+    if the model's largest image, as uint8 RGB, would not fit.
 
-    `max_image_pixels` makes none smaller: it bounds what is sent, and a request's `min_pixels`
-    enlarges that up to the model's bound.
+    `max_image_pixels` does not lower this need: it bounds received images, and a request's
+    `min_pixels` enlarges an image up to the model's bound.
     """
     if not spec.sees_images:
         return mmap.PAGESIZE
     most = spec.largest_image.pixels
     if media.arena_mb * MIB < 3 * most:
         raise ConfigError(
-            f"--arena-mb {media.arena_mb}: the model's largest picture takes "
+            f"--tune arena_mb={media.arena_mb}: the model's largest picture takes "
             f"{3 * most / MIB:.1f} MiB ({most} pixels after resizing); "
             f"set it to {-(-3 * most // MIB)} or more"
         )
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if media.arena_mb * MIB > memory:
         raise ConfigError(
-            f"--arena-mb {media.arena_mb}: this machine has {memory // MIB} MiB of memory"
+            f"--tune arena_mb={media.arena_mb}: this machine has {memory // MIB} MiB of memory"
         )
     return media.arena_mb * MIB
 
 
 def resolve_embeddings(
-    engine: EngineOptions,
-    spec: FamilySpec,
-    dtype: Dtype,
-    left: int,
-    host_bytes: int,
-    keep: PinOptions,
+    caches: CacheOptions, spec: FamilySpec, dtype: Dtype, left: int, host_bytes: int
 ) -> EmbeddingBudgets:
     """`left`: bytes of the device that nothing else has claimed. `host_bytes`: of the host tier,
     unless told. Nothing for a model that sees no images.
@@ -475,38 +474,20 @@ def resolve_embeddings(
         return EmbeddingBudgets(0)
     largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
     device = max(64 * MIB, left // 10, min(largest, left), min(LARGEST_IMAGES * largest, left // 4))
-    device = (
-        device
-        if engine.embedding_cache_device_mb is None
-        else engine.embedding_cache_device_mb * MIB
+    if caches.embedding_cache_device_mb is not None:
+        device = caches.embedding_cache_device_mb * MIB
+    if caches.embedding_cache_host_mb is not None:
+        host_bytes = caches.embedding_cache_host_mb * MIB
+    name, limit_mb = caches.embedding_cache_dir, caches.embedding_cache_disk_mb
+    if name is None or limit_mb == 0:
+        return EmbeddingBudgets(device, host_bytes)
+    nbytes, folder = _disk_budget(name, limit_mb)
+    return EmbeddingBudgets(
+        device, host_bytes, nbytes, folder, shared=caches.embedding_cache_shared
     )
-    host = (
-        host_bytes
-        if engine.embedding_cache_host_mb is None
-        else engine.embedding_cache_host_mb * MIB
-    )
-    shared, name = keep.embedding_cache_shared, engine.embedding_cache_dir
-    if shared is not None:
-        check_one_disk(engine, keep)
-        limit_mb = keep.embedding_cache_shared_mb
-        disk = _disk_budget("--embedding-cache-shared", shared, limit_mb)
-        return EmbeddingBudgets(device, host, *disk, shared=True)
-    if name is None or engine.embedding_cache_disk_mb == 0:
-        return EmbeddingBudgets(device, host)
-    limit_mb = engine.embedding_cache_disk_mb
-    return EmbeddingBudgets(device, host, *_disk_budget("--embedding-cache-dir", name, limit_mb))
 
 
-def check_one_disk(engine: EngineOptions, keep: PinOptions) -> None:
-    """Raises ConfigError where embeddings are to lie in two folders."""
-    if keep.embedding_cache_shared is not None and engine.embedding_cache_dir is not None:
-        raise ConfigError(
-            "--embedding-cache-dir and --embedding-cache-shared exclude each other: the shared "
-            "folder survives restarts, too"
-        )
-
-
-def _disk_budget(option: str, name: str, limit_mb: int | None) -> tuple[int, str]:
+def _disk_budget(name: str, limit_mb: int | None) -> tuple[int, str]:
     """Bytes for embeddings in a folder, and the folder. Raises ConfigError."""
     folder = Path(name).expanduser().absolute()
     try:
@@ -514,10 +495,10 @@ def _disk_budget(option: str, name: str, limit_mb: int | None) -> tuple[int, str
         # What is saved already counts too: else the budget would shrink at each restart.
         room = shutil.disk_usage(folder).free + stored_bytes(folder)
     except FileExistsError:
-        raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
+        raise ConfigError(f"--embedding-cache-dir {folder}: it is a file, not a folder") from None
     except OSError as error:
-        raise ConfigError(f"{option} {folder}: {error.strerror}") from None
-    warn_of_others(option, folder)
+        raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
+    warn_of_others("--embedding-cache-dir", folder)
     return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
 
 

@@ -1,4 +1,4 @@
-"""What start-up has decided, in words for people. Decides nothing (`sizing.py`)."""
+"""The decisions of start-up, in words for people. Decides nothing (`sizing.py`)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from saccade.engine.sizing import kv_page_bytes
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """What was loaded, for people. `options`: the family's own. `quantised`: what is in 8 bits;
-    nothing where nothing is. `saved`: embeddings found on disk.
+    """The loaded model, for people. `options`: the family's own. `quantised`: the 8-bit matrices;
+    empty for none. `saved`: embeddings found on disk.
     """
 
     options: tuple[str, ...]
@@ -36,7 +36,7 @@ def describe(
     hardware: Hardware,
     facts: LoadFacts,
 ) -> tuple[tuple[str, str], ...]:
-    """What the engine decided, for people: (name, value)."""
+    """The engine's decisions, for people: (name, value)."""
     page_bytes = kv_page_bytes(
         spec, config.page_size, config.dtype, parallel.size, kept=config.kv.dtype
     )
@@ -74,7 +74,7 @@ def _describe_tower(config: EngineConfig, spec: FamilySpec) -> str:
 def _describe_images(
     config: EngineConfig, spec: FamilySpec, saved: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """What a model that sees no images does not have."""
+    """The lines about images, left out for a model without a vision tower."""
     bounds = spec.pixel_bounds
     return (
         ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
@@ -96,10 +96,11 @@ def _describe_experts(parallel: ParallelConfig, experts: int) -> str:
 def _describe_language(
     config: EngineConfig, kv: str, state_bytes: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """What a server that only encodes does not have."""
+    """The lines about language, left out for a server that only encodes."""
     return (
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv),
+        ("attention", f"{config.kv.attention}, over pages"),
         ("prefix cache", _describe_prefix_cache(config, state_bytes)),
         *(
             (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)
@@ -115,7 +116,7 @@ def _describe_language(
 
 
 def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
-    """The same of what becomes of pictures before the engine sees them."""
+    """The front's decisions about received images, for people: (name, value)."""
     return (
         (
             "sent pictures",

@@ -1,9 +1,9 @@
-"""Whether embeddings lie in the folder that other servers write, too: looked up when a request
-comes, beside the loop, so that what was encoded elsewhere is read instead of encoded.
+"""Lookups of embeddings in the folder shared with other servers: beside the loop, when a request
+comes, so that images encoded elsewhere are read instead of encoded.
 
-Owns the requests that wait for it, for a moment at most: a folder that does not answer is left
-alone for a while, and its embeddings count as not there. Reads no file: the worker does, and one
-that has gone meanwhile is encoded. Knows nothing of plans.
+Owns the requests that wait for a lookup, for a moment at most: an unresponsive folder is left alone
+for a while, and its embeddings count as missing. Reads no file: the worker does, and encodes the
+image if the file has gone. Knows nothing of plans.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Sight = tuple[tuple[Image, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request, and when it goes on whatever comes."""
+    """A request, and the time at which it goes on without an answer."""
 
     request: Request
     look: Future[Sight]
@@ -39,7 +39,9 @@ class _Waiting:
 
 
 class StoreProbe:
-    """Looks into `folder`. `begin` a look for a request; `take` it once `wake` was called."""
+    """Looks into `folder`. `begin` a lookup for a request; `take` the request after a call of
+    `wake`.
+    """
 
     def __init__(self, folder: str, wake: Callable[[], object]) -> None:
         """`wake` is called by the loop."""
@@ -51,7 +53,7 @@ class StoreProbe:
 
     @property
     def waiting(self) -> bool:
-        """Whether a request has yet to be taken."""
+        """True if a request has yet to be taken."""
         return bool(self._waiting)
 
     def begin(self, request: Request, images: Sequence[Image]) -> bool:
@@ -66,14 +68,14 @@ class StoreProbe:
         return True
 
     def drop(self, id: str) -> bool:
-        """Forget a request. Whether it was here."""
+        """Forget a request. True if it was waiting."""
         waited = self._waiting.pop(id, None)
         if waited is not None:
             waited.look.cancel()
         return waited is not None
 
     def take(self) -> list[tuple[Request, Sight]]:
-        """Requests that go on, in the order in which they came: each once."""
+        """Requests that go on, in order of arrival: each once."""
         found: list[tuple[Request, Sight]] = []
         now = asyncio.get_running_loop().time()
         for id, waited in list(self._waiting.items()):
@@ -91,7 +93,7 @@ class StoreProbe:
         return found
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every request that is here with an error."""
+        """End every waiting request with an error."""
         ended = [Delta(id, finish="error", error=error) for id in self._waiting]
         self._waiting.clear()
         return ended

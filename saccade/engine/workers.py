@@ -1,8 +1,8 @@
-"""All workers as the engine sees them: starts one process per rank, each in the same way, sends
-every plan to all, takes the answers of rank 0, and says when and why they can no longer go on.
+"""All workers, for the engine: starts one process per rank, all in the same way, sends every plan
+to all, takes the answers of rank 0, and reports when and why the workers cannot go on.
 
-Sending never waits for a worker. Owns the processes and what is known of their state; knows nothing
-of what plans say but how much work they are.
+Sending never waits for a worker. Owns the processes and their known state; knows nothing of plans
+but their amount of work.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ Answer = TypeVar("Answer")
 
 
 class WorkersLost(Exception):
-    """The workers cannot go on; the message says which of them failed first, and how."""
+    """The workers cannot go on; the message names the first to fail, and how."""
 
 
 class _Rank:
-    """One worker: its process, and what it has said."""
+    """One worker: its process, and its messages."""
 
     def __init__(
         self, number: int, child: Child, channel: AsyncChannel[ToWorker, FromWorker], name: str
@@ -72,8 +72,8 @@ class _Rank:
         self.silence = Silence()
 
     def read(self, metrics: Metrics) -> list[FromWorker]:
-        """What it has sent, but for signs of life, figures and the reason of its end, which are
-        noted.
+        """The worker's messages, except for signs of life, figures and the reason of its end, which
+        are recorded.
         """
         answers: list[FromWorker] = []
         for message in self.channel.take():
@@ -98,7 +98,7 @@ class _Rank:
         return self.channel.over or self.error is not None or self.silent
 
     def explain(self) -> tuple[int, str]:
-        """(how sure this is the one that failed first: 0 is most, why)."""
+        """(certainty that this worker failed first, 0 the highest; the reason)."""
         status = self.child.status
         if status is not None and status < 0:
             return 0, f"{self.name} {self.child.ending}"
@@ -113,7 +113,7 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Pace:
-    """How long steps take: seconds per token and patch, the slowest so far; 0 before the first."""
+    """The pace of steps: seconds per token and patch, the slowest so far; 0 before the first."""
 
     slowest: float = 0.0
 
@@ -122,7 +122,7 @@ class _Pace:
             self.slowest = max(self.slowest, seconds / units)
 
     def allowed(self, plan: Plan) -> float | None:
-        """Seconds that the plan may take; None: nothing is known of plans like it."""
+        """Most seconds for the plan; None if the pace of such plans is unknown."""
         units = plan.num_tokens + plan.patches
         return SLOWER * self.slowest * units if self.slowest and not plan.adapt else None
 
@@ -154,7 +154,9 @@ class Workers:
     # ---- life
 
     async def start(self, arena_fd: int, arena_bytes: int) -> int:
-        """Start every process; how many CUDA devices they see. Raises WorkersLost."""
+        """Start every process; returns the number of CUDA devices that the workers see. Raises
+        WorkersLost.
+        """
         group_fd = os.memfd_create("saccade-ranks", os.MFD_CLOEXEC)
         for rank in range(self.size):
             boot = WorkerBoot(rank, group_fd, arena_fd, arena_bytes)
@@ -167,13 +169,15 @@ class Workers:
         return min(found.cuda_devices for found in await self._answers(Found))
 
     async def load(self, load: Load) -> list[Loaded]:
-        """Every rank loads its slice; what each has left and made of it. Raises WorkersLost."""
+        """Load a slice on every rank; returns each rank's remaining memory and facts. Raises
+        WorkersLost.
+        """
         self._step_timeout = load.parallel.step_timeout
         self._write(load)
         return await self._answers(Loaded)
 
     async def begin(self, config: EngineConfig) -> Begun:
-        """Every rank makes its memory; what the first finds on disk.
+        """Allocate every rank's memory; returns the embeddings that the first finds on disk.
 
         Raises WorkersLost.
         """
@@ -192,24 +196,24 @@ class Workers:
     # ---- steps
 
     def send(self, plan: Plan) -> None:
-        """Have every rank carry out a plan, after those before it."""
+        """Send a plan to every rank, to run after earlier plans."""
         if not self._flight:
             self._since = time.monotonic()
         self._flight.append(plan)
         self._write(plan)
 
     def send_masks(self, masks: Masks) -> None:
-        """What the masked rows of the oldest plan in flight may draw: to the rank that draws."""
+        """Send the masks of the oldest plan in flight to the sampling rank."""
         self._ranks[0].channel.send(masks)
 
     @property
     def in_flight(self) -> int:
-        """Plans that were sent and whose answers have not been taken."""
+        """Number of plans sent whose answers have not been taken."""
         return len(self._flight)
 
     def take(self) -> list[tuple[Plan, StepResult]]:
-        """The oldest plans in flight that are answered, in order, with their answers. Raises
-        AssertionError for an answer to another.
+        """The oldest answered plans in flight, in order, with their answers. Raises AssertionError
+        for an answer to another plan.
         """
         answered = []
         for answer in self._ranks[0].read(self._metrics):
@@ -232,14 +236,15 @@ class Workers:
 
     @property
     def in_trouble(self) -> bool:
-        """Whether `explain` has something to explain: the workers cannot go on."""
+        """True if the workers cannot go on, for a reason that `explain` gives."""
         return self._timed_out or any(rank.in_trouble for rank in self._ranks)
 
     async def explain(self) -> str:
-        """Which worker failed first, and how."""
+        """The worker that failed first, and how."""
         if not any(rank.in_trouble for rank in self._ranks):
             ranks = f" on {self.size} ranks" if self.size > 1 else ""
-            return f"a step has taken longer than {self._step_timeout:g} s{ranks} (--step-timeout)"
+            limit = f"{self._step_timeout:g} s{ranks} (--tune step_timeout)"
+            return f"a step has taken longer than {limit}"
         await asyncio.sleep(SETTLE_SECONDS)
         for rank in self._ranks:
             rank.read(self._metrics)
@@ -248,7 +253,7 @@ class Workers:
 
     @property
     def overdue(self) -> str:
-        """Why no step has ended although one should have; empty while all is well."""
+        """The reason why no step has ended in time; empty while all is well."""
         if not self._flight:
             return ""
         plan, passed = self._flight[0], time.monotonic() - self._since
@@ -267,7 +272,7 @@ class Workers:
             rank.channel.write(frame)
 
     async def _answers(self, kind: type[Answer]) -> list[Answer]:
-        """One of `kind` from each rank."""
+        """An answer of type `kind` from each rank."""
         answers: dict[int, Answer] = {}
         while len(answers) < self.size:
             self._arrived.clear()

@@ -14,15 +14,15 @@ from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import (
+    CacheOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
     ParallelOptions,
-    PinOptions,
     RoleOptions,
 )
 from saccade.engine.link import EngineProcess
-from saccade.engine.sizing import arena_bytes, check_one_disk, resolve_encoder
+from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import read_pooling, resolve_model
 from saccade.families.registry import load_spec
 from saccade.front.compiler import Compiler
@@ -43,7 +43,7 @@ def build_front(
     parallel: ParallelOptions,
     media: MediaOptions,
     max_requests: int = 1024,
-    pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
     role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
     answers: AnswerOptions = AnswerOptions(),  # noqa: B008 - frozen
 ) -> RequestManager:
@@ -55,7 +55,6 @@ def build_front(
     spec = load_spec(folder, options.family_option)
     # The engine decides this, once it sees the device; what works on no device need not wait for
     # it.
-    check_one_disk(engine, pins)
     check_role(role.role, spec)
     half = options.dtype != "float32"
     resolve_encoder(engine, spec, cuda=options.device != "cpu", half=half)
@@ -78,14 +77,14 @@ def build_front(
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
         find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
-    link = EngineProcess(folder, options, engine, parallel, arena, words, pins, role.role)
+    link = EngineProcess(folder, options, engine, parallel, arena, words, caches, role.role)
     scoring = find_scoring(answers.pooling, read_pooling(folder), spec, tokenizer)
     readouts = ReadoutCache(answers.readout_cache_mb * MIB)
     return RequestManager(intake, link, metrics, max_requests, scoring, readouts)
 
 
 def check_role(role: Role, spec: FamilySpec) -> None:
-    """Raises ConfigError where a model without a vision tower is to share its images' work."""
+    """Raises ConfigError for a role other than all with a model without a vision tower."""
     if role != "all" and not spec.sees_images:
         raise ConfigError(
             f"--role {role}: this model has no vision tower, so no images to encode; use --role all"

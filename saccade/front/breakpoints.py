@@ -31,15 +31,15 @@ _EPHEMERAL, _EXPLICIT = 300, 1800
 
 
 class CacheControl(Struct):
-    """What stands up to here is to be kept: Anthropic's mark."""
+    """Anthropic's mark: keep the prompt up to this place."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: Lifetime | None = None
 
 
 class PromptCacheBreakpoint(Struct):
-    """What stands up to here is to be kept: OpenAI's mark. ttl: else that of
-    `prompt_cache_options`, else 30m.
+    """OpenAI's mark: keep the prompt up to this place. ttl: default that of `prompt_cache_options`,
+    else 30m.
     """
 
     mode: Literal["explicit"] = "explicit"
@@ -47,9 +47,9 @@ class PromptCacheBreakpoint(Struct):
 
 
 class PromptCacheOptions(Struct, forbid_unknown_fields=True):
-    """mode: implicit keeps the whole prompt; explicit what stands before breakpoints. ttl: of
-    breakpoints that have none. comparison_response_id: asks for diagnostics, which compare with the
-    likest of this client's prompts, whichever response it names.
+    """mode: implicit keeps the whole prompt; explicit the prompt up to breakpoints. ttl: default
+    for breakpoints. comparison_response_id: asks for diagnostics, which compare with the likest of
+    this client's prompts, whatever response it names.
     """
 
     mode: Literal["implicit", "explicit"] = "implicit"
@@ -58,7 +58,7 @@ class PromptCacheOptions(Struct, forbid_unknown_fields=True):
 
 
 class Marked(Struct, kw_only=True):
-    """What may carry a mark."""
+    """A part or message that may carry a mark."""
 
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
@@ -70,8 +70,8 @@ _MARKED: Reader[Marked] = Reader(Marked)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """seconds: None: as `prompt_cache_options` has it, or 30 minutes. message, part: after which
-    part; no part: after the message; no message: after the tools.
+    """seconds: None: as in `prompt_cache_options`, or 30 minutes. message, part: the mark stands
+    after this part; no part: after the message; no message: after the tools.
     """
 
     place: str
@@ -83,9 +83,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class CacheWish:
-    """What a request asks of the caches beside its marks. seconds: for how long the whole prompt is
-    to be kept; 0: not. default: of marks that do not say. place: what the client calls the wish.
-    diagnose: say why less of the prompt was found than might be. family: `prompt_cache_key`.
+    """A request's wishes for the caches beside its marks. seconds: time to keep the whole prompt;
+    0: not kept. default: seconds of marks without a time. place: the client's name for the wish.
+    diagnose: explain why less of the prompt was found than possible. family: `prompt_cache_key`.
     """
 
     seconds: int = 0
@@ -100,7 +100,7 @@ NO_WISH = CacheWish()
 
 
 def seconds_of(ttl: str, place: str) -> int:
-    """Raises InvalidRequest for what is no time, or too long."""
+    """The seconds of a time such as 5m. Raises InvalidRequest for a malformed or too long time."""
     number, unit = ttl[:-1], ttl[-1:]
     is_time = len(number) <= _LONGEST_NUMBER and number.isdecimal() and unit in _UNIT
     seconds = int(number) * _UNIT[unit] if is_time else 0
@@ -126,13 +126,13 @@ def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark | Non
 
 
 def control_mark(control: CacheControl, place: str, part: int | None = None) -> Mark:
-    """Anthropic's mark, which stands at `place`. Raises InvalidRequest as `seconds_of`."""
+    """Anthropic's mark at `place`. Raises InvalidRequest as `seconds_of`."""
     seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
     return Mark(place, seconds, True, None, part)
 
 
 def read_tool_marks(tools: Sequence[Any] | None) -> tuple[Mark, ...]:
-    """Those of a request's tools. Raises InvalidRequest for a mark that is not well-formed."""
+    """The marks of a request's tools. Raises InvalidRequest for a malformed mark."""
     given = ((f"tools[{index}]", tool) for index, tool in enumerate(tools or ()))
     marks = (loose_mark(tool, place) for place, tool in given if isinstance(tool, Mapping))
     return tuple(mark for mark in marks if mark is not None)

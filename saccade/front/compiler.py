@@ -1,7 +1,7 @@
-"""Grammars that are compiled beside the event loop, for `Intake`.
+"""Grammars compiled beside the event loop, for `InputProcessor`.
 
-Owns the front's lexicon, the one thread that compiles, and whose turn it is there. Knows nothing
-of prompts, requests or rows; what a wish may say is `text/grammar.py`'s.
+Owns the front's lexicon, the one compiling thread, and the order of turns there. Knows nothing of
+prompts, requests or rows; `text/grammar.py` reads wishes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ the compiler's thread; may raise InvalidRequest. None: any text.
 
 
 class Compiler:
-    """One thread, which reads the lexicon first. Clients take turns there, and the requests of one
-    come in their order; the event loop never waits.
+    """One thread, which reads the lexicon first. Clients take turns, and requests of one client
+    keep their order; the event loop never waits.
     """
 
     def __init__(self, tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> None:
-        """`tokenizer_json`, `vocab_size`, `ends`: as in `core.lexicon.read_lexicon`, which holds
+        """`tokenizer_json`, `vocab_size`, `ends`: as in `grammar_vocab.read_lexicon`, which holds
         the interpreter for half a second on a large vocabulary: build this before clients come.
         """
         self._thread = ThreadPoolExecutor(1, "saccade-grammar")
@@ -45,8 +45,8 @@ class Compiler:
     async def compile(
         self, wish: OutputConstraint | MakeWish, thinks_until: str | None = None, client: str = ""
     ) -> Grammar | None:
-        """The grammar of a wish; None where it turns out to allow any text. `thinks_until`: as in
-        `Grammars.compile`. client: under which name it takes turns.
+        """The grammar of a wish; None if the wish allows any text. `thinks_until`: as in
+        `Grammars.compile`. client: the name for taking turns.
 
         Raises InvalidRequest whose `param` names the place.
         """
@@ -72,7 +72,7 @@ class Compiler:
             raise
 
     def _pass_on(self) -> None:
-        """Give the turn to the client that has waited longest for one."""
+        """Give the turn to the client that has waited longest."""
         while self._waiting:
             client = next(iter(self._waiting))
             turns = self._waiting.pop(client)

@@ -1,9 +1,9 @@
-"""Messages and content parts as OpenAI has them: JSON over HTTP, or Python objects.
+"""Messages and content parts in OpenAI's form: JSON over HTTP, or Python objects.
 
 Owns the schemas of messages and parts, and their reading into `conversation.Message`s. Unknown keys
-of messages and parts are ignored, for other servers' and SDKs' own answers carry many when they are
-sent back; the fields inside `image_url` and `file` decide the image, and unknown keys there are
-refused. Knows nothing of templates or of how images are fetched.
+of messages and parts are ignored, as answers of other servers and SDKs carry many when sent back;
+the fields inside `image_url` and `file` decide the image, and unknown keys of both are refused.
+Knows nothing of templates or of fetching images.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class Pixels(Struct, kw_only=True):
-    """How many pixels an image may have after resizing."""
+    """Bounds on the pixels of an image after resizing."""
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -52,11 +52,11 @@ class ImageWishes(Marked, kw_only=True):
 
 
 class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
-    """Where an image is: a URL, or its bytes in base64.
+    """An image's address: a URL, or its bytes in base64.
 
     detail: low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
-    otherwise; auto, high and original are as many as the model takes.
-    format: what the client says of the type, which the bytes themselves decide.
+    otherwise; auto, high and original are as many as the model takes. format: the client's claim
+    about the type, which the bytes themselves decide.
     """
 
     url: str
@@ -83,7 +83,7 @@ class TextPart(Marked, tag_field="type", tag="text", kw_only=True):
 
 
 class InputTextPart(Marked, tag_field="type", tag="input_text", kw_only=True):
-    """Text, by its name in the Responses API."""
+    """Text, under the Responses API's name."""
 
     text: str
 
@@ -95,9 +95,9 @@ class RefusalPart(Marked, tag_field="type", tag="refusal", kw_only=True):
 
 
 class ImagePart(ImageWishes, tag_field="type", tag="image_url", kw_only=True):
-    """An image within a message. Its pixels may be bounded here or beside its URL.
+    """An image within a message. Its pixels may be bounded in the part or beside its URL.
 
-    uuid: a name of the client's for it, under which alone it may come again while it is cached.
+    uuid: the client's name for the image, which may replace it while the image is cached.
     """
 
     image_url: str | ImageURL | None = None
@@ -105,7 +105,7 @@ class ImagePart(ImageWishes, tag_field="type", tag="image_url", kw_only=True):
 
 
 class InputImagePart(ImageWishes, tag_field="type", tag="input_image", kw_only=True):
-    """An image, by its name in the Responses API. uuid: as in `ImagePart`."""
+    """An image, under the Responses API's name. uuid: as in `ImagePart`."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -126,7 +126,7 @@ class ImageFilePart(ImageWishes, tag_field="type", tag="image_file", kw_only=Tru
 
 
 class FilePart(ImageWishes, tag_field="type", tag="file", kw_only=True):
-    """An uploaded or inline image within a message, by the name that other APIs have for it."""
+    """An uploaded or inline image within a message, under a name from other APIs."""
 
     file: UploadedFile
 
@@ -163,7 +163,7 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Marked, kw_only=True):
-    """A message of any role. reasoning: `reasoning_content` by another name, where it is a text."""
+    """A message of any role. reasoning: another name for `reasoning_content`, if a text."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None
@@ -193,7 +193,7 @@ _PARTS = msgspec.json.Decoder(list[_Content])
 
 
 class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Bounds for all images of a request that have none of their own (`mm_processor_kwargs`)."""
+    """Bounds for all images of a request without bounds of their own (`mm_processor_kwargs`)."""
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -207,8 +207,8 @@ _BYTES_PER_TOKEN = 256
 
 
 def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) -> None:
-    """Refuse messages (or items) that no prompt of this context could hold, before one of them is
-    built. Raises InvalidRequest that names `param`.
+    """Refuse messages (or items) that no prompt of this context could hold, before building any.
+    Raises InvalidRequest that names `param`.
     """
     if len(raws) > context_length:
         has = f"{len(raws)} entries of {param}, each of a token at least"
@@ -220,7 +220,7 @@ def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) 
 
 
 def message_from_json(raw: msgspec.Raw, place: str, limits: ImageLimits) -> Message:
-    """A message of a request. Raises InvalidRequest that names what is wrong below `place`."""
+    """A message of a request. Raises InvalidRequest that names the fault's place below `place`."""
     try:
         message = _MESSAGE.json(raw, place)
     except InvalidRequest as error:
@@ -249,10 +249,10 @@ def text_bytes(raw: msgspec.Raw) -> int:
 
 
 def message_from_object(given: Mapping[str, Any], place: str) -> Message:
-    """A message as Python has it.
+    """A message of Python objects.
 
     Parts may also be images themselves (`source_from_object`). Raises as `message_from_json`, and
-    ImageError for what is no image.
+    ImageError for an object that is no image.
     """
     fields = dict(given)
     content = fields.get("content")
@@ -286,7 +286,7 @@ def read_parts(
 
 
 def _name_kinds(message: object, place: str) -> None:
-    """Raises InvalidRequest that says what to do for the first part that is heard or moves."""
+    """Raises InvalidRequest with a remedy for the first audio or video part."""
     content = message.get("content") if isinstance(message, dict) else None
     for number, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -338,7 +338,7 @@ def _tool_calls(message: ChatMessage) -> list[dict[str, Any]]:
 
 
 def _marks(message: ChatMessage, place: str) -> Iterator[Mark]:
-    """Those of the parts, then the message's own."""
+    """The marks of the parts, then the message's own."""
     for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if not isinstance(part, str):
             mark = read_mark(part, f"{place}.content[{number}]", number)
@@ -384,8 +384,8 @@ def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
 
 
 def image_address(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
-    """Where an image is: one of two fields, called `names` below `place`. Raises InvalidRequest for
-    both, and for neither.
+    """The address of an image from one of two fields, called `names` below `place`. Raises
+    InvalidRequest for both, and for neither.
     """
     if file_id is not None and url is not None:
         raise InvalidRequest(f"{place}: {names[0]} and {names[1]} exclude each other", place)
@@ -397,7 +397,7 @@ def image_address(file_id: str | None, url: str | None, place: str, *names: str)
 
 
 def image_url(given: str) -> str:
-    """A URL, without the spaces around it; base64 without one becomes a data: URL."""
+    """A URL, stripped of spaces; bare base64 becomes a data: URL."""
     given = given.strip()
     bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
     return f"data:;base64,{given}" if bare else given
@@ -406,9 +406,7 @@ def image_url(given: str) -> str:
 def _budget(
     inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, limits: ImageLimits
 ) -> Budget:
-    """A part's wishes for its size, which may stand in two places, but not differ; else the
-    request's.
-    """
+    """A part's wishes for its size, from two places that must not differ; else the request's."""
 
     def either(name: str, one: int | None, other: int | None, default: int | None) -> int | None:
         if one is not None and other is not None and one != other:

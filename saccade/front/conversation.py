@@ -1,8 +1,8 @@
 """A conversation as every dialect's reader builds it: messages, parts, tools, marks.
 
 Owns the types in which the APIs meet. Each message and each part carries its place in the client's
-own body, so that a refusal raised later, wherever that is, names it. Knows nothing of any API's
-JSON, of templates, or of how images are fetched.
+own body, so that any later refusal names it. Knows nothing of any API's JSON, of templates, or of
+fetching images.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Part = MessageText | ImageSource
 class Message:
     """One message.
 
-    `fields` are passed to the template as they are: tool_calls, tool_call_id, name,
-    reasoning_content. marks: where its client wants the prompt kept up to. place: of its content in
-    the client's body, e.g. "messages[2].content". `num_characters`: of its text and of its fields.
+    `fields` go to the template unchanged: tool_calls, tool_call_id, name, reasoning_content. marks:
+    places up to which the client wants the prompt kept. place: of the content in the client's body,
+    e.g. "messages[2].content". `num_characters`: of the text and the fields.
     """
 
     role: str
@@ -63,7 +63,7 @@ class Message:
         return tuple(part for part in self.parts if isinstance(part, ImageSource))
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it; what is None is left out, as they expect."""
+        """The message for chat templates, without None values."""
         message: dict[str, Any] = {"role": self.role, **self.fields}
         if isinstance(self.content, tuple):
             message["content"] = [
@@ -78,7 +78,7 @@ class Message:
 
 
 def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A call of an earlier answer as templates read it: the arguments as an object, where their
+    """A call of an earlier answer for templates: the arguments as an object, if their
     text is one.
     """
     if isinstance(arguments, str):
@@ -96,9 +96,9 @@ class Chat:
     """A conversation to be rendered by the chat template.
 
     `variables` are the client's own for the template. effort, verbosity, thinks:
-    `reasoning_effort`, `verbosity` and `enable_thinking`, which mean what the template makes of
-    them. `num_characters`: of all that the template is given; it takes a while to count, so a large
-    chat is built beside the event loop.
+    `reasoning_effort`, `verbosity` and `enable_thinking`, whose meaning is the template's.
+    `num_characters`: of the template's whole input; counting takes a while, so a large chat is
+    built beside the event loop.
     """
 
     messages: tuple[Message, ...]
@@ -120,12 +120,12 @@ class Chat:
 
     @property
     def sources(self) -> tuple[ImageSource, ...]:
-        """In the order in which the template mentions them."""
+        """The images in the order of the rendered template."""
         return tuple(source for message in self.messages for source in message.sources)
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """In order, those of tools first."""
+        """The marks in order, those of tools first."""
         marks = (
             replace(mark, message=index)
             for index, message in enumerate(self.messages)
@@ -134,7 +134,9 @@ class Chat:
         return (*self.tool_marks, *marks)
 
     def place_of(self, message: int, part: int | None) -> str:
-        """The client's name for a landmark: the tools, a message's content, or a part of it."""
+        """The client's name for a landmark: the tools, a message's content, or a part of the
+        content.
+        """
         if message == TOOLS:
             return "tools"
         if part is None:

@@ -1,8 +1,8 @@
-"""How JSON and Python values become typed fields: one home for HTTP bodies and for `LLM`.
+"""The reading of JSON and Python values into typed fields: one home for HTTP bodies and for `LLM`.
 
-Owns what is tolerated in every field (null for "not given", 8.0 for 8), the range of integers, and
-the words of refusals: msgspec's own, with the field in `param` and named first. Knows no field but
-`type`, by which parts are told apart.
+Owns the tolerance of every field (null for "not given", 8.0 for 8), the range of integers, and the
+words of refusals: msgspec's own, with the field in `param` and named first. Knows no field but
+`type`, which tells parts apart.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Reader(Generic[V]):
 
 
 def _tidy(value: Any) -> Any:
-    """Without the keys whose value is null, and with whole floats as integers."""
+    """The value without null keys, and with whole floats as integers."""
     if isinstance(value, dict):
         return {
             key: each if key in _VERBATIM else _tidy(each)
@@ -108,10 +108,10 @@ def not_json(
 
 
 def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
-    """msgspec's words, with the field in `param`, the parameter named first, and what is allowed
-    where that is a list. `path` is where the value of this schema stands.
+    """msgspec's words, with the field in `param`, the parameter named first, and the allowed values
+    if they are a list. `path`: the place of this schema's value.
 
-    A field of which one value is allowed stands for something that this server does not do.
+    A field with one allowed value stands for a feature that this server lacks.
     """
     at = _PATH.search(message)
     text, below = (message[: at.start()], at.group(1).replace("[...]", "")) if at else (message, "")
@@ -136,13 +136,13 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
 
 
 def unsupported(path: str) -> InvalidRequest:
-    """For a parameter that nothing here knows."""
+    """The refusal of an unknown parameter."""
     path = path if len(path) <= 200 else path[:200] + "..."
     return InvalidRequest(f"{path}: this parameter is not supported", path, "unsupported_parameter")
 
 
 def only(path: str, choices: list[Any]) -> InvalidRequest:
-    """For a value that is none of those allowed."""
+    """The refusal of a value outside of `choices`."""
     *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
     allowed = f"{', '.join(most)} or {last}" if most else last
     code = None if most else "unsupported_parameter"
@@ -150,7 +150,7 @@ def only(path: str, choices: list[Any]) -> InvalidRequest:
 
 
 def too_long(param: str, has: str, context_length: int, chat: bool = False) -> InvalidRequest:
-    """For a prompt that leaves no room for an answer; a chat may have images to blame.
+    """The refusal of a prompt that leaves no room for an answer; a chat may have images to blame.
 
     Clients know the error by its first words. They look for them in Python's `repr` of the whole
     error, where a double quote anywhere in the message would put a backslash before the apostrophe.
@@ -170,8 +170,8 @@ def too_long(param: str, has: str, context_length: int, chat: bool = False) -> I
 
 
 def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
-    """The values other than null that are allowed at the end of this path of fields, as far as they
-    can be listed.
+    """The allowed values, except null, at the end of this path of fields, as far as they can be
+    listed.
     """
     match kind:
         case inspect.UnionType(types):

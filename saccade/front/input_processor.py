@@ -1,9 +1,8 @@
-"""From what a client asks to what the engine runs: `InputProcessor.prepare`.
+"""From a client's request to the engine's: `InputProcessor.prepare`.
 
-Owns the order of the steps, in which what is refused for less comes first: template, tokens,
-limits, grammar, pictures named (not decoded), placeholders widened to spans, sampling with every
-default filled in. Knows nothing of HTTP and nothing of the
-engine but its context length.
+Owns the order of the steps, cheap refusals first: template, tokens, limits, grammar, images named
+(not decoded), placeholders widened to spans, sampling with every default filled in. Knows nothing
+of HTTP and nothing of the engine but its context length.
 """
 
 from __future__ import annotations
@@ -79,15 +78,15 @@ which waits for each of them to let go of the interpreter.
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a client wants: `n` answers to one prompt (a chat, a text, or token ids).
+    """A client's wish: `n` answers to one prompt (a chat, a text, or token ids).
 
-    `add_special_tokens`: what the tokenizer puts around a bare text is added; None: to texts, not
-    to chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
-    `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
-    does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must
-    look like; None: any text. `separate_reasoning`: reasoning is told apart from text, where the
-    model reasons. `prompt_logprobs`: as in `Request`. `cache`: what is asked of the caches, beside
-    the marks in a chat. `names`: how the client's API calls the fields, for refusals.
+    `add_special_tokens`: add the tokenizer's tokens around a bare text; None: for texts, not for
+    chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
+    `SamplingParams` set by the client; the rest get their defaults in `prepare`. Raises like
+    `SamplingParams`: a field out of bounds is refused before an image is fetched. `wish`: the form
+    of the answers; None: any text. `separate_reasoning`: reasoning is told apart from text, if the
+    model reasons. `prompt_logprobs`: as in `Request`. `cache`: wishes for the caches, beside the
+    marks in a chat. `names`: the client's API's names of the fields, for refusals.
     """
 
     prompt: Chat | str | tuple[int, ...]
@@ -115,10 +114,10 @@ class GenerationRequest:
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
-    the pictures by their places. `reasoning`: where it leaves a model that reasons.
+    the images by their places. `reasoning`: the state in which the prompt leaves a reasoning model.
 
-    breakpoints: as in `Caching`. landmarks: (tokens, place) of where parts of a chat end, in order;
-    only for requests that ask why the cache missed something.
+    breakpoints: as in `Caching`. landmarks: (tokens, place) of the ends of a chat's parts, in
+    order; only for requests that ask for reasons of cache misses.
     """
 
     tokens: tuple[int, ...]
@@ -132,7 +131,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A chat as tokens, images one token each. landmarks: as in `Prompt`, with their places in the
+    """A chat as tokens, one token per image. landmarks: as in `Prompt`, with their places in the
     chat.
     """
 
@@ -176,8 +175,8 @@ class InputProcessor:
         compiler: Compiler | None = None,
         manner: AnswerFormat = SILENT,
     ) -> None:
-        """`special_tokens_in_content`: special tokens that clients write in messages are such.
-        `compiler`: None: one of the tokenizer's own vocabulary. `manner`: how the model writes
+        """`special_tokens_in_content`: read special tokens in clients' messages as such.
+        `compiler`: None: one of the tokenizer's own vocabulary. `manner`: the model's way to write
         calls and reasoning.
         """
         self.spec = spec
@@ -194,12 +193,12 @@ class InputProcessor:
 
     @property
     def usual_length(self) -> str:
-        """Of an answer of which nothing else is said, for people."""
+        """The length of an answer whose request names no limit, for people."""
         most = self.defaults.max_tokens
         return "as long as the context allows" if most == LARGEST else f"{most} tokens at most"
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """The result of long work, which other requests need not wait for."""
+        """The result of long work, run beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     async def prepare(
@@ -262,7 +261,7 @@ class InputProcessor:
         )
 
     def _wish(self, ask: GenerationRequest) -> OutputConstraint | MakeWish | None:
-        """What the answers must be, calls included. Raises InvalidRequest for tools that the model
+        """The form of the answers, calls included. Raises InvalidRequest for tools that the model
         cannot call.
         """
         offer, form, wish = _offer(ask), self.manner.calls, ask.wish
@@ -295,7 +294,7 @@ class InputProcessor:
         client: Client = ANYBODY,
         room: MemoryBudget = BOUNDLESS,
     ) -> Prompt:
-        """The prompt of `ask`, whose text fits the context; its images may be beyond it, within
+        """The prompt of `ask`, whose text fits the context; its images may exceed it, within
         reason. Raises a RequestError that names the field.
         """
         choose(_marks(ask), ask.cache)
@@ -331,8 +330,8 @@ class InputProcessor:
         return EncodedPrompt(self._encode(prompt, ask.names["prompt"], context_length, special))
 
     def _check_room(self, ask: GenerationRequest, least: int, context_length: int) -> None:
-        """Raises InvalidRequest for what can be refused before a grammar is compiled or an image is
-        fetched. `least`: tokens of the prompt, each image one.
+        """Raises InvalidRequest for faults that show before a grammar is compiled or an image is
+        fetched. `least`: tokens of the prompt, one per image.
         """
         if least >= context_length and _sources(ask):
             raise too_long(ask.names["messages"], f"at least {least} tokens", context_length, True)
@@ -380,7 +379,7 @@ class InputProcessor:
     def _encode_chat(
         self, chat: Chat, ask: GenerationRequest, context_length: int, special: bool, locate: bool
     ) -> EncodedPrompt:
-        """`locate`: find where its parts end."""
+        """A chat as tokens. `locate`: find the ends of its parts."""
         given = self._given(chat, ask)
         rendered = self.render(chat, ask, context_length)
         tokens = self.tokens_of(rendered, ask.names["messages"], context_length, special)
@@ -442,8 +441,8 @@ class InputProcessor:
         return Rendered(text, text)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
-        """The template's variables: those that the client names itself, and what the template makes
-        of effort, verbosity and thinking.
+        """The template's variables: the client's own, and those for effort, verbosity and
+        thinking.
         """
         wishes: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
         names = self.template.names
@@ -457,8 +456,8 @@ class InputProcessor:
         return {**known, **chat.variables}
 
     def _passed_over(self, chat: Chat) -> Iterator[str]:
-        """Fields of a request that this model's template has no word for. Of a model that does not
-        reason, none is passed over that wants it not to.
+        """Fields of a request without a counterpart in this model's template. A model without
+        reasoning passes over no wish for less of it.
         """
         names, reasons = self.template.names, self.manner.reasons
         if chat.verbosity not in (None, "medium") and "verbosity" not in names:
@@ -479,15 +478,15 @@ class InputProcessor:
         )
 
     def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
-        """Raises InvalidRequest for what cannot fit, whatever its tokens are."""
+        """Raises InvalidRequest for a text too long for the context, whatever its tokens are."""
         least = -(-len(text) // self.tokenizer.longest_token)
         if least > context_length:
             has = f"{len(text)} characters, so at least {least} tokens"
             raise too_long(param, has, context_length, chat)
 
     def _without_calls(self, bias: Biases) -> Biases:
-        """`bias`, and no call begun: tools that may not be called stay in the prompt, so that what
-        is known of its beginning serves whether they may or not.
+        """`bias`, and no call begun: forbidden tools stay in the prompt, so that the cached
+        beginning serves in both cases.
         """
         tag = self.tokenizer.backend.token_to_id(tool_calls.OPEN)
         if self.manner.calls is None or tag is None:
@@ -497,8 +496,8 @@ class InputProcessor:
     def _sampling(
         self, ask: GenerationRequest, prompt_tokens: int, context_length: int
     ) -> SamplingParams:
-        """The request's sampling with nothing left open, and the answer bounded by what the context
-        has left.
+        """The request's sampling with nothing left open, and the answer bounded by the rest of the
+        context.
         """
         if not prompt_tokens:
             raise InvalidRequest("the prompt is empty", ask.names["prompt"])

@@ -1,5 +1,5 @@
-"""How far start-up is, for people: one moving line in a terminal, elsewhere a line for each stage
-and one every few seconds. Knows nothing of what is loaded.
+"""Progress of start-up, for people: one moving line in a terminal, elsewhere a line for each stage
+and every few seconds. Knows nothing of the work.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LINE_SECONDS = 2.0
 
 
 class LoadingView:
-    """A context manager; at its end the moving line is gone. `lines`: where there is no terminal,
-    say it in lines; else say nothing there.
+    """A context manager; the moving line disappears at the end. `lines`: without a terminal, print
+    lines; else print nothing.
     """
 
     def __init__(self, console: Console, *, lines: bool = True) -> None:
@@ -59,7 +59,7 @@ class LoadingView:
 
 
 def describe(loading: Loading) -> str:
-    """The stage, and how much of it is done where that is known."""
+    """The stage, and its progress if known."""
     if not loading.total:
         return loading.stage
     unit, name = (1e9, "GB") if loading.total >= 1e9 else (1e6, "MB")

@@ -84,7 +84,7 @@ class EngineClient(Protocol):
 
     @property
     def stall(self) -> str:
-        """Why the engine makes no progress though it lives; empty while it does."""
+        """The reason why a living engine makes no progress; empty while it does."""
         ...
 
     async def start(self, told: Callable[[Loading], None]) -> Ready:
@@ -104,11 +104,12 @@ class EngineClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FoundImage:
-    """Where picture `image` of a request was found, why not above that, and what it took. `pixels`:
-    still in the arena, encoded again. `encoder`: what came of asking an encoder, if one was asked.
+    """The source of image `image` of a request, the reasons for misses above, and the cost.
+    `pixels`: still in the arena, encoded again. `encoder`: the outcome of asking an encoder, if
+    any.
 
-    The ms are 0 unless this request's own turn made them be spent; `decoded` and `encoded` are
-    `time.monotonic()` when that was done.
+    The milliseconds are 0 unless spent for this request; `decoded` and `encoded` are the
+    `time.monotonic()` of the ends.
     """
 
     image: int
@@ -127,17 +128,16 @@ class FoundImage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerUpdate:
-    """News of answer `choice` (0 to n - 1): text and tokens since its last event. The one with
-    `finish` is its last.
+    """News of answer `choice` (0 to n - 1): text and tokens since its last event. The last event
+    has `finish`.
 
-    `parts`: what `text` newly makes certain of reasoning, text and tool calls, in their order;
-    `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
-    `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
-    stop string that ended the answer.
-    `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
-    it) stand in a choice's first, and so does `admitted`: `time.monotonic()` when the engine began
-    with it. `scores`: of the prompt, in the first of its answers alone, before any token.
-    `embedding`: as in `Delta`, until `RequestManager.taken`. `readout`: as in `Delta`.
+    `parts`: the reasoning, text and tool calls made certain by `text`, in order; `(Text(text),)`
+    for an answer of text alone. No part is empty or ever taken back. `num_tokens` counts all
+    generated tokens, even without text. `stop`: the stop string that ended the answer.
+    `cached_tokens`, `found` and `caching` (the request's cache wishes, and their outcome) stand in
+    a choice's first event, and so does `admitted`: `time.monotonic()` when the engine began.
+    `scores`: of the prompt, in the first of its answers alone, before any token. `embedding`: as in
+    `Delta`, until `RequestManager.taken`. `readout`: as in `Delta`.
     """
 
     choice: int
@@ -157,7 +157,7 @@ class AnswerUpdate:
 
 
 class _Answer:
-    """One engine request: its text so far, how that is read, and where its events go."""
+    """One engine request: its text so far, the reader of the text, and the queue of its events."""
 
     def __init__(
         self,
@@ -183,12 +183,12 @@ class _Answer:
 
     @property
     def standing(self) -> InFlight:
-        """How far it is."""
+        """The answer's progress."""
         request, age = self.request, time.monotonic() - self.request.arrival
         return InFlight(age, len(request.tokens), len(request.images), self._num_tokens)
 
     def advance(self, delta: Delta) -> AnswerUpdate:
-        """The event that `delta` makes; its `finish` may be a stop string's."""
+        """The event for `delta`; its `finish` may be a stop string's."""
         sampling = self.request.sampling
         tokens = delta.tokens
         if delta.finish == "stop" and tokens and tokens[-1] in sampling.stop_token_ids:
@@ -230,7 +230,7 @@ class _Answer:
 
 
 class RequestManager:
-    """What stands between clients and one engine. Build, `start`, serve, `stop`."""
+    """The link between clients and one engine. Build, `start`, serve, `stop`."""
 
     def __init__(
         self,
@@ -282,8 +282,8 @@ class RequestManager:
         return self._ready
 
     async def drain(self, grace: float) -> None:
-        """Take no more requests; let those in flight end within `grace` seconds, then fail what is
-        left.
+        """Refuse new requests; let those in flight end within `grace` seconds, then fail
+        the rest.
         """
         if self.state in ("starting", "ready"):
             self.state, self.reason = "stopping", "the server is shutting down"
@@ -306,7 +306,7 @@ class RequestManager:
 
     @property
     def health(self) -> tuple[State | Literal["stalled"], str]:
-        """The state, and why it is not "ready", if it is not."""
+        """The state, and the reason unless "ready"."""
         if self.state == "ready" and (stall := self._engine.stall):
             return "stalled", stall
         return self.state, self.reason
@@ -322,9 +322,8 @@ class RequestManager:
         return self.metrics
 
     def flush(self, embeddings: bool) -> None:
-        """Have the engine forget its prefix cache and, with `embeddings`, images too, and forget
-        what was read of prompts: requests
-        submitted from now on find none of what no request in flight uses.
+        """Forget the readouts, and make the engine forget its prefix cache and, with `embeddings`,
+        images too: requests submitted from now on find nothing unless a request in flight uses it.
 
         Raises EngineUnavailable.
         """
@@ -333,9 +332,9 @@ class RequestManager:
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:
-        """What the engine said when it was ready.
+        """The engine's report at its start.
 
-        Raises EngineUnavailable while it is not, and when it no longer is.
+        Raises EngineUnavailable unless the engine is ready.
         """
         if self.state != "ready" or self._ready is None:
             raise EngineUnavailable(self.reason)
@@ -350,11 +349,11 @@ class RequestManager:
         return await self.intake.prepare(ask, self.check_ready().context_length, client, room)
 
     async def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
-        """The events of all answers as they come; ends when each has had its last, or raises the
-        RequestError that ended one.
+        """The events of all answers in order of arrival; ends when each answer has had its last, or
+        raises the RequestError that ended an answer.
 
         Choices count through the `n` answers of each prepared request in turn. Closing the iterator
-        early (`contextlib.aclosing`) aborts what still runs.
+        early (`contextlib.aclosing`) aborts unfinished answers.
         """
         self.check_ready()
         events: asyncio.Queue[AnswerUpdate | RequestError] = asyncio.Queue()
@@ -387,12 +386,12 @@ class RequestManager:
                 media.release(image)
 
     def taken(self, id: str) -> None:
-        """An answer's embedding was sent: its place may be used again."""
+        """Free the place of an answer's embedding, which was sent."""
         self._tell(Abort(id))
 
     def in_flight(self, client: Client, most: int) -> list[InFlight]:
-        """The answers on their way, the longest first, `most` at most: of one of several keys only
-        its own, of anybody else all.
+        """The answers in flight, the longest first, at most `most`: one of several keys sees its
+        own, anybody else all.
         """
         own = client.share("") if client.limited and client.name else None
         shown = (each for each in self._answers.values() if own in (None, each.request.client))
@@ -406,7 +405,7 @@ class RequestManager:
                 answer.events.put_nowait(Cancelled())
 
     def _forget(self, answer: _Answer, outcome: str) -> bool:
-        """End an answer, once; whether it was still in flight."""
+        """End an answer, once; True if it was still in flight."""
         if self._answers.pop(answer.request.id, None) is None:
             return False
         self.metrics.inc("saccade_requests_total", outcome=outcome)
@@ -512,8 +511,8 @@ class RequestManager:
         answer.last_news = now
 
     async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
-        """Pixels for the engine, or the reason why there are none, which ends every request that
-        names the image.
+        """Pixels for the engine, or the reason for none, which ends every request that names the
+        image.
         """
         try:
             given = await self.intake.media.bring(key, slot)
@@ -544,7 +543,7 @@ class RequestManager:
 
 
 def _told(delta: Delta) -> RequestError:
-    """Why the engine has ended a request."""
+    """The error with which the engine has ended a request."""
     said = delta.error or "the engine gave the request up"
     if delta.code == InternalError.code:
         log.error("request %s: %s", delta.id, said)
@@ -555,7 +554,7 @@ def _told(delta: Delta) -> RequestError:
 
 
 def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) -> CacheReport | None:
-    """With what the client calls the part in which the first missed token stands."""
+    """The report, with the client's name for the part of the first missed token."""
     if report is None or report.missed is None:
         return report
     after = bisect_right(landmarks, report.missed.token, key=lambda landmark: landmark[0])
@@ -564,13 +563,13 @@ def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) ->
 
 
 def _silenced(event: AnswerUpdate) -> AnswerUpdate:
-    """What is told of an answer of which nothing is wanted."""
+    """The event of an answer whose content nobody wants."""
     finish: Finish | None = "length" if event.finish else None
     return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
 
 
 def _requests(prepared: PreparedRequest, group: str) -> Iterator[Request]:
-    """One engine request per answer wanted, all of one group; their seeds count up."""
+    """One engine request per wanted answer, all of one group, with ascending seeds."""
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)

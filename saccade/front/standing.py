@@ -1,4 +1,4 @@
-"""How far an answer is, for people who look at a server. Knows nothing of what is said."""
+"""Progress of answers, for people who look at a server. Knows nothing of content."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """An answer that is on its way. `seconds`: since its request arrived. `generated`: tokens of it
-    so far.
-    """
+    """An answer in flight. `seconds`: since its request arrived. `generated`: tokens so far."""
 
     seconds: float
     prompt_tokens: int

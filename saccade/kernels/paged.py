@@ -1,16 +1,15 @@
 """Causal attention of packed rows to keys and values that lie on pages.
 
-Owns how a row's pages are found, and what that means in plain PyTorch. On a GPU the same is done by
-`triton/paged.py`, without gathering a key. Knows nothing of sequences, slots of workers or plans.
+Owns how a row's pages are found, what that means in plain PyTorch, and what a backend must answer
+(`attention_backends.py` has them by name). Knows nothing of sequences, slots of workers or plans.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-
-from saccade.kernels import device
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +59,58 @@ class PagedCache:
     value_scale: float = 1.0
 
 
-def plan_decode(rows: PagedRows, kv_heads: int) -> PagedRows:
-    """The same rows with what `paged_attention` of all layers needs to know of them."""
-    if not rows.singles or not device.runs_triton(rows.kv_lengths):
-        return rows
-    from saccade.kernels.triton.paged_decode import share_keys
+@dataclass(frozen=True, slots=True)
+class PagedShape:
+    """What a backend of attention is made for. kept: the cache's dtype; dtype: that of queries."""
 
-    return replace(rows, work=share_keys(rows, kv_heads))
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    kept: torch.dtype
+    dtype: torch.dtype
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
 
 
-def paged_attention(
-    q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float
-) -> torch.Tensor:  # [T, Hq, D]
-    """Causal (lower right) attention of q [T, Hq, D]: each row to its own sequence, its own keys
-    and values included, which are in the cache already.
+class AttentionBackend(Protocol):
+    """Causal (lower right) attention of packed rows: each to its own sequence, its own keys and
+    values included, which are in the cache already.
     """
-    if device.runs_triton(q):
-        # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.triton.paged import launch_paged
 
-        return launch_paged(q, cache, rows, scale)
-    return paged_attention_reference(q, cache, rows, scale)
+    def plan(self, rows: PagedRows) -> None:
+        """Prepare for the rows of a step: once, before its first layer. Where a graph is captured,
+        this is a part of it.
+        """
+        ...
+
+    def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
+        """Queries [T, Hq, D] of one layer, whose cache that is, to what they see [T, Hq, D]."""
+        ...
+
+
+class ReferenceAttention:
+    """Row by row in float32: what the others are tested against. On a CPU alone, for the host reads
+    where rows begin.
+    """
+
+    def __init__(self, shape: PagedShape) -> None:
+        self._scale = shape.scale
+        self._rows: PagedRows | None = None
+
+    def plan(self, rows: PagedRows) -> None:
+        self._rows = rows
+
+    def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
+        assert self._rows is not None, "a step is planned first"
+        return paged_attention_reference(q, cache, self._rows, self._scale)
 
 
 def paged_attention_reference(
     q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float
 ) -> torch.Tensor:
-    """As `paged_attention`, row by row, in float32 (float64 where `q` is)."""
+    """Causal attention of q [T, Hq, D], row by row, in float32 (float64 where `q` is)."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.zeros_like(q)
     group = q.shape[1] // cache.keys.shape[1]

@@ -91,7 +91,7 @@ def check_memory(probe: Probe, nbytes: int, recipe: ImageRecipe, budget: int) ->
             f"the picture is a {probe.format} of {probe.width} x {probe.height} px, and decoding "
             f"it takes up to {needed / MIB:.0f} MiB of memory; image workers may take "
             f"{budget / MIB:.0f} MiB: resize it, or start the server with a larger "
-            "--decode-memory-mb",
+            "--tune decode_memory_mb=MIB",
             code="image_too_large",
         )
 

@@ -47,7 +47,7 @@ AWAY_SECONDS = 1.0
 LONGEST_AWAY_SECONDS = 60.0
 """An encoder that fails is not asked for so long, twice as long after each failure that follows."""
 LOOK_SECONDS = 1.0
-"""--encoders-file is read at most so often."""
+"""--encoders is read at most so often."""
 LOOK_PATIENCE = 1.0
 """Seconds that an image waits for that; who encodes then stays as it was."""
 MOST_LISTED = 1 << 16
@@ -161,10 +161,10 @@ class Encoders:
 
     async def _ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
         begun = time.monotonic()
-        if self._options.encoders_file is not None:
+        if (file := self._options.encoders_file) is not None:
             async with self._looking:  # whoever comes meanwhile waits for the same look
                 if begun >= self._look_at:
-                    await self._look(Path(self._options.encoders_file))
+                    await self._look(file)
                     self._look_at = time.monotonic() + LOOK_SECONDS
         here = [name for name, each in self._encoders.items() if begun >= each.away_until]
         if not here:
@@ -201,7 +201,7 @@ class Encoders:
         except (OSError, UnicodeDecodeError, ConfigError) as error:
             if str(error) != self._wrong:  # said once, not once a second
                 self._wrong = str(error)
-                log.warning("--encoders-file: %s", error)
+                log.warning("--encoders: %s", error)
 
     def _name(self, urls: Sequence[str]) -> None:
         """These are asked from now on. Raises ConfigError."""
@@ -279,7 +279,7 @@ def _listed(path: Path) -> list[str]:
     """The encoders' names. Raises OSError, UnicodeDecodeError, ConfigError."""
     with path.open() as file:
         lines = file.read(MOST_LISTED).split()
-    return [parse_worker(line, "--encoders-file")[0] for line in lines]
+    return [parse_worker(line, "--encoders")[0] for line in lines]
 
 
 _EXPONENTS = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}

@@ -95,7 +95,7 @@ class Fetcher:
         """The encoded bytes; those that were not sent with the request are counted in the asker's
         room.
 
-        Raises ImageError when they cannot or must not be had, TooLarge beyond --max-image-bytes,
+        Raises ImageError when they cannot or must not be had, TooLarge beyond `max_image_bytes`,
         and Overloaded when there is no room, or no turn within `PATIENCE`.
         """
         asker = asker or Requester()
@@ -136,7 +136,7 @@ class Fetcher:
 
     async def decode(self, text: str, start: int = 0) -> bytes:
         """The bytes that base64 stands for, from `start` on. Raises ImageError where `text` is
-        none, and TooLarge beyond --max-image-bytes.
+        none, and TooLarge beyond `max_image_bytes`.
         """
         self.check_size((len(text) - start) * 3 // 4)
         if len(text) <= INLINE_CHARACTERS:
@@ -344,7 +344,7 @@ class Fetcher:
         if size > limit:
             raise TooLarge(
                 f"the picture is over {limit / 1e6:.0f} MB encoded; compress it, or start the "
-                "server with a larger --max-image-bytes",
+                "server with a larger --tune max_image_bytes=N",
                 code="image_too_large",
             )
 

@@ -396,7 +396,7 @@ class Media:
                 f"the picture is {width} x {height} px after resizing, "
                 f"{height * width * 3 / 2**20:.0f} MiB; shared memory holds "
                 f"{self._arena.size / 2**20:.0f} MiB: set a smaller max_pixels, or start the "
-                "server with a larger --arena-mb",
+                "server with a larger --tune arena_mb=MIB",
                 code="image_too_large",
             )
 

@@ -1,10 +1,10 @@
-"""What a request is ranked by, read from its body: its oldest image, else how it begins, and the
-replica that keeps the response which it continues.
+"""The ranking key of a request, read from its body: its oldest image, else its beginning, and the
+replica that keeps the response to continue.
 
-An image's key is the digest of its encoded bytes, be it sent within the request or uploaded (a
-file's id tells it); of a URL, which nobody fetches here, the digest of the URL itself. Nothing is
-decoded but base64, and nothing is judged: what makes no sense has no key, and the worker that gets
-it will say what is wrong. What follows the first image is passed over. Knows nothing of replicas.
+An image's key is the digest of its encoded bytes, sent within the request or uploaded (a file's id
+has the digest); for a URL, which the router does not fetch, the digest of the URL itself. Only
+base64 is decoded, and nothing is judged: nonsense has no key, and its worker will refuse it.
+Content after the first image is skipped. Knows nothing of replicas.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class AffinityKey:
-    """What a request is ranked by. `keys`: the oldest first; `holder`: the instance that keeps what
-    the request continues or asks for, "" for none.
+    """The ranking keys of a request. `keys`: the oldest first; `holder`: the instance that keeps
+    the response to continue or to show, "" for none.
     """
 
     keys: tuple[bytes, ...] = ()
     holder: str = ""
 
     def blind(self) -> AffinityKey:
-        """The same of a request that may go anywhere, but for what only one replica keeps."""
+        """The keys with free choice of the replica, except for content kept by one
+        replica alone.
+        """
         return AffinityKey((secrets.token_bytes(8),), self.holder)
 
 
 class _Body(msgspec.Struct):
-    """The fields of all APIs that matter here; messages stay JSON until they are looked at."""
+    """The relevant fields of all APIs; messages stay JSON until used."""
 
     messages: list[msgspec.Raw] | None = None
     documents: msgspec.Raw = msgspec.Raw()
@@ -72,7 +74,7 @@ _read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def bearing_of_path(path: str) -> AffinityKey:
-    """Of a request without a body: what its path names."""
+    """The keys of a request without a body, by its path."""
     name = path.rstrip("/").split("/")
     for part in name[3:5]:
         if (held := HOLDER.fullmatch(part)) is not None:
@@ -83,7 +85,7 @@ def bearing_of_path(path: str) -> AffinityKey:
 
 
 def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
-    """Of a request by its JSON, whichever API it is of. Takes time in proportion to the body, and
+    """The keys of a request by its JSON, of any API. Takes time in proportion to the body, and
     memory in proportion to its texts.
     """
     if len(body) > MOST_VALUES and _has_too_many_values(body):
@@ -104,7 +106,9 @@ def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
 
 
 def _has_too_many_values(body: bytes | bytearray) -> bool:
-    """Counts what begins values, a slice at a time: other threads run in between."""
+    """True for a body of too many values, counted a slice at a time: other threads run in
+    between.
+    """
     count = 0
     for start in range(0, len(body), _SLICE):
         end = start + _SLICE
@@ -142,7 +146,7 @@ def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes 
 
 
 def _opening(told: _Body, texts: Sequence[str]) -> bytes:
-    """What stands in front of every round of a chat, and separates its cache."""
+    """The texts before every round of a chat, which separate its cache."""
     named = [told.cache_salt, told.prompt_cache_key]
     before = _texts({"content": told.system}) + _texts({"content": told.instructions})
     said = [str(name) for name in named if name is not None] + before + list(texts)
@@ -150,7 +154,7 @@ def _opening(told: _Body, texts: Sequence[str]) -> bytes:
 
 
 def _texts(message: dict[str, Any]) -> list[str]:
-    """What a message says, without marks and names, which may change from round to round."""
+    """The texts of a message, without marks and names, which may change from round to round."""
     content = message.get("content")
     if isinstance(content, str):
         return [content]
@@ -167,7 +171,7 @@ def _texts(message: dict[str, Any]) -> list[str]:
 
 
 def _parts(part: object, depth: int) -> Iterator[object]:
-    """A message or a part, then what is within it, as it comes."""
+    """A message or a part, then its contents, in order."""
     yield part
     if depth == 0:
         return
@@ -181,7 +185,7 @@ def _parts(part: object, depth: int) -> Iterator[object]:
 
 
 def _image(part: dict[str, Any]) -> bytes | None:
-    """The key of a part that is an image, however the APIs write it."""
+    """The key of an image part, in any API's form; None for other parts."""
     name = part.get("uuid")
     if isinstance(name, str):  # under which alone the image may come again, where it is cached
         return blake3(name.encode()).digest()
@@ -203,7 +207,7 @@ def _image_of(value: dict[str, Any]) -> bytes | None:
 
 
 def _source_key(given: str, bare: bool) -> bytes:
-    """`bare`: base64 may come without a URL around it."""
+    """The key of an image source; `bare`: base64 may come without a URL."""
     given = given.strip()
     if (file := _file_key(given)) is not None:
         return file

@@ -1,7 +1,8 @@
-"""Requests that every worker must get: uploaded files, their end, and flushed caches.
+"""Requests for every worker: uploaded files, their deletion, and flushed caches.
 
-An upload has one id everywhere: it holds the digest of the content, and its end is drawn here. It
-is kept by all that are ready or by none. Knows nothing of what files are.
+An upload has one id everywhere: the id holds the digest of the content, and its random end is
+chosen by the router. All ready workers keep the file, or none does. Knows nothing of the files'
+content.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ class _Said:
 
 
 async def tell_everyone(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> None:
-    """Send the request to all workers that are ready, and one of their answers to the client.
+    """Send the request to all ready workers, and one of their answers to the client.
 
-    An upload that any of them refuses is taken back from the others, and refused; a file that any
-    of them has deleted is deleted. Raises ReplicaLost where all have died.
+    An upload refused by any worker is taken back from the rest, and refused; a file counts as
+    deleted if any worker has deleted it. Raises ReplicaLost if all have died.
     """
     upload = (scope["method"], scope["path"]) == UPLOAD
     extra = [(SUFFIX_HEADER.encode(), secrets.token_hex(4).encode())] if upload else []
@@ -87,7 +88,7 @@ async def _ask(
     body: bytearray,
     extra: Sequence[tuple[bytes, bytes]] = (),
 ) -> _Said | None:
-    """None: it has died."""
+    """One worker's answer; None if the worker has died."""
     head = request_head(scope, replica.authority, len(body), extra)
     told = bytearray()
     try:
@@ -105,7 +106,7 @@ async def _ask(
 
 
 async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_Said]) -> None:
-    """Delete an upload that others could not keep."""
+    """Delete an upload that some worker could not keep."""
     try:
         id = str(msgspec.json.decode(kept[0].body)["id"])
     except (msgspec.DecodeError, LookupError, TypeError):

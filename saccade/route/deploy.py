@@ -1,6 +1,6 @@
-"""What Ray Serve is told of a deployment: the file that `serve run` and `serve deploy` read.
+"""The description of a deployment for Ray Serve: the file that `serve run` and `serve deploy` read.
 
-Imports no Ray: the file can be written anywhere. Knows nothing of how requests are routed.
+Imports no Ray: the file can be written anywhere. Knows nothing of routing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MARGIN_SECONDS = 20.0
 def with_bookings(
     deploy: DeployOptions, files: Sequence[Path] = DRIVER_FILES, cores: int | None = None
 ) -> DeployOptions:
-    """With what Ray books for each server where nobody says: what this machine has."""
+    """`deploy`, with Ray's resources for each server filled in by default from this machine."""
     gpus, cpus = deploy.gpus, deploy.cpus
     if gpus is None:
         gpus = float(any(path.exists() for path in files))
@@ -45,7 +45,7 @@ def with_bookings(
 
 
 def describe_booking(model: str, deploy: DeployOptions) -> str:
-    """What is deployed, for people."""
+    """The deployment in words, for people."""
     servers = f"{deploy.replicas} server{'s' * (deploy.replicas != 1)}"
     if deploy.max_replicas is not None:
         servers = f"{deploy.replicas} to {deploy.max_replicas} servers"
@@ -57,12 +57,14 @@ def describe_booking(model: str, deploy: DeployOptions) -> str:
 
 
 def check_serve_options(options: Sequence[str]) -> None:
-    """Raises ConfigError for what the replicas decide, and for what must not be in a file."""
+    """Raises ConfigError for options that the replicas decide, and for secrets that must not be in
+    a file.
+    """
     for option in options:
         name = option.partition("=")[0]
         if name in ("--host", "--port"):
             raise ConfigError(f"{name}: each server listens where its replica puts it")
-        if name in ("--role", "--encoders", "--encoders-file"):
+        if name in ("--role", "--encoders"):
             raise ConfigError(
                 f"{name}: roles are the deployment's to give (saccade deploy ray --encoders N)"
             )
@@ -121,12 +123,14 @@ def _engine(deploy: DeployOptions) -> dict[str, Any]:
 
 
 def _encoder(deploy: DeployOptions) -> dict[str, Any]:
-    """Nobody takes a place at it: servers are told where it is, and ask it themselves."""
+    """The encoders' deployment. Requests are not routed to it: servers are told its address, and
+    ask the encoders themselves.
+    """
     return {"name": ENCODER, "num_replicas": deploy.encoders, **_server(deploy)}
 
 
 def _server(deploy: DeployOptions) -> dict[str, Any]:
-    """What replicas that own a server have alike."""
+    """The settings common to replicas that own a server."""
     return {
         "max_ongoing_requests": deploy.max_ongoing,
         "logging_config": {"enable_access_log": False},  # the ingress asks once a second
@@ -149,7 +153,7 @@ def _ingress(deploy: DeployOptions, spread: SpreadOptions) -> dict[str, Any]:
 
 
 def as_yaml(value: Mapping[str, Any]) -> str:
-    """Mappings and lists of mappings as lines, everything else as JSON, which YAML contains."""
+    """Mappings and lists of mappings as lines, everything else as JSON, a subset of YAML."""
     return "\n".join(_lines(value)) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""A stream of events on its way: whole events go on at once, the one that is still coming waits, so
-that a worker that dies within it leaves no half of it behind.
+"""A stream of events on its way: complete events go on at once, an incomplete event waits, so that
+a dying worker leaves no half event behind.
 
-Owns how much of an event may wait. Knows nothing of what events say.
+Owns the bound on waiting bytes. Knows nothing of the events' content.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ MOST_WAITING = 1 << 18
 
 
 class Events:
-    """One stream's."""
+    """The events of one stream."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._begun = False  # part of an event has gone on
 
     def take(self, piece: bytes) -> bytes:
-        """What may go on after `piece` has come."""
+        """The bytes that may go on after `piece`."""
         seen = max(0, len(self._rest) - len(_END) + 1)
         self._rest += piece
         at = self._rest.rfind(_END, seen)
@@ -40,5 +40,5 @@ class Events:
         return bytes(self._rest)
 
     def broken(self, last: bytes) -> bytes:
-        """The same of one that broke off, whose `last` event says so."""
+        """The last bytes of a broken stream, whose `last` event reports the break."""
         return (_END if self._begun else b"") + last

@@ -1,7 +1,7 @@
-"""The workers: which of them are ready, what each has to do, and who is asked first.
+"""The workers: their readiness, their load, and the order of asking.
 
-Owns their health, looked at once a second, and the number of requests that each has of this router.
-Knows nothing of HTTP beyond `/health`.
+Owns their health, checked once a second, and the number of this router's requests at each. Knows
+nothing of HTTP beyond `/health`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ ASKED: tuple[State, ...] = ("ready", "silent")
 
 
 class _Said(msgspec.Struct):
-    """What a worker that is not ready says of its health."""
+    """The health report of a worker that is not ready."""
 
     status: str
     reason: str = ""
 
 
 class Backend:
-    """A worker as the router knows it. `name`: its URL, which ranks it. `instance`: the run of the
-    server that it is, "" while that is not known. `load`: requests that it has of this router.
-    `doubted`: it is about to be looked at out of turn.
+    """A worker as the router knows it. `name`: its URL, which ranks it. `instance`: the name of the
+    server's run, "" while unknown. `load`: this router's requests at the worker. `doubted`: to be
+    checked out of turn.
     """
 
     def __init__(self, url: str) -> None:
@@ -65,7 +65,7 @@ class Backend:
         self.doubted = False
 
     async def look(self) -> tuple[State, str]:
-        """How it is by its own word, and why. Raises WorkerGone."""
+        """The worker's state by its own report, and the reason. Raises WorkerGone."""
         request = b"GET /health HTTP/1.1\r\nhost: " + self.authority + b"\r\n\r\n"
         told = b""
         async with self.upstream.exchange(b"GET", request) as (head, pieces):
@@ -99,14 +99,14 @@ class Fleet:
 
     @property
     def ready(self) -> list[Backend]:
-        """Those that may be asked: who is silent may be so busy that there is no time to say how it
-        is, and is asked where nobody else is there.
+        """The workers that may be asked. A silent worker may just be too busy to report, and is
+        asked if no other is left.
         """
         of = {state: [each for each in self.replicas if each.state == state] for state in ASKED}
         return next((found for found in of.values() if found), [])
 
     def order(self, bearing: AffinityKey) -> list[Backend]:
-        """Those that are ready, in the order in which a request should try them."""
+        """The ready workers, in the order in which a request should try them."""
         ready = self.ready
         load = {replica.name: replica.load for replica in ready}
         ranked = [self._by_name[name] for name in rank(bearing.keys, [*load], load)]
@@ -118,8 +118,8 @@ class Fleet:
     async def take(
         self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
-        """The worker that a request should try next; the request counts as its own meanwhile. None:
-        there is nobody left.
+        """The next worker for a request, which counts as the worker's load meanwhile. None: no
+        worker is left.
         """
         replica = next((each for each in self.order(bearing) if each not in tried), None)
         if replica is None:
@@ -129,7 +129,7 @@ class Fleet:
                 yield replica
 
     def told(self) -> dict[str, Any]:
-        """What `/health` says."""
+        """The content of `/health`."""
         workers = [
             {
                 "url": replica.name,
@@ -156,12 +156,14 @@ class Fleet:
             self._show(replica)
 
     def lost(self, replica: Backend, why: str) -> None:
-        """A worker has gone under a request: it gets no others until it says that it is ready."""
+        """A worker has died under a request: no more requests go to it until it reports itself
+        ready.
+        """
         self._note(replica, "down", why)
 
     def doubt(self, replica: Backend) -> None:
-        """A worker says in an answer that it cannot serve, were it only this request: it is looked
-        at now.
+        """A worker has answered that it cannot serve, perhaps this request alone: check its health
+        now.
         """
         if not replica.doubted:
             replica.doubted = True

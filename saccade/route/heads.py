@@ -1,5 +1,5 @@
-"""Heads of requests and answers on their way through the router: what goes on, and what is of one
-connection only (RFC 9110, 7.6.1). Knows nothing of bodies.
+"""Heads of requests and answers on their way through the router: the headers that go on, and those
+of one connection only (RFC 9110, 7.6.1). Knows nothing of bodies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OF_AN_ANSWER = frozenset((b"date",))
 def request_head(
     scope: Scope, authority: bytes, length: int, extra: Iterable[tuple[bytes, bytes]] = ()
 ) -> bytes:
-    """The head of a client's request as a worker gets it, with its name and a body of `length`."""
+    """The head of a client's request for a worker, with its id and a body of `length`."""
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
     lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", b"host: " + authority]
@@ -53,12 +53,12 @@ def request_head(
 
 
 def answer_headers(answer: Head) -> Headers:
-    """Those that the client gets."""
+    """The headers for the client."""
     return _passing(answer.headers, _OF_AN_ANSWER)
 
 
 def _passing(headers: Headers, but: Collection[bytes]) -> Headers:
-    """Headers that are not of one connection, those that `connection` names among them."""
+    """The headers that pass: all but those of one connection, `connection`'s own list included."""
     named = {
         part.strip().lower()
         for name, value in headers

@@ -1,7 +1,7 @@
-"""Answers that the router makes itself, readable by the pages that the servers let in.
+"""Answers by the router itself, made readable for the pages that the servers admit.
 
-Owns which answers those are: whatever comes without a word about origins. What a server has said
-stays as it is. Knows nothing of routes.
+Owns the choice of these answers: all without headers about origins. Servers' answers pass
+unchanged. Knows nothing of routes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ALLOWED = "access-control-allow-origin"
 
 
 class Origins:
-    """The application with the headers that let a page of `origins` read its answers."""
+    """The application, with the headers that let a page of `origins` read its answers."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self._app = app

@@ -1,8 +1,8 @@
-"""The router's HTTP: a request goes to the worker that ranks first, its answer back as it comes.
+"""The router's HTTP: a request goes to the first-ranked worker, its answer comes back as a stream.
 
-Owns what a request holds of memory on its way, the retry on another worker where one died before
-the first byte of its answer, and the words for an answer that breaks off. Reads no more of a body
-than `keys.py` does, and judges nothing: keys, fields and limits are the workers'. One event loop.
+Owns a request's share of memory on its way, the retry on another worker after a death before the
+first byte of the answer, and the words for an answer that breaks off. Reads no more of a body than
+`affinity.py` does, and judges nothing: keys, fields and limits are the workers'. One event loop.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Proxy:
     async def _pass_on(
         self, path: str, send: Send, answer: Head, content: AsyncIterator[bytes]
     ) -> None:
-        """An answer as it comes. Once it has begun it ends here, were it in an error."""
+        """Pass an answer on as it comes. A begun answer ends here, even in an error."""
         headers = answer_headers(answer)
         streams = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
         if streams or answer.status in BODILESS:
@@ -198,7 +198,7 @@ class Proxy:
             )
 
     async def _own(self, path: str, send: Send) -> None:
-        """What the router says of itself."""
+        """The router's own answer about itself."""
         kind = b"application/json"
         status, content = 200, b""
         if path == "/metrics":

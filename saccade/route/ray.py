@@ -1,14 +1,14 @@
 """Saccade on Ray Serve: `serve run saccade.route.ray:app model=MODEL`, or the file that `saccade
 deploy ray` writes.
 
-Two deployments. `engine`: each replica owns a real `saccade serve` process (`owned.py`); a third,
-`encoder`, may own servers of role encode, of which the others' owners tell their servers.
-`ingress`: the router of `saccade route` as it is (`proxy.py`), but for who is asked: Ray knows the
-replicas, and picks one of them by `DigestAffinityRouter`, which ranks by `rank.py`. Ray holds a
-place of that replica while the request lasts; the request itself goes from the ingress to the
-server by HTTP, so that streams, aborts, files, errors and retries are those of `saccade route`.
+Two deployments. `engine`: each replica owns a real `saccade serve` process (`server_process.py`); a
+third, `encoder`, may own servers of role encode, named to the other servers by their owners.
+`ingress`: the router of `saccade route` (`proxy.py`), except for the choice of replica: Ray knows
+the replicas, and picks one by `DigestAffinityRouter`, which ranks by `rank.py`. Ray holds a place
+of the replica during the request; the request itself goes from the ingress to the server by HTTP,
+so that streams, aborts, files, errors and retries are those of `saccade route`.
 
-The only module that imports Ray (the extra `ray`); nothing imports this one but Ray.
+The only module that imports Ray (the extra `ray`); only Ray imports this module.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ NOT_OURS = frozenset((b"x-request-id", b"date", b"server"))
 
 
 class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """What `app` takes. `options`: those of `saccade serve`, as a list or as a line. `encoders`:
-    images are encoded by the deployment of that name.
+    """The arguments of `app`. `options`: those of `saccade serve`, as a list or as a line.
+    `encoders`: True if the encoder deployment encodes images.
     """
 
     model: str = "demo"
@@ -104,13 +104,15 @@ def app(args: dict[str, Any]) -> serve.Application:
 
 
 class RayEngine:
-    """A replica: the owner of one server. What Ray asks of it, it asks the server."""
+    """A replica: the owner of one server. Ray's questions to the replica are passed to
+    the server.
+    """
 
     def __init__(
         self, model: str, options: Sequence[str], encoders: DeploymentHandle | None = None
     ) -> None:
-        """Returns once the server serves. `encoders`: who encodes its images; None: the server
-        itself. Raises StartupError.
+        """Returns once the server serves. `encoders`: the deployment that encodes its images; None:
+        the server itself. Raises StartupError.
         """
         self._ending = False
         self._encoders = encoders
@@ -119,32 +121,32 @@ class RayEngine:
         self._listed: list[str] = []
         if encoders is not None:
             self._list.touch()
-            options = [*options, "--role", "language", "--encoders-file", str(self._list)]
+            options = [*options, "--role", "language", "--encoders", str(self._list)]
         self._server = OwnedServer(model, options, ray.util.get_node_ip_address())
         self._url = self._server.ready()
         self._server.ended.add_done_callback(self._follow)
 
     def _follow(self, ended: Future[int]) -> None:
-        """The server has died: so does its replica, at once, and Ray starts another."""
+        """End the replica at once after its server's death; Ray starts another."""
         if not self._ending:
             log.error("the server has ended with %s: so does its replica", ended.result())
             os._exit(1)
 
     async def where(self) -> dict[str, str]:
-        """Its name for Ray, its server's URL, and the run of the server that it is."""
+        """The replica's name for Ray, its server's URL, and the name of the server's run."""
         name = serve.get_replica_context().replica_id.unique_id
         return {"name": name, "url": self._url, "instance": await self._server.health()}
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """What routers know of it, from its start on."""
+        """The replica's facts for routers, constant from its start."""
         return await self.where()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """What routers are told every few seconds."""
+        """The replica's facts for routers, every few seconds."""
         return await self._server.stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `by_queue` looks at."""
+        """The figures for `by_queue`."""
         told = await self._server.stats()
         return {REQUESTS: told["running"] + told["waiting"]}
 
@@ -154,7 +156,7 @@ class RayEngine:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Tell the server where the encoders are, as often as Ray asks how it is."""
+        """Tell the server the encoders' addresses, at every health check by Ray."""
         if self._encoders is None:
             return
         try:
@@ -171,15 +173,15 @@ class RayEngine:
             self._listed = urls
 
     async def __del__(self) -> None:
-        """Ray has let its requests finish, and ends it."""
+        """End the server; Ray has let its requests finish."""
         self._ending = True
         await self._server.end()
         self._folder.cleanup()
 
 
 def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """How many servers there should be: one for each `target_ongoing_requests` that servers have,
-    running or waiting, and that wait for a server.
+    """The wanted number of servers: one per `target_ongoing_requests` of requests running, waiting
+    at servers, and waiting for a server.
     """
     told = (context.aggregated_metrics or {}).get(REQUESTS, {})
     if not told:
@@ -189,17 +191,17 @@ def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
 
 
 class DigestAffinityRouter(RequestRouter):
-    """Which replicas a request should try: those that `rank` names, in its order."""
+    """The replicas that a request should try, in the order of `rank`."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Replicas in the order in which they are to be tried, each alone.
+        """Replicas in the order of trying, each alone.
 
-        The request's keys, the replicas that it has tried in vain, and the instance that keeps what
-        it continues, come as keyword arguments of the call (`RayFleet.take`).
+        The request's keys, the replicas tried in vain, and the instance that keeps the response to
+        continue come as keyword arguments of the call (`RayFleet.take`).
         """
         asked: dict[str, Any] = {}
         if pending_request is not None:
@@ -226,7 +228,7 @@ class DigestAffinityRouter(RequestRouter):
 
 
 class RayFleet(Fleet):
-    """The servers of the replicas that Ray has. Ray says which there are, and who is asked."""
+    """The servers of Ray's replicas. Ray tells the replicas, and picks one for each request."""
 
     def __init__(self, engines: DeploymentHandle, metrics: Metrics) -> None:
         super().__init__((), metrics)
@@ -259,7 +261,7 @@ class RayFleet(Fleet):
                 yield replica
 
     async def watch(self) -> None:
-        """Look at which replicas there are, and how they are, for ever."""
+        """Follow the list of replicas and their health, for ever."""
         while True:
             try:
                 await self.look()

@@ -1,6 +1,6 @@
-"""The life of the router's process: listen, look at the workers, route, and end in order.
+"""The life of the router's process: listen, check the workers, route, and end in order.
 
-Starts and ends no worker. Knows nothing of what is routed but how to put it together.
+Starts and ends no worker. Knows nothing of routing but its parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPEN_PATHS = OWN_PATHS - {"/metrics"}
 
 
 class RouteServer(Serving):
-    """Looks at the workers for as long as it serves."""
+    """Checks the workers as long as it serves."""
 
     def __init__(self, options: RouteOptions, edge: ConnectionOptions) -> None:
         """Raises ConfigError."""
@@ -47,7 +47,6 @@ class RouteServer(Serving):
             edge,
             options.max_body_mb * MIB,
             OPEN_PATHS,
-            options.shutdown_grace,
             Stamp(options.cors_origins),
         )
         self._connections = crowd.limit
@@ -73,7 +72,7 @@ class RouteServer(Serving):
             bound.close()
 
     def described(self) -> list[tuple[str, str]]:
-        """What was decided, for people."""
+        """The router's decisions, for people."""
         options = self._options
         by = {
             "image": "the digest of a request's oldest image, else how its chat begins",

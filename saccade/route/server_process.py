@@ -1,7 +1,7 @@
-"""A `saccade serve` process that a replica of Ray Serve owns: its start, how it is, its end.
+"""A `saccade serve` process owned by a replica of Ray Serve: its start, its health, its end.
 
-The server is the one that runs without Ray: a process with a port of its own, which ends with its
-owner. Knows nothing of Ray.
+The server is the same as without Ray: a process with a port of its own, which ends with its owner.
+Knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FREE = 'owner="free"'
 
 
 class OwnedServer:
-    """One server. `ended` is done when its process has gone: with its exit status."""
+    """One server. `ended` is done after the process's end, with its exit status."""
 
     def __init__(self, model: str, options: Sequence[str], host: str) -> None:
-        """Starts it. The calling thread must last as long as the process shall: the server ends
-        with it.
+        """Starts the server. The calling thread must outlive the process: the server ends with the
+        thread.
         """
         words = ["serve", model, *options, "--host", host, "--port", "0"]
         if "--metrics-without-key" not in options:
@@ -61,11 +61,11 @@ class OwnedServer:
         threading.Thread(target=self._listen, daemon=True, name="saccade-owned").start()
 
     def ready(self) -> str:
-        """Its URL, once it serves. Raises StartupError."""
+        """The server's URL, once it serves. Raises StartupError."""
         return self._address.result()
 
     async def health(self) -> str:
-        """The name of its run. Raises RuntimeError if it does not say that it is well."""
+        """The name of the server's run. Raises RuntimeError unless the server reports health."""
         try:
             answer = await self._http.get(f"{self._address.result(0)}/health")
         except httpx.TransportError as error:
@@ -75,7 +75,7 @@ class OwnedServer:
         return str(answer.headers.get(INSTANCE_HEADER, ""))
 
     async def stats(self) -> dict[str, float]:
-        """`running` and `waiting`: its requests; `kv_use`: the share of its pages that is in use.
+        """`running` and `waiting`: the server's requests; `kv_use`: the share of its pages in use.
 
         Raises httpx.TransportError.
         """
@@ -93,7 +93,7 @@ class OwnedServer:
         return {"running": values[RUNNING], "waiting": values[WAITING], "kv_use": round(use, 4)}
 
     async def end(self) -> None:
-        """Let its requests finish within its own grace, then end it."""
+        """Let requests finish within the server's own grace, then end the server."""
         await self._http.aclose()
         self._process.terminate()
         try:

@@ -1,7 +1,7 @@
-"""A command of `saccade` that ends with the process that started it, whatever that died of.
+"""A command of `saccade` that ends with its starter, however the starter dies.
 
-`python -m saccade.route.tied PARENT WORD...`: the kernel kills what becomes of this process when
-PARENT, the id of the process that started it, is gone. Knows nothing of the command.
+`python -m saccade.route.tied PARENT WORD...`: the kernel kills this process when PARENT, the id of
+its starter, is gone. Knows nothing of the command.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ GPU (`SlotEdits`) launches are what costs: one kernel edits all rows of a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -163,8 +163,8 @@ class Edits:
 class SlotEdits:
     """As `Edits`, for all rows of a step in one kernel, which reads what slots ask for there.
 
-    A slot with penalties has a line of counts for the whole vocabulary: there are twice as many
-    lines whenever they do not suffice. Nobody else writes `tables`.
+    There is a line of counts for the whole vocabulary for each slot, where it never moves: a graph
+    may read it. Nobody else writes `tables`.
     """
 
     def __init__(
@@ -178,9 +178,8 @@ class SlotEdits:
         width += -width % 16
         self._stop_ids = ends
         self._device = device
-        self._edited: dict[int, int] = {}  # slots that ask for something; their lines, or -1
+        self._edited: set[int] = set()  # slots that ask for something
         self._stale: set[int] = set()  # slots whose facts are of a sequence that has left
-        self._free = [0]
         facts = np.zeros((slots, 3), np.int32)
         facts[:, 0] = -1
         self.tables: EditTables = EditTables(
@@ -188,7 +187,7 @@ class SlotEdits:
             weights=torch.ones((slots, 3), dtype=torch.float32, device=device),
             entries=torch.zeros((slots, width), dtype=torch.int32, device=device),
             amounts=torch.zeros((slots, width), dtype=torch.float32, device=device),
-            counts=torch.zeros((1, vocab_size), dtype=torch.int32, device=device),
+            counts=torch.zeros((slots, vocab_size), dtype=torch.int32, device=device),
         )
 
     def __contains__(self, slot: int) -> bool:
@@ -208,19 +207,16 @@ class SlotEdits:
         if penalties(params) != NEUTRAL:
             weights = np.array(penalties(params), np.float32)
             self.tables.weights[slot].copy_(send(weights, self._device))
-            line = self._take_line()
+            line = slot
             self._fill(line, tokens, prompt_length, listed)
         left = max(0, params.min_tokens - (len(tokens) - prompt_length))
         self._send_facts(slot, (line, len(listed), min(left, np.iinfo(np.int32).max)))
-        self._edited[slot] = line
+        self._edited.add(slot)
 
     def close(self, slot: int) -> None:
-        line = self._edited.pop(slot, None)
-        if line is None:
-            return
-        self._stale.add(slot)
-        if line >= 0:
-            self._free.append(line)
+        if slot in self._edited:
+            self._edited.remove(slot)
+            self._stale.add(slot)
 
     def edit(self, logits: torch.Tensor, slots: torch.Tensor, masked: bool) -> None:
         """Change the logits [D, V] of `slots` [D], on the device, in place."""
@@ -253,13 +249,6 @@ class SlotEdits:
             self.tables.entries[slot, : len(listed)].copy_(send(entries, self._device))
             self.tables.amounts[slot, : len(listed)].copy_(send(amounts, self._device))
         return listed
-
-    def _take_line(self) -> int:
-        if not self._free:
-            counts = self.tables.counts
-            self._free += range(len(counts), 2 * len(counts))
-            self.tables = replace(self.tables, counts=torch.cat((counts, torch.zeros_like(counts))))
-        return self._free.pop()
 
     def _fill(
         self, line: int, tokens: Sequence[int], prompt_length: int, listed: Sequence[int]

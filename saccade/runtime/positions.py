@@ -14,27 +14,26 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
+from saccade.core.config import POSITION_CACHE_BYTES
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import Grid, Image, Span
 from saccade.nn.protocol import GridFacts, VisionNet
 
-BUDGET = 256 << 20
-"""Bytes for both kinds together.
-
-With learned positions, a picture of 2560x1440 takes 33 MB of it on an 8B model.
-"""
-
 Kind = Literal["encoder", "text"]
 
 
 class PositionCache:
-    """For one network; the least recently used go when `budget` bytes are exceeded (one entry may
-    be larger).
+    """For one network; the least recently used go when `budget` bytes, of both kinds together, are
+    exceeded (one entry may be larger).
     """
 
     def __init__(
-        self, spec: FamilySpec, vision: VisionNet, metrics: Metrics, budget: int = BUDGET
+        self,
+        spec: FamilySpec,
+        vision: VisionNet,
+        metrics: Metrics,
+        budget: int = POSITION_CACHE_BYTES,
     ) -> None:
         self._spec = spec
         self._vision = vision

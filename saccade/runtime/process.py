@@ -26,7 +26,7 @@ import torch
 
 from saccade.core.arena import Arena
 from saccade.core.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
-from saccade.core.config import Hardware
+from saccade.core.config import Hardware, LanguageAttention
 from saccade.core.errors import StartupError
 from saccade.core.gc_freeze import settle
 from saccade.core.messages import (
@@ -51,6 +51,7 @@ from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.parallel import PeerLost, Shard, join, leave
+from saccade.runtime.attention import pick_attention
 from saccade.runtime.begun_step import Step
 from saccade.runtime.gauge import Told, untold
 from saccade.runtime.kv_scales import read_kv_scales
@@ -101,15 +102,19 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     make: Callable[..., Worker | TowerWorker]
     scales: tuple[tuple[float, float], ...] = ()
     told = partial(_tell, engine) if boot.rank == 0 else untold
+    attention: Literal["auto", LanguageAttention] = "auto"
     if load.role == "encode":
         tower, shard = load_tower_slice(load, boot.rank, boot.group_fd, told)
         make = partial(TowerWorker, tower)
     else:
+        place, dtype = torch.device(load.device), DTYPES[load.dtype]
+        attention = pick_attention(load.attention, place, dtype, graphs=load.graphs)
         net, shard = load_slice(load, boot.rank, boot.group_fd, tally, told)
         make = partial(Worker, net)
         if load.kv_dtype != "auto" and load.format != "dummy":
             scales = read_kv_scales(Path(load.folder), net.spec.kv_spec().kv_layers)
-    engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype]), scales))
+    quantised = tally.line(DTYPES[load.dtype])
+    engine.send(Loaded(measure_hardware(load.device), quantised, scales, attention))
     begin = engine.receive()
     assert isinstance(begin, Begin)
     put_first(torch.device(begin.config.device))

@@ -51,12 +51,14 @@ class StateMemory:
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
         """As if all were read before any is written. In stream order."""
-        if len(copies) == 1:
-            self._lines[copies[0].target].copy_(self._lines[copies[0].source])
-        elif copies:
+        written = {each.target for each in copies}
+        if any(each.source in written for each in copies):
             pairs = np.array([(each.source, each.target) for each in copies])
             sources, targets = send(pairs.T.copy(), self._lines.device)
             self._lines.index_copy_(0, targets, self._lines.index_select(0, sources))
+        else:  # a line has tens of megabytes: no memory between
+            for each in copies:
+                self._lines[each.target].copy_(self._lines[each.source])
 
 
 class StateRecurrence:

@@ -34,8 +34,8 @@ def weight_files(folder: Path) -> list[Path]:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(
-            f"{folder} has no *.safetensors file (only safetensors are read; --load-format "
-            "dummy needs none)"
+            f"{folder} has no *.safetensors file (only safetensors are read; --tune "
+            "load_format=dummy needs none)"
         )
     return files
 

@@ -63,6 +63,7 @@ class Worker:
             self._states.layers,
             dtype=dtype,
             scales=config.kv.scales,
+            backend=config.kv.attention,
             graphs=bool(sizes.count),
         )
         known = PositionCache(spec, net.vision, metrics)

@@ -10,9 +10,9 @@ from saccade.sched.sequence import Sequence
 def end_reason(
     sequence: Sequence, token: int, eos: frozenset[int], token_limit: int
 ) -> FinishReason | None:
-    """Why the answer ends with `token`, its newest, if it does.
+    """The reason why the answer ends with its newest `token`, or None.
 
-    The token that ends it does not count towards `min_tokens`.
+    The ending token does not count towards `min_tokens`.
     """
     sampling = sequence.request.sampling
     ends = token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos)
@@ -30,11 +30,11 @@ def follow(
     eos: frozenset[int],
     token_limit: int,
 ) -> FinishReason | None:
-    """Go on in the grammar after the newest token, which ends the answer for `reason` unless that
-    is None; tokens that must follow join the sequence, untold, where nothing but the tokens is
-    asked for. Why the answer ends with them, if it does.
+    """Advance the grammar by the newest token, which ends the answer for `reason` unless None.
+    Forced tokens join the sequence, untold, if the request asks for tokens alone. Returns the
+    reason if the answer ends with them.
 
-    Raises InvalidRequest when the grammar has become too complex to follow.
+    Raises InvalidRequest if the grammar has become too complex.
     """
     run = sequence.run
     drawing = run.drawing if run else 0
@@ -55,7 +55,7 @@ def follow(
 def _jump(
     sequence: Sequence, guide: GrammarState, drawing: int, eos: frozenset[int], token_limit: int
 ) -> FinishReason | None:
-    """Take the tokens that must follow; why the answer ends within them, or after."""
+    """Take the forced tokens; returns the reason if the answer ends within or after them."""
     forced = guide.jump(planned=drawing > 0)
     for token in forced[:-1]:
         sequence.tokens.append(token)
@@ -71,8 +71,8 @@ def _jump(
 
 
 def jumps(request: Request) -> bool:
-    """Whether tokens may be taken without a row that draws them. An answer that is forced whole
-    would leave a prompt uncomputed that is to be scored.
+    """True if tokens may be taken without a row that samples them. A wholly forced answer would
+    leave a prompt uncomputed that is to be scored.
     """
     if request.prompt_logprobs is not None:
         return False
@@ -88,8 +88,8 @@ def report(
     logprobs: tuple[TokenLogprobs, ...] = (),
     code: str | None = None,
 ) -> Delta:
-    """News of a sequence: the tokens that have not been told. The first tells what was found
-    where.
+    """News of a sequence: the untold tokens. The first delta tells where images and prompt tokens
+    were found.
     """
     id, tokens = sequence.request.id, sequence.untold
     first, sequence.told = sequence.told is None, sequence.output_length

@@ -16,9 +16,9 @@ from saccade.sched.sequence import Run, Sequence
 
 @dataclass(slots=True)
 class Flight:
-    """A plan that was handed out and has no result yet. `rows`: one per row of the plan. `pages`:
-    given up by sequences that the plan still writes for; free once it has been applied. `unmasked`:
-    masks of its rows are yet to be sent.
+    """A plan handed out and without a result. `rows`: one per row of the plan. `pages`: released by
+    sequences for which the plan still writes; free once the plan was applied. `unmasked`: masks of
+    its rows are still to be sent.
     """
 
     plan: Plan
@@ -28,10 +28,10 @@ class Flight:
 
 
 class PlanBuilder:
-    """One step. `tokens`: how many more tokens prefill may add. `prefilling`: some sequence has had
-    its turn to prefill. `exceeded`: an image was put on the device beyond the budget. `patches`:
-    of images that begin to be encoded. `again`: something was found out on the way for which
-    another look is worth while.
+    """One step in the making. `tokens`: tokens left for prefill. `prefilling`: some sequence has
+    had its turn to prefill. `exceeded`: an image was put on the device beyond the budget.
+    `patches`: patches of images whose encoding begins. `again`: new facts make a second pass
+    worthwhile.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -52,7 +52,7 @@ class PlanBuilder:
 
     @property
     def decodes(self) -> bool:
-        """Whether some row draws the next token of an answer."""
+        """True if some row samples an answer token."""
         return bool(self._decode)
 
     @property
@@ -62,20 +62,20 @@ class PlanBuilder:
 
     @property
     def works(self) -> bool:
-        """Whether there is anything in the step."""
+        """True if the step has any work."""
         rows = self._open or self._decode or self._prefill
         return bool(rows or self.moves or self.encode or self.save or self.deliver)
 
     def save_embedding(self, key: ImageKey, removed: list[Move], saved: bool) -> None:
-        """Write an embedding to disk if it is to be `saved`; others make room for it, some of which
-        may only have been about to be written.
+        """Write an embedding to disk if `saved`; the `removed` embeddings make room, some of them
+        perhaps not yet written.
         """
         self.moves += [move for move in removed if move.key not in self.save]
         gone = {move.key for move in removed}
         self.save = [other for other in self.save if other not in gone] + [key] * saved
 
     def open(self, sequence: Sequence, run: Run) -> None:
-        """A sequence enters its slot."""
+        """Open a slot for a sequence."""
         request = sequence.request
         self._open.append(
             Open(
@@ -92,7 +92,9 @@ class PlanBuilder:
         )
 
     def decode(self, sequence: Sequence, run: Run) -> None:
-        """Compute the newest token, which a plan in flight may yet draw, and draw the next."""
+        """Compute the newest token, which a plan in flight may still be sampling, and sample the
+        next.
+        """
         self._decode.append((_row(sequence, run, run.planned + 1), sequence, run))
 
     def prefill(self, sequence: Sequence, run: Run, end: int) -> None:
@@ -125,7 +127,7 @@ class PlanBuilder:
 
 
 def _row(sequence: Sequence, run: Run, end: int) -> Row:
-    """The row that computes `[run.planned, end)`, which then counts as planned."""
+    """The row that computes `[run.planned, end)`; counts those tokens as planned."""
     start, sample = run.planned, end == sequence.length and sequence.request.reading is None
     decoding = run.drawn == start == end - 1
     unknown = () if decoding else tuple(sequence.tokens[max(start, run.opened) : end])
@@ -140,7 +142,7 @@ def _row(sequence: Sequence, run: Run, end: int) -> Row:
 
 
 def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:
-    """Images in tokens `[start, end)`, whose first token is batch row `row`."""
+    """Images in tokens `[start, end)`; the first token is batch row `row`."""
     return [
         Splice(row + position, length, key, offset)
         for position, length, key, offset in content.shown(start, end)

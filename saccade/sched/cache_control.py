@@ -1,8 +1,7 @@
-"""What requests ask of the caches: to keep what they have computed, to say why something was not
-there.
+"""Wishes of requests for the caches: to keep computed pages, and to explain misses.
 
-Owns no pin and no page: the caches do. Decides when a breakpoint is passed, what it keeps, and what
-the answer says of it.
+Owns no pin and no page: the caches do. Decides when a breakpoint is passed, what to keep, and what
+the answer reports.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from saccade.sched.sequence import Run, Sequence
 
 
 class CacheControlTracker:
-    """Breakpoints and diagnostics of all sequences. `prefix`: None where it is off."""
+    """Breakpoints and diagnostics of all sequences. `prefix`: None if the prefix cache is off."""
 
     def __init__(
         self,
@@ -35,8 +34,8 @@ class CacheControlTracker:
         )
 
     def admitted(self, sequence: Sequence, path: list[Node]) -> None:
-        """A sequence enters its slot, `path` being what was found of it. At its first admission,
-        what it names again is kept anew, and what it misses is explained.
+        """A sequence enters its slot with `path` found in the cache. At its first admission, named
+        prefixes are kept anew, and misses are explained.
         """
         caching, account = sequence.request.caching, sequence.account
         if account.cached is not None:
@@ -54,7 +53,9 @@ class CacheControlTracker:
         return self._recall.explain(sequence.request, cached)
 
     def advanced(self, sequence: Sequence, run: Run, before: int) -> None:
-        """KV of a running sequence is valid up to `run.computed`, which was `before`."""
+        """KV of a running sequence is valid up to `run.computed`, before this step up to
+        `before`.
+        """
         request = sequence.request
         marks = request.caching.breakpoints
         while run.marks < len(marks) and marks[run.marks][0] <= run.computed:

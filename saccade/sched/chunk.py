@@ -1,6 +1,6 @@
-"""Chunked prefill and images: how far a chunk may go, and the images that it shows.
+"""Chunked prefill and images: the end of a chunk, and its images.
 
-Owns no state. Knows nothing of pages, and asks `gallery.py` what is there.
+Owns no state. Knows nothing of pages; asks the image scheduler for available images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reach(NamedTuple):
 
 
 def reach(content: Content, start: int, goal: int, showable: Callable[[ImageKey], bool]) -> Reach:
-    """How far a chunk from `start` towards `goal` may go."""
+    """The end of a chunk from `start` towards `goal`."""
     for span in overlapping(content.spans, start, goal):
         key = content.images[span.image].key
         if not showable(key):
@@ -37,7 +37,7 @@ def reach(content: Content, start: int, goal: int, showable: Callable[[ImageKey]
 
 
 class ImageChunks:
-    """What chunks of sequences may show."""
+    """The images that chunks of sequences may show."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ImageChunks:
         self._counts = counts
 
     def reach(self, sequence: Sequence, tokens: int) -> Reach:
-        """How far a chunk of at most `tokens` from the sequence's position on may go."""
+        """The end of a chunk of at most `tokens` from the sequence's position."""
         start = sequence.position
         goal = min(start + tokens, len(sequence.tokens))
         if start >= sequence.images_end:
@@ -62,15 +62,17 @@ class ImageChunks:
         return reach(sequence.content, start, goal, self._gallery.showable)
 
     def enough_lack(self, running: Iterable[Sequence]) -> bool:
-        """Whether half of the slots are held by sequences that lack images: the others are for
-        those that lack nothing.
+        """True if half of the slots are held by sequences that lack images: the other half is for
+        complete sequences.
         """
         return sum(self._gallery.lacks(sequence) for sequence in running) >= self._enough
 
     def show(
         self, sequence: Sequence, run: Run, end: int, builder: PlanBuilder, may_exceed: bool
     ) -> int:
-        """Have the images of a chunk on the device. Returns where the device's budget cuts it."""
+        """Put the images of a chunk on the device. Returns the end of the chunk within the device's
+        budget.
+        """
         if run.planned >= sequence.images_end:
             return end
         images = sequence.request.images

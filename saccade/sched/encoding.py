@@ -55,12 +55,12 @@ class EncodeScheduler:
 
     @property
     def idle(self) -> bool:
-        """No request waits and the workers hold nothing for one."""
+        """True if no request waits and the workers hold nothing for any."""
         return not (self._ids or self._flights or self.gallery.busy)
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a request for an image; its id must be new. What can never be served gets its
-        terminal delta at once.
+        """Queue a request for an image; its id must be new. An impossible request gets its terminal
+        delta at once.
         """
         assert request.id not in self._ids and not request.grammar and len(request.images) == 1
         image = request.images[0]
@@ -69,7 +69,7 @@ class EncodeScheduler:
             most = self._room // (1 << 20)
             error = (
                 f"the image's embedding has {nbytes} bytes; this server holds {most} MiB of them, "
-                "and as much of pixels: start it with a larger --arena-mb"
+                "and as much of pixels: start it with a larger --tune arena_mb=MIB"
             )
             return [Delta(request.id, finish="error", error=error, code="too_large")]
         if not self._consistent(request):
@@ -85,8 +85,8 @@ class EncodeScheduler:
         return []
 
     def _consistent(self, request: Request) -> bool:
-        """Whether all that is known of the image agrees with what is said of it: who names an image
-        without its bytes may say anything.
+        """True if all known facts of the image agree with the request: a client that names an image
+        without its bytes may claim anything.
         """
         image = request.images[0]
         others = (sequence.request.images[0] for sequence in self._ids.values())
@@ -94,7 +94,7 @@ class EncodeScheduler:
         return known and all(other == image for other in others if other.key == image.key)
 
     def abort(self, id: str) -> list[Delta]:
-        """The client has left, or has its embedding."""
+        """Forget a request: the client has left, or has its embedding."""
         if (offset := self._told.pop(id, None)) is not None:
             self._memory.free(offset)
         return [self._finish(self._ids[id], Delta(id, finish="abort"))] if id in self._ids else []
@@ -124,7 +124,7 @@ class EncodeScheduler:
             self.gallery.flush()
 
     def take_notices(self) -> Notices:
-        """What the front should hear, once."""
+        """The news for the front, once."""
         return self.gallery.take_notices()
 
     # ---- plan
@@ -151,7 +151,9 @@ class EncodeScheduler:
         return builder, deliveries
 
     def _deliver(self, builder: PlanBuilder) -> list[_Delivery]:
-        """Those whose image is there get it, by turns, as far as there is room."""
+        """Deliver embeddings to requests with finished images, by turns, as far as the arena has
+        room.
+        """
         found: list[_Delivery] = []
         exceed = not (self.running or self._flights)
         for sequence in list(in_turn(self.waiting, self.running, self.limits.max_running)):
@@ -177,7 +179,7 @@ class EncodeScheduler:
         return found
 
     def _note(self, sequence: Sequence, place: Place) -> None:
-        """Where the image was found, for the front."""
+        """Note for the front where the image was found."""
         key = sequence.request.images[0].key
         if (encoded := sequence.encoded.get(key)) is not None:
             missed, source = encoded
@@ -191,7 +193,7 @@ class EncodeScheduler:
     # ---- apply
 
     def apply(self, result: StepResult) -> list[Delta]:
-        """Take in what came of the oldest plan in flight."""
+        """Apply the result of the oldest plan in flight."""
         plan, deliveries = self._flights.popleft()
         assert plan.step == result.step, "results come in the order of plans"
         for key, _, _ in result.encoded:
@@ -228,8 +230,8 @@ class EncodeScheduler:
         return deltas
 
     def _finish(self, sequence: Sequence, told: Delta) -> Delta:
-        """End a sequence, which `told` tells the front. What a plan in flight copies for it stays
-        pinned until that has been applied.
+        """End a sequence; the front learns by `told`. An image copied by a plan in flight stays
+        pinned until the plan was applied.
         """
         if sequence in self.running:
             self.running.remove(sequence)

@@ -1,8 +1,8 @@
-"""Where a sequence stands in its grammar: which tokens may come next, and which must.
+"""The state of sequences in their grammars: the tokens that may come next, and the forced ones.
 
-Owns the matchers, which no process but the engine has, the prototypes that they are copied from,
-and the mask of each sequence's next token. Knows nothing of schemas (a grammar comes as text that
-the front has checked), of tensors, or of when a mask is applied.
+Owns the matchers, which only the engine process has, the prototypes from which they are copied, and
+the mask of each sequence's next token. Knows nothing of schemas (a grammar is text that the front
+has checked), of tensors, or of when a mask is applied.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ made beside the loop.
 
 @dataclass(slots=True)
 class Prototype:
-    """A grammar that has been begun, its first mask made: `match` is only ever copied. nbytes: what
-    that took. slow_seconds: what the slow masks of all its copies took since.
+    """A begun grammar with its first mask: `match` is only ever copied. nbytes: its memory.
+    slow_seconds: CPU time of the slow masks of all copies since.
     """
 
     match: LLMatcher
@@ -51,14 +51,14 @@ class Prototype:
 
     @property
     def kept_bytes(self) -> int:
-        """What it may take by now."""
+        """Bytes of memory that the copies may take by now."""
         return self.nbytes + int(self.slow_seconds * GROWTH_BYTES)
 
 
 class Matcher:
     """One sequence's way through its grammar.
 
-    An end token is taken here and not by the library, whose rollback does not count it everywhere.
+    End tokens are accepted by this class and not by the library, whose rollback miscounts them.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Matcher:
         ends: frozenset[int],
         words: int,
     ) -> None:
-        """`match`, a copy of the prototype's, belongs to this object from here on. `words`: of one
-        row of a mask.
+        """`match`, a copy of the prototype's, belongs to this object from now on. `words`: words in
+        one row of a mask.
         """
         self._prototype = prototype
         self._match = match
@@ -87,26 +87,26 @@ class Matcher:
 
     @property
     def ended(self) -> bool:
-        """Whether an end token was accepted."""
+        """True if an end token was accepted."""
         return self._ended
 
     @property
     def may_end(self) -> bool:
-        """Whether the answer is complete as it stands."""
+        """True if the answer is complete as it stands."""
         return self._ended or self._match.is_accepting()
 
     @property
     def must_end(self) -> bool:
-        """Whether the answer is complete and nothing can follow: the sequence needs no step more,
-        not even for an end token.
+        """True if the answer is complete and nothing can follow: the sequence needs no further
+        step, not even for an end token.
         """
         return self._ended or (self._match.is_stopped() and not self._match.is_error())
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Go on by `tokens`, in order; all or none.
+        """Advance by `tokens`, in order; all or none.
 
-        Raises InvalidRequest when the grammar has become too complex to follow, InternalError for a
-        token that no mask allowed: whoever's fault that is, it ends one request.
+        Raises InvalidRequest if the grammar has become too complex, InternalError for a token
+        outside of its mask; either ends one request.
         """
         if not tokens:
             return
@@ -127,7 +127,7 @@ class Matcher:
         self._length += len(tokens)
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` (a draft) the grammar allows, from the first; changes nothing."""
+        """Number of leading `tokens` (a draft) that the grammar allows; changes nothing."""
         if self._ended:
             return 0
         for at, token in enumerate(tokens):
@@ -154,8 +154,8 @@ class Matcher:
                 row[token // 32] &= ~np.uint32(1 << token % 32)
 
     def forced(self) -> tuple[int, ...]:
-        """The tokens that must follow, whatever the model says, as the tokenizer itself would cut
-        their text; they may be accepted without being drawn. No end token is among them.
+        """The tokens that must follow, cut as the tokenizer would cut their text; they may be
+        accepted without sampling. No end token is among them.
         """
         if self._ended:
             return ()
@@ -178,7 +178,7 @@ class Matcher:
         self._prototype.slow_seconds += seconds
 
     def clone(self) -> Matcher:
-        """Another sequence at the same place."""
+        """A matcher for another sequence at the same place."""
         match = self._match.deep_copy()
         other = Matcher(self._prototype, match, self._lexicon, self._ends, self._words)
         other._length, other._ended = self._length, self._ended
@@ -197,12 +197,12 @@ class Matcher:
 
 
 class GrammarState:
-    """A sequence's matcher, and the mask of its next token, which is made as soon as the token
-    before is known: at once, or, where masks are slow, by another thread while others go on.
+    """A sequence's matcher, and the mask of its next token, made as soon as the token before is
+    known: at once or, if masks are slow, by another thread.
 
-    A sequence is planned ahead of its token only while its masks are quick. Where the grammar
-    forces tokens, they are taken as the tokenizer would cut them: at once (`jump`), or one by one
-    (`step`), drawn under masks that allow nothing else; an answer is the same either way.
+    A sequence is planned ahead of its token only while its masks are quick. Forced tokens are cut
+    as the tokenizer would cut them and taken at once (`jump`) or one by one (`step`), under masks
+    that allow nothing else; the answer is the same either way.
     """
 
     def __init__(
@@ -213,8 +213,8 @@ class GrammarState:
         wake: Callable[[], object],
         slow_seconds: float = SLOW_SECONDS,
     ) -> None:
-        """The first mask is made here, so that the grammar's own cost is paid. `words`: of one row
-        of a mask. `wake`: called by another thread when a slow mask is there.
+        """Makes the first mask, which pays the grammar's own cost. `words`: words in one row of a
+        mask. `wake`: called by another thread when a slow mask is ready.
         """
         self._matcher = matcher
         self._row = np.zeros(words, np.uint32)
@@ -236,12 +236,12 @@ class GrammarState:
 
     @property
     def ready(self) -> bool:
-        """Whether the mask of the next token is there."""
+        """True if the mask of the next token is ready."""
         return self._filling is None or self._filling.done()
 
     @property
     def quick(self) -> bool:
-        """Whether the mask will soon be there once the token before is."""
+        """True if the mask will be ready soon after the token before."""
         return not self._slow
 
     @property
@@ -268,13 +268,13 @@ class GrammarState:
         return tokens
 
     def step(self) -> None:
-        """Have the tokens that must follow drawn one by one."""
+        """Sample forced tokens one by one from now on."""
         if not self._forced:
             self._forced.extend(self._matcher.forced())
 
     def go_on(self, planned: bool) -> None:
-        """Make the mask of the next token, where one is to be drawn. `planned`: a plan in flight
-        needs it.
+        """Make the mask of the next token, if a token is to be sampled. `planned`: a plan in flight
+        needs the mask.
         """
         if self._forced:
             return
@@ -287,9 +287,9 @@ class GrammarState:
             self._filling.add_done_callback(lambda _: self._wake())
 
     def mask(self) -> bytes:
-        """The mask of the next token; waits for it if it is not `ready`.
+        """The mask of the next token; waits unless `ready`.
 
-        Raises InvalidRequest where the grammar has become too complex to follow.
+        Raises InvalidRequest if the grammar has become too complex.
         """
         if self._filling is not None:
             self._filling.result()
@@ -306,7 +306,7 @@ class GrammarState:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Count the CPU time of this thread alone: the machine may be busy."""
+        """Count the CPU time of this thread alone, as the machine may be busy."""
         begin = time.thread_time()
         try:
             yield
@@ -354,8 +354,8 @@ class Matchers:
         most: int = 256,
         most_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
-        """`most`, `most_bytes`: prototypes kept, and what they may take; the one asked for last is
-        kept whatever it takes.
+        """`most`, `most_bytes`: bounds on kept prototypes and their memory; the most recent
+        prototype is kept at any size.
         """
         self._most_bytes = most_bytes
         self._lexicon = lexicon
@@ -367,7 +367,7 @@ class Matchers:
 
     @property
     def nbytes(self) -> int:
-        """What the prototypes that are kept may take."""
+        """Bytes of memory that the kept prototypes may take."""
         return sum(each.kept_bytes for each in self._prototypes.values())
 
     @property
@@ -376,11 +376,11 @@ class Matchers:
         return self._words
 
     def begin(self, grammar: str) -> Matcher:
-        """A matcher before its first token. `grammar`: `text.grammar.Grammar.text`. One thread at
-        a time.
+        """A matcher before its first token. `grammar`: `text.grammar.Grammar.text`. One thread at a
+        time.
 
-        Raises InvalidRequest where the grammar does not compile, or its first mask cannot be made,
-        which the front has ruled out: then nothing is kept.
+        Raises InvalidRequest if the grammar does not compile or its first mask fails, which the
+        front has ruled out; nothing is kept then.
         """
         prototype = self._prototypes.get(grammar)
         if prototype is None:

@@ -44,10 +44,11 @@ TOWER_STEPS = 8
 
 @dataclass(slots=True)
 class _UnderWay:
-    """asked: the front writes to the slot. arrived: pixels are in it. encoding: the tower reads it.
+    """asked: the front writes to the slot. arrived: pixels are in the slot. encoding: the tower
+    reads the slot.
 
-    reused: the pixels were still there from an earlier use. unwanted: the front was told so.
-    given: what arrived, or is read, is the embedding, which another server made.
+    reused: the pixels were still in the slot from an earlier use. unwanted: the front was told to
+    stop. given: the slot holds an embedding made by another server.
     """
 
     image: Image
@@ -60,7 +61,7 @@ class _UnderWay:
 
 @dataclass(slots=True)
 class _Fresh:
-    """An embedding that was just encoded: each of the two states holds it on the device once."""
+    """A newly encoded embedding; each of its two states holds the embedding on the device once."""
 
     ahead: bool = True
     unsaved: bool = False
@@ -68,12 +69,12 @@ class _Fresh:
 
 @dataclass(slots=True)
 class _Round:
-    """One walk over the images that are needed, in order of need.
+    """One walk over the needed images, in order of need.
 
-    match: looks a waiting sequence up in the prefix cache. asking, encoding: more images may be
-    asked for, begun to be encoded. first: no image that is lacking was seen yet. starved: the first
-    one, if the arena had no room for it. seen: images that the walk has passed; what stands before
-    the present one is needed sooner.
+    match: looks up a waiting sequence in the prefix cache. asking, encoding: more images may be
+    asked for, or begin to be encoded. first: no missing image was seen yet. starved: the first
+    missing image, if the arena had no room for it. seen: images passed by the walk, all needed
+    sooner than the present image.
     """
 
     builder: PlanBuilder
@@ -86,7 +87,9 @@ class _Round:
 
 
 class ImageScheduler:
-    """Single flight: an image is asked for, read and encoded once at a time, whoever needs it."""
+    """Single flight: an image is asked for, read and encoded once at a time, for any number of
+    sequences.
+    """
 
     def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache, counts: Counts) -> None:
         self.slots = PixelSlots(limits.arena_bytes, limits.given_bytes)
@@ -105,21 +108,21 @@ class ImageScheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether the workers have anything to finish, or to let go of, that no sequence shows."""
+        """True if the workers have work to finish or memory to release that no sequence shows."""
         work = self._unsaved() or self._moves or self._embeddings.staged
         return bool(work) or self.waits_for_workers
 
     @property
     def waits_for_workers(self) -> bool:
-        """Whether an encoding or a read from disk will end by itself."""
+        """True if an encoding or a read from disk will end by itself."""
         return bool(self._patches_encoding() or self._embeddings.reading)
 
     def showable(self, key: ImageKey) -> bool:
-        """Whether a plan made now may show the image, where the device has room."""
+        """True if a plan made now may show the image, given room on the device."""
         return key not in self._under_way and self._embeddings.ready(key)
 
     def lacks(self, sequence: Sequence) -> bool:
-        """Whether some image that the sequence is still to show is not there yet."""
+        """True if some image that the sequence has yet to show is missing."""
         upcoming = sequence.upcoming(sequence.images_end)
         return any(not self.showable(image.key) for _, image in upcoming)
 
@@ -131,7 +134,7 @@ class ImageScheduler:
             self._users.setdefault(key, []).append(sequence)
 
     def ask_early(self, sequence: Sequence) -> None:
-        """Ask for images of a new sequence without waiting for the next plan, if nobody before it
+        """Ask for images of a new sequence before the next plan, if no earlier sequence
         lacks room.
         """
         for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
@@ -151,9 +154,9 @@ class ImageScheduler:
             self.settle(key)
 
     def settle(self, key: ImageKey) -> None:
-        """Let go of what is there of the image if nobody needs it any more.
+        """Release the image's slot, encoding or embedding if no sequence needs it any more.
 
-        A slot that is being written, an encoding and a read from disk end by themselves first.
+        A slot being written, an encoding and a read from disk end by themselves first.
         """
         if self._needed_by(key):
             return
@@ -176,7 +179,7 @@ class ImageScheduler:
         self.slots.forget_kept()
 
     def take_notices(self) -> Notices:
-        """What the front should hear, once."""
+        """The news for the front, once."""
         notices = Notices(tuple(self._want), tuple(self._unwanted))
         self._want, self._unwanted = [], []
         return notices
@@ -184,8 +187,8 @@ class ImageScheduler:
     # ---- the front and the workers have done something
 
     def pixels_ready(self, key: ImageKey, given: bool = False) -> None:
-        """The front has written the image to its slot, or the embedding that another server has
-        `given`, and writes there no more.
+        """The front has written the image's pixels, or the embedding `given` by another server, to
+        its slot, and writes no more.
         """
         under_way = self._under_way[key]
         assert under_way.stage == "asked", "pixels that were not asked for"
@@ -204,7 +207,7 @@ class ImageScheduler:
         return [] if under_way.unwanted else self._needed_by(key)
 
     def _answered(self, key: ImageKey) -> None:
-        """There is no need any more to tell the front that an image is unwanted."""
+        """The front need not hear any more that an image is unwanted."""
         if key in self._unwanted:
             self._unwanted.remove(key)
 
@@ -220,7 +223,7 @@ class ImageScheduler:
         self.settle(key)
 
     def encode_failed(self, key: ImageKey) -> list[Sequence]:
-        """The workers had no memory for it. Returns the sequences that cannot go on."""
+        """The workers had no memory for the image. Returns the sequences that cannot go on."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
         self.slots.free(under_way.slot)
@@ -247,7 +250,7 @@ class ImageScheduler:
                 self._end_unsaved(key)
 
     def end_plan(self) -> None:
-        """From the next plan on, embeddings that this one saves may leave the device."""
+        """From the next plan on, embeddings saved by this plan may leave the device."""
         for key in self._unsaved():
             self._end_unsaved(key)
 
@@ -259,10 +262,10 @@ class ImageScheduler:
         chunk: Collection[ImageKey],
         may_exceed: bool,
     ) -> Place | None:
-        """Have an image on the device in this step, and pinned for a running sequence. Returns
-        where it was; None: it is not there any more, or the device has no room.
+        """Put an image on the device in this step, pinned for a running sequence. Returns the
+        image's place; None if the image is gone, or the device has no room.
 
-        `chunk`: images that leave the device last, for the same chunk shows them.
+        `chunk`: images of the same chunk, which leave the device last.
         """
         key, embeddings = image.key, self._embeddings
         if not self.showable(key):
@@ -288,7 +291,7 @@ class ImageScheduler:
     ) -> None:
         """In order of need, ask for images, begin to read them from disk, begin to encode them.
 
-        `match`: looks a waiting sequence up in the prefix cache.
+        `match`: looks up a waiting sequence in the prefix cache.
         """
         walk = _Round(builder, match)
         for sequence in self._in_sight(order, walk):
@@ -305,8 +308,9 @@ class ImageScheduler:
             self._take_room(walk.starved)
 
     def _in_sight(self, order: Iterable[Sequence], walk: _Round) -> Iterator[Sequence]:
-        """Sequences in order of need, each looked up in the prefix cache, while something can be
-        done for them. So many waiting ones with images are looked at, that a plan's cost is bound.
+        """Sequences in order of need, each looked up in the prefix cache, as long as the plan can
+        do anything for them. The number of waiting sequences with images is bounded, and so is a
+        plan's cost.
         """
         looks = max(self._limits.look_ahead, self._limits.max_running)
         for sequence in order if self._users else ():
@@ -329,8 +333,9 @@ class ImageScheduler:
                 walk.starved = image
 
     def _begin(self, sequence: Sequence, start: int, image: Image, walk: _Round) -> bool:
-        """Arrived → encoding, for an image that is near; `sequence` shows it from `start`. False:
-        the sequence does not lack it, for another has meanwhile computed what shows it.
+        """Arrived → encoding, for an image that is near; `sequence` shows the image from `start`.
+        False: the sequence does not lack the image any more, as another sequence has computed those
+        tokens.
         """
         here = self._under_way.get(image.key)
         horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
@@ -363,7 +368,7 @@ class ImageScheduler:
     # ---- pixels
 
     def _put_away(self, under_way: _UnderWay) -> None:
-        """The slot is not needed any more; pixels may be, another time."""
+        """Give up the slot; its pixels may serve another time."""
         if under_way.given:
             self.slots.free(under_way.slot)
         else:
@@ -399,8 +404,8 @@ class ImageScheduler:
         return slot is not None
 
     def _take_room(self, image: Image) -> None:
-        """The image that is needed first has no room in the arena. If none will be made by itself,
-        pixels that came too early go, those asked for last first; they are asked for again.
+        """Make room in the arena for the image needed first. If no slot becomes free by itself,
+        pixels that came too early go, the latest asked for first; they are asked for again.
         """
         if any(each.stage != "arrived" for each in self._under_way.values()):
             return
@@ -410,7 +415,9 @@ class ImageScheduler:
                 return
 
     def _patches_encoding(self) -> list[int]:
-        """Of every encoding that has begun and not ended. What is given ends with its step."""
+        """The patches of every unfinished encoding. An embedding from another server ends with its
+        step.
+        """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         return [each.image.num_patches for each in encoding if not each.given]
 
@@ -420,16 +427,17 @@ class ImageScheduler:
     # ---- embeddings
 
     def _within_step(self, here: _UnderWay, builder: PlanBuilder) -> bool:
-        """The step has patches left for the image: any one alone, others up to the limit. What is
-        given needs none.
+        """True if the step has patches left for the image: a single image always fits, more images
+        up to the limit. An embedding from another server needs no patches.
         """
         spent = sum(self._patches_encoding()) if self._limits.tower_budget else builder.patches
         most = self._limits.encode_patches
         return here.given or not spent or spent + here.image.num_patches <= most
 
     def _find_room(self, sequence: Sequence, start: int, image: Image, walk: _Round) -> bool:
-        """The device has room for the embedding, or bows to a running sequence that can do nothing
-        else: to one image in a plan, and the first that is lacking. Who finds none is `cramped`.
+        """True if the device has room for the embedding, or exceeds its budget for a running
+        sequence that can do nothing else: for one image per plan, the first missing one. A sequence
+        without room is `cramped`.
         """
         fits, builder = self._embeddings.fits, walk.builder
         if fits(image.num_tokens):
@@ -452,8 +460,8 @@ class ImageScheduler:
     def _take_ahead(
         self, sequence: Sequence, start: int, image: Image, builder: PlanBuilder
     ) -> None:
-        """The first image that is lacking takes the room of those that were encoded ahead: not of
-        its own sequence's next ones, unless nothing is under way that could make room.
+        """The first missing image takes the room of embeddings encoded ahead: not of its own
+        sequence's next images, unless nothing under way could make room.
         """
         horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
         self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
@@ -463,8 +471,8 @@ class ImageScheduler:
             self._let_go_ahead({each.key for _, each in sequence.upcoming(start)})
 
     def _encode(self, sequence: Sequence, here: _UnderWay, walk: _Round) -> None:
-        """The plan encodes an image that has arrived, and whose embedding has room; it is held from
-        now on. Images that were `seen` leave the device last.
+        """Encode an arrived image whose embedding has room, and hold the embedding from now on.
+        `seen` images leave the device last.
         """
         image, embeddings, builder = here.image, self._embeddings, walk.builder
         here.stage = "encoding"
@@ -492,20 +500,22 @@ class ImageScheduler:
         return sum(fresh.ahead for fresh in self._fresh.values())
 
     def _end_unsaved(self, key: ImageKey) -> None:
-        """A plan saves it, or there is nothing to save."""
+        """End the unsaved state: a plan saves the embedding, or nothing is to be saved."""
         fresh = self._fresh[key]
         fresh.unsaved = False
         self._let_go(key, fresh)
 
     def _end_ahead(self, key: ImageKey) -> None:
-        """A plan shows it, or nobody needs it any more, or its room is needed sooner."""
+        """End the ahead state: a plan shows the embedding, or no sequence needs it, or its room is
+        needed sooner.
+        """
         fresh = self._fresh.get(key)
         if fresh is not None and fresh.ahead:
             fresh.ahead = False
             self._let_go(key, fresh)
 
     def _let_go(self, key: ImageKey, fresh: _Fresh) -> None:
-        """One of its two states has ended."""
+        """Release one hold of an embedding, as one of its two states has ended."""
         self._embeddings.release(key)
         if not (fresh.ahead or fresh.unsaved):
             del self._fresh[key]
@@ -518,8 +528,8 @@ class ImageScheduler:
     # ---- for tests
 
     def audit(self) -> None:
-        """Assert that slots in use are those of images under way, and that pixels which have
-        arrived, and embeddings which are held ahead, are needed.
+        """Assert that slots in use belong to images under way, and that arrived pixels and
+        embeddings held ahead are needed.
         """
         slots = sorted((each.slot.offset, each.slot.nbytes) for each in self._under_way.values())
         assert self.slots.bytes_in_use == sum(nbytes for _, nbytes in slots)

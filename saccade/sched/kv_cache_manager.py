@@ -1,7 +1,7 @@
-"""Pages for sequences: what is free or can be, what a new sequence will need, what an ended one
-leaves behind.
+"""Pages for sequences: free and reclaimable pages, the need of a new sequence, the pages of an
+ended one.
 
-Owns no page: the pool and the prefix cache do. Decides nothing about who loses pages.
+Owns no page: the pool and the prefix cache do. Does not decide which sequence loses pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from saccade.sched.snapshot_scheduler import SnapshotKeeper
 
 
 class KVCacheManager:
-    """The page pool and the prefix cache (None: off) as the scheduler sees them."""
+    """The page pool and the prefix cache (None: off) for the scheduler."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class KVCacheManager:
 
     @property
     def refused(self) -> Sequence | None:
-        """The sequence that found too few pages when it was last its turn."""
+        """The sequence that found too few pages at its last turn."""
         return self._refused[0] if self._refused else None
 
     def forget_refusal(self) -> None:
@@ -48,7 +48,7 @@ class KVCacheManager:
         self._refused = None
 
     def still_refused(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether there are no more pages than when the sequence was refused."""
+        """True if no page was freed since the sequence was refused."""
         refused = self._refused
         return (
             refused is not None
@@ -57,7 +57,7 @@ class KVCacheManager:
         )
 
     def find(self, sequence: Sequence) -> list[Node]:
-        """The cached pages of a waiting sequence, whose `matched` is set accordingly."""
+        """The cached pages of a waiting sequence; sets `matched`."""
         path = self._prefix.find(sequence.content) if self._prefix else []
         if sequence.shareable < len(sequence.tokens):
             path = path[: sequence.shareable // self._pool.page_size]
@@ -70,8 +70,8 @@ class KVCacheManager:
         return len(self.find(sequence)) * self._pool.page_size
 
     def twin_ahead(self, sequence: Sequence, running: Iterable[Sequence], tokens: int) -> bool:
-        """Whether a running sequence is just computing `tokens` of the prompt of a waiting one,
-        which can soon share them.
+        """True if a running sequence is just computing `tokens` of the same prompt as a waiting
+        sequence, which can soon share them.
         """
         start = sequence.position
         if point := self._snapshots.first_point(sequence):
@@ -81,17 +81,17 @@ class KVCacheManager:
         return has_twin(sequence, running, start, start + tokens)
 
     def outcome(self, sequence: Sequence, span: Span, place: Place) -> ImageOutcome:
-        """Where an image that is now shown was found. `place`: where its embedding was."""
+        """The source of an image now shown. `place`: where its embedding was."""
         return image_outcome(sequence, span, place, self._prefix, self._pool.page_size)
 
     def make_free(self, pages: int) -> bool:
-        """Whether so many pages are free, once cached ones that nobody holds have made room."""
+        """True if so many pages are free, after evicting unheld cached pages."""
         if self._pool.free < pages and self._prefix:
             self._prefix.evict(pages - self._pool.free)
         return self._pool.free >= pages
 
     def _available(self, running: Iterable[Sequence]) -> int:
-        """Pages that are free or can be, less what running sequences will soon take."""
+        """Free and reclaimable pages, less the near need of running sequences."""
         evictable = self._prefix.evictable if self._prefix else 0
         owed = sum(
             max(0, self._needs_soon(sequence) - len(sequence.run.pages))
@@ -101,8 +101,8 @@ class KVCacheManager:
         return self._pool.free + evictable - owed
 
     def fits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
-        """Whether all tokens and the next few find pages beside `path` without taking any from the
-        running sequences. It is `refused` if not.
+        """True if all tokens and the next few find pages beside `path` without taking any from the
+        running sequences; otherwise the sequence is `refused`.
         """
         unheld = sum(self._pool.refs[node.page] == 1 for node in path)
         available = self._available(running)
@@ -111,13 +111,13 @@ class KVCacheManager:
         return fits
 
     def _needs_soon(self, sequence: Sequence) -> int:
-        """Pages for the tokens there are and the next few."""
+        """Pages for the present tokens and the next few."""
         most = min(sequence.prompt_length + sequence.request.most_tokens, self._token_limit)
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
     def hold(self, sequence: Sequence, path: list[Node]) -> Node | None:
-        """A waiting sequence gets its slot: the pages of `path` are its too. Returns the last of
-        them in the prefix cache (None: off).
+        """Give a waiting sequence the pages of `path` with its slot. Returns the last of them in
+        the prefix cache (None: off).
         """
         node = self._prefix.hold(sequence.content, path) if self._prefix else None
         self._keeping.admitted(sequence, path)
@@ -125,7 +125,7 @@ class KVCacheManager:
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
         """KV of a running sequence is valid up to `computed`: make its whole pages findable, and
-        keep what is to be kept.
+        keep the requested ones.
         """
         whole = computed // self._pool.page_size
         before, run.computed = run.computed, computed
@@ -136,13 +136,13 @@ class KVCacheManager:
         self._keeping.advanced(sequence, run, before)
 
     def flush(self) -> None:
-        """Forget cached pages that no running sequence holds, and what clients asked to be kept."""
+        """Forget cached pages that no running sequence holds, and all pins."""
         if self._prefix:
             self._prefix.flush()
         self._keeping.flushed()
 
     def leave(self, sequence: Sequence, run: Run) -> list[int]:
-        """End a run's hold. Its whole computed pages stay findable; the others are returned, to be
+        """End a run's hold. Its whole computed pages stay findable; the rest are returned, to be
         released once no plan in flight writes to them.
         """
         if not self._prefix or run.node is None:
@@ -153,5 +153,7 @@ class KVCacheManager:
         return run.pages[whole:]
 
     def audit(self, holders: Iterable[Iterable[int]]) -> None:
-        """Assert that every page is accounted for: free, the trie's, or one of `holders`'."""
+        """Assert that every page is accounted for: free, the trie's, or held by one of
+        `holders`.
+        """
         self._pool.audit([*holders, self._prefix.owned()] if self._prefix else holders)

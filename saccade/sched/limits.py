@@ -1,4 +1,4 @@
-"""What bounds the scheduler, and what it counts. Owns no decision."""
+"""The bounds of the scheduler, and its counters. Owns no decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ preempted at once.
 
 NO_MEMORY_IMAGE = (
     "the device has no memory left to encode an image: send a smaller one, or start the server "
-    "with a lower --mem-fraction-static or --max-encode-patches"
+    "with a lower --mem-fraction-static or --tune max_encode_patches=N"
 )
 NO_MEMORY_STEP = (
     "the device has no memory left for a step: try again, or start the server with a lower "
@@ -27,17 +27,16 @@ class SchedulerLimits:
     """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which
     are never held back). context_length: prompt and answer.
 
-    encode_patches: images that may begin to be encoded in a step; one always may. look_ahead:
-    images that may be on their way before their turn. arena_bytes: the pixel arena.
-    early_tokens: a new sequence whose images are not all there takes a slot only if it can compute
-    this many tokens at once; and it waits for a running one that is just computing this many tokens
-    of the same prompt, to share them.
-    given_bytes: what a token of an embedding takes that another server may give instead of pixels;
-    0: none does.
-    tower_budget: patch-blocks (patches x blocks of the vision tower) that a step may spend on
-    images; 0: as many as there are. tower_shares: prompts too want the time that the tower
-    takes, not only rows that decode. tower_blocks: blocks of the vision tower. snapshot_tokens:
-    between two snapshots of a long prompt, for models that keep a state per sequence.
+    encode_patches: patches of images whose encoding may begin in a step; one image always may.
+    look_ahead: images that may be on their way before their turn. arena_bytes: the pixel arena.
+    early_tokens: a new sequence with missing images takes a slot only if it can compute this many
+    tokens at once, and waits for a running sequence that is just computing this many tokens of the
+    same prompt, to share them. given_bytes: bytes per token of an embedding given by another server
+    instead of pixels; 0: no server gives any. tower_budget: patch-blocks (patches x blocks of the
+    vision tower) that a step may spend on images; 0: no bound. tower_shares: prompts, not only
+    decoding rows, compete for the tower's time. tower_blocks: blocks of the vision tower.
+    snapshot_tokens: tokens between two snapshots of a long prompt, for models with per-sequence
+    states.
     """
 
     max_running: int
@@ -56,8 +55,8 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened so far; all of them only grow. `images_pixels`: encoded again from pixels
-    that were still in the arena. `images_given`: encoded by another server.
+    """Counters, which only grow. `images_pixels`: images encoded again from pixels still in the
+    arena. `images_given`: images encoded by another server.
     """
 
     requests: int = 0
@@ -77,8 +76,8 @@ class Counts:
 def refusal(
     request: Request, limits: SchedulerLimits, token_limit: int, images_fit: bool
 ) -> str | None:
-    """Why a request can never be served, where a sequence may have `token_limit` tokens.
-    `images_fit`: each of its images has room in the pixel arena.
+    """The reason why a request can never be served, for sequences of at most `token_limit` tokens;
+    None if possible. `images_fit`: each image has room in the pixel arena.
     """
     length = len(request.tokens)
     if length == 0:
@@ -93,6 +92,6 @@ def refusal(
     if not images_fit:
         return (
             f"an image is larger than the pixel arena of {limits.arena_bytes} bytes: send a "
-            "smaller one, or start the server with a larger --arena-mb"
+            "smaller one, or start the server with a larger --tune arena_mb=MIB"
         )
     return None

@@ -36,12 +36,12 @@ class Scheduler(Protocol):
 
     @property
     def idle(self) -> bool:
-        """No request is alive and the workers hold nothing for one."""
+        """True if no request is alive and the workers hold nothing for any."""
         ...
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a request; its id must be new. A request that can never be served gets its terminal
-        delta at once.
+        """Queue a request; its id must be new. An impossible request gets its terminal delta at
+        once.
         """
         ...
 
@@ -62,7 +62,7 @@ class Scheduler(Protocol):
         ...
 
     def flush(self, embeddings: bool) -> None:
-        """Forget what is only cached; with `embeddings`, also embeddings and pixels."""
+        """Forget cached pages; with `embeddings`, also embeddings and pixels."""
         ...
 
     def take_notices(self) -> Notices:
@@ -72,11 +72,11 @@ class Scheduler(Protocol):
     def plan(self) -> Plan:
         """The next step; legal while fewer than two are in flight.
 
-        The plan must be applied, unless it is `empty`: then there is nothing to do before something
-        else comes in, or a plan in flight is applied.
+        The plan must be applied unless `empty`: then no work is left until a message arrives or a
+        plan in flight is applied.
         """
         ...
 
     def apply(self, result: StepResult) -> list[Delta]:
-        """Take in what came of the oldest plan in flight."""
+        """Apply the result of the oldest plan in flight."""
         ...

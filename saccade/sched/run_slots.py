@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class RunSlots:
-    """A slot that was given back is free at once: workers close before they open."""
+    """Slots of running sequences. A returned slot is free at once: workers close before
+    they open.
+    """
 
     def __init__(self, count: int) -> None:
         self._free = list(range(count))[::-1]

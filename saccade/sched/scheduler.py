@@ -85,18 +85,18 @@ class GenerationScheduler:
 
     @property
     def token_limit(self) -> int:
-        """Tokens that one sequence may have, prompt and answer."""
+        """Most tokens of one sequence, prompt and answer."""
         return min(self.limits.context_length, self.pool.capacity * self.pool.page_size)
 
     @property
     def idle(self) -> bool:
-        """No request is alive and the workers hold nothing for one."""
+        """True if no request is alive and the workers hold nothing for any."""
         return not (self._ids or self._slots.closing or self._flights or self.gallery.busy)
 
     def add(self, request: Request, guide: GrammarState | None = None) -> list[Delta]:
-        """Queue a request; its id must be new. `guide`: of its grammar, if it has one.
+        """Queue a request; its id must be new. `guide`: the state of its grammar, if any.
 
-        One that can never be served, or whose answer can only be empty, gets its terminal delta at
+        An impossible request, or one whose answer can only be empty, gets its terminal delta at
         once.
         """
         assert request.id not in self._ids and bool(request.grammar) == (guide is not None)
@@ -134,7 +134,7 @@ class GenerationScheduler:
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
-        """The same with the embedding that another server has given."""
+        """Like `pixels_ready`, with an embedding given by another server."""
         self.gallery.pixels_ready(key, given=True)
         return []
 
@@ -148,9 +148,8 @@ class GenerationScheduler:
         return [self._finish(sequence, "error", error) for sequence in needy]
 
     def flush(self, embeddings: bool) -> None:
-        """Forget cached pages that no running sequence holds; with `embeddings`, also embeddings
-        and kept pixels that are not in use; nothing is kept on a client's word any more. Waiting
-        sequences compute again what they had found.
+        """Forget cached pages that no running sequence holds, and all pins; with `embeddings`, also
+        unused embeddings and kept pixels. Waiting sequences compute again what they had found.
         """
         self._room.flush()
         if embeddings:
@@ -159,7 +158,7 @@ class GenerationScheduler:
             sequence.matched = None
 
     def take_notices(self) -> Notices:
-        """What the front should hear, once."""
+        """The news for the front, once."""
         return self.gallery.take_notices()
 
     # ---- plan
@@ -167,8 +166,8 @@ class GenerationScheduler:
     def plan(self) -> Plan:
         """The next step; legal while fewer than two are in flight.
 
-        It must be applied, unless it is `empty`: then there is nothing to do before something else
-        comes in, or a plan in flight is applied.
+        The plan must be applied unless `empty`: then no work is left until a message arrives or a
+        plan in flight is applied.
         """
         assert len(self._flights) < PLANS_IN_FLIGHT, "too many plans in flight"
         builder = self._draft()
@@ -181,10 +180,10 @@ class GenerationScheduler:
         return plan
 
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
-        """The masks of the oldest plan in flight, once, if it has masked rows: to be sent before
-        any plan after it. To be called whenever a plan was made or applied.
+        """The masks of the oldest plan in flight, once, if any rows are masked: to be sent before
+        any later plan. Call after every plan made or applied.
 
-        Ends the requests whose grammars cannot be followed any more.
+        Ends requests whose grammars have become too complex.
         """
         flight = self._flights[0] if self._flights else None
         if flight is None or not flight.unmasked:
@@ -223,8 +222,8 @@ class GenerationScheduler:
         return builder
 
     def _build(self, builder: PlanBuilder) -> Plan:
-        """A plan that only goes on encoding, or waits for something, is not made while another is
-        in flight, whose result may bring more to do.
+        """Build the step. A plan that only continues an encoding, or waits, is not made while
+        another plan is in flight, whose result may bring more work.
         """
         works = builder.works or self._slots.closing
         tower = self.gallery.tower(builder.decodes) if works or not self._flights else 0
@@ -232,8 +231,8 @@ class GenerationScheduler:
         return builder.build(self.counts.steps, self._slots.take_closing(), tower, wait)
 
     def _make_way(self) -> None:
-        """Where the next in turn finds no slot, or no pages, and its client or group has none, one
-        sequence of those that hold more than their share goes back into the queue.
+        """Preempt one sequence of a client or group beyond its share, if the next in turn finds no
+        slot or no pages and its client or group holds none.
         """
         refused = self._room.refused
         if not self.running or (self._slots and refused is None):
@@ -249,10 +248,11 @@ class GenerationScheduler:
             self.waiting.add(rival)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
-        """Oldest first; the youngest, later in this loop, may lose their pages to older ones.
+        """Plan running sequences, oldest first; the youngest, later in this loop, may lose their
+        pages to older ones.
 
-        The youngest of all, if it cannot even decode, steps back too: it would keep pages and token
-        budget from an older one.
+        The youngest of all, if unable to decode, steps back too: it would keep pages and token
+        budget from an older sequence.
         """
         size, limit = self.pool.page_size, self.token_limit
         for sequence in tuple(self.running):
@@ -342,8 +342,8 @@ class GenerationScheduler:
         return sum(len(flight.pages) for flight in self._flights)
 
     def _claim(self, sequence: Sequence, run: Run, end: int) -> int:
-        """Get pages up to token `end`: free ones, then unused cached ones, then those of younger
-        sequences. Returns how far they go for now.
+        """Get pages up to token `end`: free pages, then unused cached pages, then those of younger
+        sequences. Returns the end that the pages reach for now.
         """
         missing = self.pool.pages_for(end) - len(run.pages)
         if missing > 0:
@@ -358,8 +358,8 @@ class GenerationScheduler:
         return min(end, len(run.pages) * self.pool.page_size)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Stop a running sequence; what plans in flight draw for it is drawn again later. The
-        caller puts it back into the queue.
+        """Stop a running sequence; tokens sampled by plans in flight are sampled again later. The
+        caller puts the sequence back into the queue.
         """
         self._give_up(sequence)
         self.running.remove(sequence)
@@ -368,7 +368,7 @@ class GenerationScheduler:
 
     def _give_up(self, sequence: Sequence) -> None:
         """Take slot, pages and pins of a running sequence back. Its whole computed pages stay
-        findable; the others are free once no plan in flight writes to them.
+        findable; the rest are free once no plan in flight writes to them.
         """
         run = sequence.run
         assert run is not None
@@ -385,7 +385,7 @@ class GenerationScheduler:
     # ---- apply
 
     def apply(self, result: StepResult) -> list[Delta]:
-        """Take in what came of the oldest plan in flight.
+        """Apply the result of the oldest plan in flight.
 
         Rows of sequences that have ended, or lost their slot, meanwhile are ignored. Workers
         execute plans in order.
@@ -473,7 +473,7 @@ class GenerationScheduler:
         logprobs: tuple[TokenLogprobs, ...] = (),
         code: str | None = None,
     ) -> Delta:
-        """End a sequence and free all it has. Its slot is closed by the next plan."""
+        """End a sequence and free its resources. The next plan closes its slot."""
         if sequence.run is not None:
             self._give_up(sequence)
             self.running.remove(sequence)

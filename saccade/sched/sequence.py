@@ -34,7 +34,7 @@ Source = Literal["none", "pixels", "encoder"]
 
 
 class State(Enum):
-    """Where a sequence is in its life."""
+    """The stage of a sequence's life."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -43,7 +43,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """The state after `tokens` tokens is in `line`, or on its way there."""
+    """A snapshot: the state after `tokens` tokens is in `line`, or on its way."""
 
     tokens: int
     line: int
@@ -51,9 +51,9 @@ class Save:
 
 @dataclass(slots=True)
 class RunStates:
-    """Snapshots of one stay in a slot. points: of its prompt. planned: by plans in flight, in
-    order. newest: of its answer. hidden: taken, but a duplicate hides their page until the run
-    ends.
+    """Snapshots of one stay in a slot. points: places in the prompt. planned: by plans in flight,
+    in order. newest: the answer's latest. hidden: taken, but a duplicate hides their page until the
+    run ends.
     """
 
     points: tuple[int, ...]
@@ -72,13 +72,13 @@ class RunStates:
 class Run:
     """One stay of a sequence in a slot, from its admission to its preemption or its end.
 
-    node: the last page held in the prefix cache. announced: how many of `pages` the workers know.
-    computed: tokens `[0, computed)` have valid KV, as results have told. planned: as far as the
-    plans in flight go. drawing: tokens that they draw and that are not known; skips: rows of theirs
-    that draw a token that is known. opened: tokens that the worker was told when the slot was
-    opened; drawn: the place of the last token that a row draws. pins: embeddings kept for this
-    sequence. marks: breakpoints that lie before `computed`. states: of a model that keeps a
-    state per sequence, its snapshots.
+    node: the last page held in the prefix cache. announced: number of `pages` known to the workers.
+    computed: tokens `[0, computed)` have valid KV, by the results so far. planned: the end of the
+    tokens planned so far. drawing: unknown tokens that plans in flight sample; skips: their rows
+    that sample a known token. opened: tokens sent to the worker when the slot was opened; drawn:
+    the place of the last token sampled by a row. pins: embeddings kept for this sequence. marks:
+    breakpoints before `computed`. states: the sequence's snapshots, for a model with per-sequence
+    states.
     """
 
     slot: int
@@ -98,12 +98,12 @@ class Run:
 
 @dataclass(slots=True)
 class Account:
-    """What the prefix cache had of a prompt, and what it keeps.
+    """The cached and the kept part of a prompt.
 
-    cached: prompt tokens found at the first admission; None before. admitted: when that was
-    (`time.monotonic()`); 0.0 before. kept: tokens up to which breakpoints keep it. written: of
-    these, tokens that were computed, by the seconds they are kept. missed: why less was found than
-    might have been, if that was asked.
+    cached: prompt tokens found at the first admission; None before. admitted: time of the first
+    admission (`time.monotonic()`); 0.0 before. kept: tokens up to which breakpoints keep the
+    prompt. written: newly computed tokens among them, by the seconds they are kept. missed: the
+    reason for a shorter prefix than possible, if asked.
     """
 
     cached: int | None = None
@@ -113,26 +113,24 @@ class Account:
     missed: CacheMiss | None = None
 
     def report(self, caching: Caching) -> CacheReport | None:
-        """What the front hears; None where nothing was asked."""
+        """The report for the front; None if the request asked nothing of the caches."""
         if not (caching.breakpoints or caching.diagnose):
             return None
         return CacheReport(tuple(sorted(self.written.items())), self.missed)
 
 
 class Sequence:
-    """A request, the tokens of its answer so far, and, while it is running, its `run`.
+    """A request, its answer tokens so far, and, while running, its `run`.
 
-    order: place of arrival. last_use: per image, the token after its last span; once that is
-    computed the image is not needed again.
-    matched: tokens found in the prefix cache when this was last looked up, while it waits.
-    blocked: the image that a waiting sequence waits for. cramped: the device had no room for its
-    next image beside those that are there: any step is better than none.
-    encoded: images encoded on behalf of this sequence: why they were missing, and from what.
-    found: where each image was found, by its index, so far as that is known.
-    scored: the first prompt token that is still to be scored, or read, as results have told; all
-    of them count as such where nobody asked.
-    guide: what the answer may be; None: any text. told: tokens of the answer that deltas have told;
-    None before the first delta.
+    order: place of arrival. last_use: per image, the token after its last span; once that token is
+    computed the image is not needed again. matched: tokens found in the prefix cache at the last
+    lookup, while waiting. blocked: the image for which a waiting sequence waits. cramped: the
+    device had no room for the next image beside those present: any step is better than none.
+    encoded: images encoded on behalf of this sequence: why they were missing, and their source.
+    found: source of each image, by its index, as far as known. scored: the first prompt token still
+    to be scored or read, by the results so far; all tokens count as such if none is requested.
+    guide: the allowed form of the answer; None: any text. told: answer tokens told in deltas; None
+    before the first delta.
     """
 
     __slots__ = (
@@ -182,7 +180,9 @@ class Sequence:
 
     @property
     def group(self) -> str:
-        """Answers of one HTTP request; a request without a group is one of its own."""
+        """The group of answers of one HTTP request; a request without a group is alone in
+        its own.
+        """
         return self.request.group or self.request.id
 
     @property
@@ -205,7 +205,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens, those that plans in flight draw included."""
+        """Number of tokens, including tokens that plans in flight sample."""
         return len(self.content.tokens) + (self.run.drawing if self.run else 0)
 
     @property
@@ -219,7 +219,7 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """The next row is one answer token, which a row before has drawn."""
+        """True if the next row is one answer token, sampled by an earlier row."""
         run = self.run
         return run is not None and run.drawn == run.planned == self.length - 1
 
@@ -236,7 +236,7 @@ class Sequence:
 
     @property
     def shareable(self) -> int:
-        """Tokens that may come from the prefix cache: no score and no state comes from there."""
+        """Tokens that may come from the prefix cache, which holds no scores and no states."""
         if self.scored >= self.prompt_length:
             return len(self.content.tokens)
         return self.scored - (self.request.reading is None)
@@ -253,8 +253,8 @@ class Sequence:
         return 0 if self.request.reading is None else max(0, end - max(start, self.scored))
 
     def may_draw(self, token_limit: int) -> bool:
-        """Whether a token more than plans in flight draw may be planned: the answer has room for
-        it, and its mask is there, or will be in time. Of one that draws nothing: always.
+        """True if one more token may be planned beyond the plans in flight: the answer has room for
+        it, and its mask is or will be ready in time. Always true without an answer.
         """
         if self.request.reading is not None:
             return True
@@ -267,7 +267,7 @@ class Sequence:
         return self.length < min(most, token_limit)
 
     def needs(self, key: ImageKey) -> bool:
-        """Whether tokens that are not yet known to be computed show this image."""
+        """True if tokens not yet known to be computed show this image."""
         return self.computed < self.last_use.get(key, 0)
 
     def upcoming(self, end: int) -> Iterator[tuple[int, Image]]:
@@ -286,7 +286,7 @@ class Sequence:
             yield span.start, image
 
     def outcomes(self) -> tuple[ImageOutcome, ...]:
-        """Where each image was found, so far as that is known."""
+        """The source of each image, as far as known."""
         return tuple(self.found[image] for image in sorted(self.found))
 
     def admit(self, slot: int, node: Node | None, pages: list[int], computed: int) -> Run:

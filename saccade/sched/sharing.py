@@ -1,5 +1,5 @@
-"""What a sequence may share with others: where its images were found and why not nearer, and
-whether an older sequence is computing what it needs. Owns nothing.
+"""Sharing between sequences: where images were found and why not nearer, and whether an older
+sequence is computing a wanted prefix. Owns nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from saccade.sched.sequence import Sequence
 def image_outcome(
     sequence: Sequence, span: Span, place: Place, prefix: PrefixCache | None, page_size: int
 ) -> ImageOutcome:
-    """Where an image that is now shown was found. `place`: where its embedding was.
+    """The source of an image now shown. `place`: where its embedding was.
 
-    Of two images with one key, the first is the one that was encoded for this sequence.
+    Of two images with one key, the first is the one encoded for this sequence.
     """
     encoded = sequence.encoded.pop(sequence.request.images[span.image].key, None)
     lost = encoded[0] if encoded else None
@@ -31,9 +31,9 @@ def image_outcome(
 def why_not_in_prefix(
     prefix: PrefixCache | None, page_size: int, sequence: Sequence, end: int, lost: Missed | None
 ) -> Missed:
-    """Why the cached prefix did not reach `end`, the end of an image.
+    """The reason why the cached prefix did not reach `end`, the end of an image.
 
-    `lost`: why its embedding was not resident, if it was not.
+    `lost`: the reason why the embedding was not resident, if missing.
     """
     if prefix is None or sequence.request.prompt_logprobs is not None:
         return "prefix cache off"
@@ -45,7 +45,7 @@ def why_not_in_prefix(
 
 
 def has_twin(sequence: Sequence, running: Iterable[Sequence], start: int, end: int) -> bool:
-    """Whether a running sequence has yet to compute tokens [start, end) of the same prompt."""
+    """True if a running sequence has yet to compute tokens [start, end) of the same prompt."""
     if end >= len(sequence.tokens):
         return False
     return any(

@@ -1,10 +1,10 @@
-"""Which bytes of the pixel arena hold which image: the allocator, and pixels kept for another use.
+"""The bytes of the pixel arena by image: the allocator, and pixels kept for another use.
 
-Owns every byte of the arena. Knows keys and sizes; nothing of who needs an image or of what writes
-there.
+Owns every byte of the arena. Knows keys and sizes; nothing of the need for images or of the
+writers.
 
 A slot is in use from `reserve` or `reuse` until `keep` or `free`. Kept pixels are a cache: they
-serve whoever needs the image again, and make room when room is needed.
+serve a later need of the image, and make room when room is needed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ server: its pixels take a fifth or less of that.
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """What the front should hear: images to decode, each into its slot, and images that nobody
-    needs any more while they are being decoded.
+    """News for the front: images to decode, each into its slot, and images no longer needed while
+    being decoded.
     """
 
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
@@ -58,7 +58,7 @@ class Allocator:
         return set(self._taken)
 
     def free(self, offset: int) -> None:
-        """Give back what `allocate` returned."""
+        """Return an offset from `allocate`."""
         insort(self._holes, (offset, self._taken.pop(offset)))
         merged: list[tuple[int, int]] = []
         for start, length in self._holes:
@@ -81,17 +81,15 @@ class PixelSlots:
         self._kept: dict[ImageKey, PixelSlot] = {}  # least recently used first
 
     def __contains__(self, key: ImageKey) -> bool:
-        """Whether the pixels of `key` are kept from an earlier use."""
+        """True if the pixels of `key` are kept from an earlier use."""
         return key in self._kept
 
     def fits(self, image: Image) -> bool:
-        """Whether an image has room in an arena without others."""
+        """True if an image has room in an otherwise empty arena."""
         return aligned(math.prod(image.canvas) * 3) <= self.size
 
     def reserve(self, image: Image) -> PixelSlot | None:
-        """A slot to be written to, for which kept pixels make room. None while those in use leave
-        none.
-        """
+        """A slot for writing; kept pixels make room. None if the slots in use leave no room."""
         height, width = image.canvas
         room = image.num_tokens * self._given_bytes
         if room > self.size // GIVEN_SHARE:
@@ -105,7 +103,7 @@ class PixelSlots:
         return slot
 
     def reuse(self, key: ImageKey) -> PixelSlot | None:
-        """The slot in which the pixels of `key` are kept, now in use; None if they are not."""
+        """The slot with the kept pixels of `key`, now in use; None if not kept."""
         slot = self._kept.pop(key, None)
         if slot is not None:
             self.bytes_in_use += slot.nbytes
@@ -118,13 +116,13 @@ class PixelSlots:
         self._kept[key] = slot
 
     def forget_kept(self) -> None:
-        """Pixels kept for another use are of no use any more."""
+        """Drop all kept pixels."""
         for slot in self._kept.values():
             self._memory.free(slot.offset)
         self._kept.clear()
 
     def free(self, slot: PixelSlot) -> None:
-        """A slot is no longer in use, and what it holds is of no use."""
+        """Free a slot and drop its content."""
         self.bytes_in_use -= slot.nbytes
         self._memory.free(slot.offset)
 

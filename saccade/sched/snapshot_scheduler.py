@@ -1,11 +1,12 @@
-"""When the state of a sequence is saved, for models that keep one, and what becomes of it.
+"""The times at which a sequence's state is saved, for models with states, and the life of the
+snapshot.
 
 Owns no line: the prefix cache does. Decides where chunks end for a snapshot's sake: at the last
 page boundary in each image, before each breakpoint, before the end of the prompt, and every so many
-tokens of long prompts. Of an answer the newest snapshot alone is kept, until it ends.
+tokens of long prompts. Of an answer only the newest snapshot is kept, until the answer ends.
 
-A plan saves states after its rows, and loads them before; plans are carried out in order. So a line
-may be given to another snapshot while a plan in flight writes to it or reads it.
+A plan loads states before its rows and saves them after; plans are carried out in order. So a line
+may be given to another snapshot while a plan in flight writes or reads it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ ANSWER_TOKENS = 32
 
 
 class SnapshotKeeper(Protocol):
-    """Hears of every step in a run's life, and saves the state where that is worth it."""
+    """Hears of every step in a run's life, and saves the state when worthwhile."""
 
     def first_point(self, sequence: Sequence) -> int | None:
-        """The first point of a waiting sequence after what it has found, before which nothing can
-        be shared; None: everything can.
+        """The first snapshot point of a waiting sequence after its found prefix: nothing can be
+        shared before; None: everything can.
         """
         ...
 
@@ -40,7 +41,7 @@ class SnapshotKeeper(Protocol):
         ...
 
     def cut(self, run: Run, end: int) -> int:
-        """The end of a chunk that could go to `end`, so that the state after it can be saved."""
+        """The end of a chunk that could go to `end`, moved so that its state can be saved."""
         ...
 
     def planned(self, run: Run, builder: PlanBuilder) -> None:
@@ -48,9 +49,7 @@ class SnapshotKeeper(Protocol):
         ...
 
     def published(self, sequence: Sequence, run: Run) -> None:
-        """The pages of a running sequence are findable up to `run.computed`, where nothing hides
-        them.
-        """
+        """The pages of a running sequence are findable up to `run.computed`, unless hidden."""
         ...
 
     def left(self, sequence: Sequence, run: Run, node: Node) -> None:
@@ -94,7 +93,7 @@ class NoSnapshots:
         """Nothing was saved."""
 
     def audit(self, runs: Iterable[Run]) -> None:
-        """There is no line."""
+        """Assert nothing: no line exists."""
 
 
 class SnapshotScheduler:
@@ -110,7 +109,7 @@ class SnapshotScheduler:
         self._most = max(2, self._snapshots.count // 4)
 
     def points(self, request: Request) -> tuple[int, ...]:
-        """Where chunks of a prompt end, in order: whole pages. No prompt has so many that it takes
+        """The ends of a prompt's chunks, in order: whole pages. No prompt has enough points to take
         most of the snapshots.
         """
         size, last = self._size, self._floor(len(request.tokens) - 1)
@@ -125,7 +124,7 @@ class SnapshotScheduler:
         return tuple(sorted(place for place in kept if size <= place <= last))
 
     def first_point(self, sequence: Sequence) -> int | None:
-        """The first of a waiting sequence's points after what it has found."""
+        """The first snapshot point of a waiting sequence after its found prefix."""
         points = self.points(sequence.request)
         index = bisect_right(points, sequence.position)
         return points[index] if index < len(points) else None
@@ -141,7 +140,7 @@ class SnapshotScheduler:
             builder.restore.append(StateCopy(line, run.slot))
 
     def cut(self, run: Run, end: int) -> int:
-        """Where a chunk that could go to `end` ends, so that what is after it can be saved."""
+        """The end of a chunk that could go to `end`, moved so that its state can be saved."""
         states = run.states
         assert states is not None
         index = bisect_right(states.points, run.planned)
@@ -151,7 +150,7 @@ class SnapshotScheduler:
         return whole if whole > run.planned else end
 
     def planned(self, run: Run, builder: PlanBuilder) -> None:
-        """A row was planned up to `run.planned`: it is saved, if that is a point."""
+        """A row was planned up to `run.planned`: save the state at a snapshot point."""
         states, end = run.states, run.planned
         assert states is not None
         last = states.points[-1] if states.points else 0
@@ -163,9 +162,7 @@ class SnapshotScheduler:
             states.planned.append(Save(end, line))
 
     def published(self, sequence: Sequence, run: Run) -> None:
-        """The pages of a running sequence are findable up to `run.computed`, where nothing hides
-        them.
-        """
+        """The pages of a running sequence are findable up to `run.computed`, unless hidden."""
         states = run.states
         assert states is not None and run.node is not None
         while states.planned and states.planned[0].tokens <= run.computed:

@@ -1,16 +1,15 @@
-"""Whose turn it is: the waiting sequences in the order in which they may be admitted.
+"""The order in which waiting sequences may be admitted.
 
 Owns the order of turns between clients, and within a client between groups (one HTTP request with
 `n` answers is a group). Knows nothing of slots, pages or images.
 
-A client that was served, and one that begins to wait, goes to the end of the line; so does a group
-within its client. So between two turns of a client that waits, every other client has one turn at
-most. Sequences that lost their pages to older ones come before all others: they have had their
-turn.
+A client goes to the end of the line after being served, and when it begins to wait; so does a group
+within its client. So between two turns of a waiting client, every other client has one turn at
+most. Sequences that lost their pages to older ones come first: they have had their turn.
 
-Turns alone would leave all slots with who came first. So whoever holds its share of them comes
-after those who do not; and who holds none gets one from who holds more. A client's share is one
-part of as many as there are clients, a group's is half of the slots.
+Turns alone would leave all slots with the first to come. So holders of their full share come after
+the rest; and a client without a slot gets one from a client beyond its share. A client's share is
+the slots divided by the number of clients, a group's is half of the slots.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GROUP_SHARE = 2
 
 
 class TurnQueue:
-    """Waiting sequences; iterating gives them in turn order."""
+    """Waiting sequences, iterated in turn order."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Groups] = {}  # the client that is served next first
@@ -41,7 +40,7 @@ class TurnQueue:
         return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In turn order as it is now; sequences may be taken out meanwhile."""
+        """Sequences in the present turn order; sequences may be removed meanwhile."""
         lanes = (_round_robin(map(_members, tuple(g.values()))) for g in self._clients.values())
         return chain(tuple(self._returned), _round_robin(tuple(lanes)))
 
@@ -57,13 +56,13 @@ class TurnQueue:
         self._length += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        """A sequence that had its turn has lost its pages to an older one."""
+        """Queue a sequence first that had its turn and lost its pages to an older one."""
         insort(self._returned, sequence, key=lambda s: s.order)
         self._length += 1
 
     def remove(self, sequence: Sequence, served: bool) -> None:
-        """Take a sequence out. `served`: it is admitted; the others of its group and of its client
-        have their next turn after those who wait.
+        """Remove a sequence. `served`: the sequence is admitted; the rest of its group and client
+        have their next turn after all waiting ones.
         """
         self._length -= 1
         if sequence in self._returned:
@@ -97,8 +96,8 @@ def _round_robin(lanes: Iterable[Iterator[Sequence]]) -> Iterator[Sequence]:
 
 
 def in_turn(queue: TurnQueue, running: Iterable[Sequence], slots: int) -> Iterator[Sequence]:
-    """The queue in turn order, but those whose client, or group, holds its share of the slots come
-    after all others.
+    """The queue in turn order, with sequences last whose client or group holds its share of the
+    slots.
     """
     clients, groups = _held(running)
     client_share = _client_share(clients, queue, slots)
@@ -117,8 +116,7 @@ def find_crowding(
     newcomer: Sequence, queue: TurnQueue, running: Iterable[Sequence], slots: int
 ) -> Sequence | None:
     """The running sequence that gives its slot to `newcomer`, whose client or group has none: the
-    youngest of the client that holds more than its share, or of the group that does. None: nobody
-    does.
+    youngest of a client or group beyond its share. None: no client or group is.
     """
     clients, groups = _held(running)
     if clients[newcomer.client]:
@@ -144,7 +142,7 @@ def _held(running: Iterable[Sequence]) -> tuple[Counter[str], Counter[tuple[str,
 
 
 def _client_share(held: Counter[str], queue: TurnQueue, slots: int) -> int:
-    """A client that is alone may hold all slots, and is never beyond its share."""
+    """Slots per client. A lone client may hold all slots, and is never beyond its share."""
     count = len(held.keys() | set(queue.clients))
     return max(1, slots // count) if count > 1 else slots + 1
 

@@ -1,6 +1,6 @@
-"""What an answer is made of, as it comes: reasoning, text and tool calls.
+"""The parts of an answer as they come: reasoning, text and tool calls.
 
-Owns their order: reasoning first, calls in either. Knows nothing of how each is written, of tokens
+Owns their order: reasoning first, calls in either. Knows nothing of the spelling of each, of tokens
 or of HTTP.
 """
 
@@ -35,12 +35,12 @@ AnswerEvent = Event | Reasoned
 
 @dataclass(frozen=True, slots=True)
 class ReadAs:
-    """How an answer is to be read, known before it comes.
+    """The reading of an answer, known before it comes.
 
-    where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how the
-    model writes calls; None: calls are text. tools: the schema of each tool's parameters, by name.
-    certain: a grammar holds the model to its calls, so that they are told as they come. single: the
-    answer ends with its first call.
+    where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: the
+    model's way to write calls; None: calls are text. tools: the schema of each tool's parameters,
+    by name. certain: a grammar holds the model to its calls, which are therefore told as they come.
+    single: the answer ends with its first call.
     """
 
     where: Where | None = None
@@ -79,7 +79,7 @@ class WholeAnswer:
 
 
 class AnswerReader:
-    """Reads one answer. `None` for what the request or the model does not have."""
+    """Reads one answer. `None` for features missing in the request or the model."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class AnswerReader:
         self._calls = self._reader(0)
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """What `text` makes certain."""
+        """The events made certain by `text`."""
         pieces = [Piece(text, False)] if self._reasoning is None else self._reasoning.feed(text)
         return self._events(pieces)
 
     def end(self) -> list[AnswerEvent]:
-        """What is left when the answer ends. A call that has been told in part, as `certain` has
-        it, has no end then; any other that is not whole is text.
+        """The events left when the answer ends. A call told in part, under `certain`, has no end
+        then; any other incomplete call is text.
         """
         events = self._events([] if self._reasoning is None else self._reasoning.end())
         if self._calls is None or (self._certain and self._calls.within):
@@ -145,7 +145,7 @@ class AnswerReader:
 
 
 def gather(events: Sequence[AnswerEvent]) -> WholeAnswer:
-    """The whole answer that `events` tell of; a call without an end has what came of it."""
+    """The whole answer from its `events`; a call without an end keeps the part received."""
     text, reasoning = list[str](), list[str]()
     calls: dict[int, tuple[str, str, list[str]]] = {}
     for event in events:

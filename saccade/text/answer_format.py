@@ -1,4 +1,4 @@
-"""How a model writes tool calls and reasoning: as the operator says, or found from its template.
+"""A model's way to write tool calls and reasoning: given by the operator, or found in the template.
 
 Owns the marks by which a template shows either. Knows nothing of requests.
 """
@@ -41,7 +41,9 @@ SILENT = AnswerFormat()
 def find_manner(
     templates: Iterable[str], tool_parser: ToolParser, reasoning_parser: ReasoningParser
 ) -> AnswerFormat:
-    """What `templates` (the checkpoint's, and ours for tools) show where a parser is "auto"."""
+    """The format that `templates` (the checkpoint's, and ours for tools) show for each parser that
+    is "auto".
+    """
     text = "\n".join(templates)
     calls: Form | None = None
     if tool_parser == "auto":

@@ -22,7 +22,7 @@ _LITERALS = ("true", "false", "null")
 
 
 class JsonScanner:
-    """One object, list or string (or null), which its own last character ends."""
+    """One object, list or string (or null), ended by its own last character."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []  # the closing brackets that are due, innermost last
@@ -33,7 +33,7 @@ class JsonScanner:
         self.done = False
 
     def feed(self, character: str) -> str | None:
-        """`character` as it is written in strict JSON; None: no document can go on with it."""
+        """`character` in strict JSON; None if no document can go on with it."""
         assert not self.done
         if self._in_string:
             return self._feed_string(character)
@@ -47,7 +47,7 @@ class JsonScanner:
         return character if self._feed_mark(character) else None
 
     def skip(self, data: str, at: int) -> int:
-        """Where the characters of `data` from `at` on end that only lengthen a string."""
+        """The end of the characters of `data` from `at` on that only lengthen a string."""
         plain = _PLAIN.match(data, at) if self._in_string and self._escape < 0 else None
         return at if plain is None else plain.end()
 
@@ -80,7 +80,7 @@ class JsonScanner:
         return character if numeric or begun else None
 
     def _end_word(self) -> bool:
-        """Whether the number that ends here is one."""
+        """True if the number that ends is complete."""
         whole = _NUMBER.fullmatch(self._word) is not None
         self._word = ""
         self._end_value()
@@ -163,7 +163,7 @@ class JsonCall:
         return taken
 
     def feed(self, character: str) -> bool:
-        """False: this is no call, and `character` is not part of it."""
+        """False: the text is no call, and `character` is not part of it."""
         if self._scanner is not None:
             return self._feed_scanner(self._scanner, character)
         if character in _SPACE and not self._matched:
@@ -189,7 +189,9 @@ class JsonCall:
         return character == self._close[self._matched - 1]
 
     def skip(self, data: str, at: int) -> int:
-        """Take what of `data` from `at` on only lengthens a string; the index of what is left."""
+        """Take the characters of `data` from `at` on that only lengthen a string; returns the index
+        of the rest.
+        """
         end = at if self._scanner is None else self._scanner.skip(data, at)
         if end > at:
             self._text.append(data[at:end])
@@ -199,7 +201,7 @@ class JsonCall:
 
     @property
     def _streams(self) -> bool:
-        """Whether what is being read are arguments that can be passed on as they come."""
+        """True while reading arguments that can be passed on as they come."""
         return self.name is not None and self._key == "arguments" and self._phase == "value"
 
     def _scan(self, character: str) -> bool:
@@ -247,7 +249,7 @@ class JsonCall:
 
 
 def _as_object(text: str) -> str | None:
-    """Arguments that are an object, the text of one in a string, or null."""
+    """Arguments as an object's text: an object, an object's text in a string, or null."""
     if text.startswith("{"):
         return text
     value: Any = json.loads(text)
@@ -265,7 +267,7 @@ def _as_object(text: str) -> str | None:
 
 
 def _is_text(text: Any) -> bool:
-    """False for half of a surrogate pair, which JSON can name and no answer can hold."""
+    """False for half of a surrogate pair, which JSON can name but no answer can hold."""
     try:
         str(text).encode()
     except UnicodeEncodeError:

@@ -53,7 +53,7 @@ class XmlCall:
         return taken
 
     def feed(self, character: str) -> bool:
-        """False: this is no call, and `character` is not part of it."""
+        """False: the text is no call, and `character` is not part of it."""
         match self._phase:
             case "function":
                 return self._feed_tag(character, {FUNCTION: "name"})
@@ -69,7 +69,9 @@ class XmlCall:
         return self._feed_tag(character, {self._close: "done"})
 
     def skip(self, data: str, at: int) -> int:
-        """Take what of `data` from `at` on only lengthens a value; the index of what is left."""
+        """Take the characters of `data` from `at` on that only lengthen a value; returns the index
+        of the rest.
+        """
         plain = None
         if self._phase == "value" and not self._fresh and not self._tail:
             plain = _PLAIN.match(data, at)
@@ -79,7 +81,7 @@ class XmlCall:
         return plain.end()
 
     def _feed_tag(self, character: str, tags: Mapping[str, str]) -> bool:
-        """White space, then one of `tags`, which says what comes next."""
+        """Read white space, then one of `tags`, which decides the next state."""
         if character in _SPACE and not self._word:
             return True
         self._word += character
@@ -150,7 +152,7 @@ class XmlCall:
 
 
 def _value_end(tail: str) -> str | None:
-    """The tag that follows a value whose end is `tail`; empty: more must come; None: no end."""
+    """The tag after a value that ends in `tail`; empty: more must come; None: no end."""
     rest = tail.removeprefix("\n")
     if len(rest) < len(_PARAMETER_END):
         return "" if _PARAMETER_END.startswith(rest) else None
@@ -188,7 +190,7 @@ def typed(text: str, schema: Any, root: Any) -> Any:
 
 
 def allowed_types(schema: Any, root: Any) -> set[str]:
-    """The types that `schema` allows; without a word on it: string."""
+    """The types allowed by `schema`; string if unspecified."""
     kinds: set[str] = set()
     pending, seen = [schema], set[int]()
     while pending:

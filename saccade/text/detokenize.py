@@ -1,8 +1,8 @@
 """Tokens out, text out: incremental detokenising, and stop strings.
 
-Owns the bytes that each token stands for, and the state of one answer's text. A delta never holds
-half a character; the deltas of an answer add up to what decoding all its tokens at once would give.
-Knows nothing of requests, streams or why an answer ends.
+Owns the bytes of each token, and the state of one answer's text. A delta never holds half a
+character; the deltas of an answer add up to the decoding of all its tokens at once. Knows nothing
+of requests, streams or the reasons for an answer's end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Vocabulary:
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Raises CheckpointError when the decoder is of another kind."""
+        """Raises CheckpointError for an unknown kind of decoder."""
         decoder = (
             json.loads(backend.decoder.__getstate__())
             if backend.decoder is not None
@@ -53,9 +53,7 @@ class Vocabulary:
         self._bytes: dict[int, bytes] = dict.fromkeys(self.special, b"")
 
     def bytes_of(self, token: int) -> bytes:
-        """What `token` adds to the answer: nothing for special tokens and for ids that no token
-        has.
-        """
+        """The bytes that `token` adds to the answer: none for special tokens and unknown ids."""
         known = self._bytes.get(token)
         if known is None:
             piece = self._backend.id_to_token(token)
@@ -63,7 +61,7 @@ class Vocabulary:
         return known
 
     def name_of(self, token: int) -> bytes:
-        """As `bytes_of`, but a special token's own name, as log-probabilities report it."""
+        """As `bytes_of`, but with a special token's own name, as log-probabilities report it."""
         return (
             (self._backend.id_to_token(token) or "").encode()
             if token in self.special
@@ -109,7 +107,7 @@ class Detokenizer:
         )
 
     def end(self) -> str:
-        """What is left when the answer ends: U+FFFD when it ends inside a character."""
+        """The text left when the answer ends: U+FFFD after half a character."""
         return self._stripped(self._decoder.decode(b"", final=True))
 
     def _stripped(self, text: str) -> str:
@@ -120,11 +118,11 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Watches an answer for stop strings, however tokens cut it.
+    """Watches an answer for stop strings, across tokens.
 
-    The first stop string to be complete ends the answer (the longest, if several are at once); the
-    answer is what stands before it. Text that may still become a stop string is held back, and no
-    more than that.
+    The first complete stop string ends the answer (the longest, if several are complete at once);
+    the answer is the text before. Text that may still become a stop string is held back, and no
+    more.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -148,13 +146,15 @@ class StopStrings:
         return text[:safe], False
 
     def end(self) -> str:
-        """What was held back, when the answer ends without a stop string."""
+        """The held-back text, when the answer ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _beginning(stop: str, text: str) -> int:
-    """Where the rest of `text` is the longest beginning of `stop`; its end if nowhere."""
+    """The start of the longest suffix of `text` that begins `stop`; the end of `text` if
+    none does.
+    """
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)

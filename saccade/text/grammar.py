@@ -83,11 +83,10 @@ FREE = Spacing((",", ":"), _BREAKS)
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """What an answer must be. `param`: the field that said so, as the client wrote it.
+    """The form of an answer. `param`: the field that asks for the form, as the client wrote it.
 
-    json: `value` is a schema. regex, lark: their text. choice: the texts of which the answer is
-    one. parts: grammars that are ready, the first of which is the whole (our own, not a client's),
-    made of the schemas of `inner`.
+    json: `value` is a schema. regex, lark: their text. choice: the possible answers. parts: ready
+    grammars, the first for the whole (our own, not a client's), made of the schemas of `inner`.
     """
 
     kind: Literal["json", "regex", "lark", "choice", "parts"]
@@ -99,16 +98,16 @@ class OutputConstraint:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that compiles. text: what the engine's matchers begin from; digest: its name."""
+    """A grammar that compiles. text: the input of the engine's matchers; digest: its name."""
 
     text: str
     digest: str
 
 
 def read_wish(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """What a request wishes, in whichever spelling: `response_format`, `structured_outputs`,
-    `guided_*`; None: any text. Raises InvalidRequest that names the field, where two say something
-    too.
+    """A request's wish for a form, in any spelling: `response_format`, `structured_outputs`,
+    `guided_*`; None: any text. Raises InvalidRequest that names the field, also for two wishes at
+    once.
     """
     structured = fields.get("structured_outputs")
     wishes = [
@@ -129,7 +128,7 @@ def read_wish(fields: Mapping[str, Any]) -> OutputConstraint | None:
 def read_response_format(
     value: Mapping[str, Any] | None, param: str = "response_format"
 ) -> OutputConstraint | None:
-    """OpenAI's `response_format`, which stands at `param`; None: any text.
+    """OpenAI's `response_format` at `param`; None: any text.
 
     Raises InvalidRequest.
     """
@@ -235,7 +234,7 @@ def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> OutputCon
 
 
 def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
-    """`where`: what the client calls `breaks`."""
+    """The white space of JSON answers. `where`: the client's name for `breaks`."""
     if breaks is not None:
         if not isinstance(breaks, str):
             raise InvalidRequest(f"{where}: expected a regular expression", where)
@@ -248,19 +247,19 @@ def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
 
 
 def schema_part(name: str, schema: Any, spacing: Spacing = AS_DUMPED) -> Part:
-    """A document of `schema`, which `prepare_schema` has passed."""
+    """A part for documents of `schema`, checked by `prepare_schema`."""
     if not isinstance(schema, dict):
         schema = {} if schema else {"allOf": [False]}
     return {"name": name, "json_schema": {**schema, "x-guidance": spacing.options()}}
 
 
 def lark_part(name: str, lark: str) -> Part:
-    """What a Lark grammar derives from `start`."""
+    """A part for the derivations of a Lark grammar from `start`."""
     return {"name": name, "lark_grammar": lark}
 
 
 class Grammars:
-    """Compiles wishes; keeps what was compiled last."""
+    """Compiles wishes; keeps the latest grammars."""
 
     def __init__(
         self,
@@ -269,8 +268,8 @@ class Grammars:
         most: int = 256,
         most_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
-        """`most`, `most_bytes`: grammars kept, and what their texts come to; the one asked for last
-        is kept whatever it takes.
+        """`most`, `most_bytes`: bounds on kept grammars and their texts; the most recent grammar is
+        kept at any size.
         """
         self.nbytes = 0
         self._most_bytes = most_bytes
@@ -280,11 +279,11 @@ class Grammars:
         self._known: OrderedDict[str, Grammar] = OrderedDict()
 
     def compile(self, wish: OutputConstraint, thinks_until: str | None = None) -> Grammar:
-        """The grammar of `wish`; takes milliseconds, or none when it was seen lately.
+        """The grammar of `wish`; takes milliseconds, or none for a recent wish.
 
-        thinks_until: what ends the reasoning that comes before the answer, e.g. "</think>"; the
-        reasoning itself is free. None: the answer begins at once. Raises InvalidRequest whose
-        `param` names the place.
+        thinks_until: the end mark of reasoning before the answer, e.g. "</think>"; the reasoning
+        itself is free. None: the answer begins at once. Raises InvalidRequest whose `param` names
+        the place.
         """
         key = _digest([wish.kind, wish.value, wish.spacing.options(), thinks_until], wish.param)
         known = self._known.get(key)
@@ -344,7 +343,9 @@ class Grammars:
         return lark_part("thinking", f'start: thought "\\n\\n" @{name}\n{thought}\n')
 
     def _fault(self, parts: list[Part]) -> str:
-        """Why these do not compile, or their first mask cannot be made; empty: they do."""
+        """The reason why parts do not compile, or their first mask fails; empty if they
+        do compile.
+        """
         matcher = begin_match(self._lexicon, json.dumps({"grammars": parts}))
         if not matcher.is_error():
             fill_mask(self._lexicon, matcher, self._row)
@@ -387,7 +388,7 @@ def _bounded(text: str, param: str) -> str:
 
 
 def _digest(value: Any, param: str) -> str:
-    """A name for `value`, in which the order of a schema's properties counts."""
+    """A name for `value` that depends on the order of a schema's properties."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""How large a JSON value is, without recursion: what a client sends may be nested as it likes.
+"""The size of a JSON value, without recursion: a client may nest values arbitrarily.
 
-Knows nothing of what the value means.
+Knows nothing of the value's meaning.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Where the parts of a chat end in the text that the template makes of it.
+"""The ends of a chat's parts in the text rendered by the template.
 
-Owns how that is found. The chat is rendered once more, with a private character of its own after
-the last visible character of each text, and as a text of its own after each image. Without these,
-both renderings are the same text, or the template looks at the ends of texts: from the first
-difference on, nothing is known. A place that is not known counts as lying there. Knows nothing of
+Owns the search. The chat is rendered once more, with a private character after the last visible
+character of each text, and as a text of its own after each image. Without private characters, both
+renderings are the same text, unless the template looks at the ends of texts: from the first
+difference on, all places are unknown. An unknown place counts as lying there. Knows nothing of
 tokens.
 """
 
@@ -25,7 +25,7 @@ _FLAGS = re.compile("[\U000f0000-\U000ffffd]")
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """A part, or a message of one text: `message`, `part` as in the chat, and where it ends."""
+    """The end of a part, or of a message of one text: `message`, `part` as in the chat."""
 
     message: int
     part: int | None
@@ -75,8 +75,8 @@ def _after(text: str, mark: str) -> str:
 
 
 def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> list[Landmark]:
-    """Where the parts end in `text`, of which `marked` is the rendering with flags; in the order in
-    which they stand there.
+    """The ends of parts in `text`, whose rendering with flags is `marked`; in the order of the
+    text.
     """
     found: list[Landmark] = []
     for number, match in enumerate(_FLAGS.finditer(marked)):
@@ -89,7 +89,7 @@ def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> li
 
 
 def _agreement(one: str, other: str) -> int:
-    """How far two texts are the same."""
+    """The length of two texts' common beginning."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

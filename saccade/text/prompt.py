@@ -1,10 +1,9 @@
 """Chat in, tokens out: the checkpoint's tokenizer and chat template.
 
-Owns loading `tokenizer.json` and the template from wherever a checkpoint keeps it, and rendering as
+Owns loading `tokenizer.json` and the template from any place in a checkpoint, and rendering as
 transformers' `apply_chat_template` does (the same text, token for token). Knows nothing of HTTP, of
-pixels, or of what a family makes of
-its image placeholder: the template writes one placeholder per picture, `FamilySpec.expand_prompt`
-does the rest.
+pixels, or of a family's image placeholders: the template writes one placeholder per image,
+`FamilySpec.expand_prompt` does the rest.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
-        """Read `tokenizer.json` and, where there is one, `tokenizer_config.json`.
+        """Read `tokenizer.json` and `tokenizer_config.json`, if present.
 
         Raises CheckpointError naming the file.
         """
@@ -97,7 +96,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of text that one token can stand for, at most."""
+        """Most characters of text in one token."""
         return max(map(len, self.backend.get_vocab()))
 
     def encode(self, text: str, special: bool = False, most: int | None = None) -> list[int]:
@@ -111,7 +110,7 @@ class Tokenizer:
         return listed(encoding, most)
 
     def ends(self, text: str, special: bool = False) -> list[int]:
-        """Of each token of `encode`, the character after it; 0 for what is put around a text."""
+        """The end of each token of `encode` in the text; 0 for tokens around a text."""
         offsets = self.backend.encode_batch([text], add_special_tokens=special)[0].offsets
         return [end for _, end in offsets]
 
@@ -120,19 +119,19 @@ class Tokenizer:
         return self.backend.decode(list(tokens), skip_special_tokens=False)
 
     def string(self, token: int) -> str:
-        """A token as the vocabulary writes it; "" for an id that no token has."""
+        """A token in the vocabulary's spelling; "" for an unknown id."""
         return self.backend.id_to_token(token) or ""
 
 
 def listed(encoding: Encoding, most: int | None = None) -> list[int]:
-    """The ids of an encoding. Raises TooManyTokens before they are made."""
+    """The ids of an encoding. Raises TooManyTokens before building the list."""
     if most is not None and len(encoding) > most:
         raise TooManyTokens(len(encoding))
     return encoding.ids
 
 
 class TooManyTokens(Exception):
-    """A text has at least `count` tokens, more than it may."""
+    """A text has at least `count` tokens, more than allowed."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"at least {count} tokens")
@@ -153,9 +152,10 @@ class ChatTemplate:
         shows_calls: bool = True,
     ) -> None:
         """`sources`: Jinja text by name. `shows_calls`: "default" writes calls and their results;
-        where it does not, messages with calls are "tool_use"'s as well.
+        otherwise messages with calls also use "tool_use".
 
-        `variables`: `Tokenizer.named_tokens`. Raises CheckpointError when one does not compile.
+        `variables`: `Tokenizer.named_tokens`. Raises CheckpointError for a template that does not
+        compile.
         """
         self._sources = dict(sources)
         self._variables = dict(variables)
@@ -192,10 +192,10 @@ class ChatTemplate:
         own: Templates,
     ) -> ChatTemplate:
         """The template of `override`, `chat_template.jinja`, `chat_template.json` or
-        `tokenizer_config.json`, the first that there is, or else the family's `own`.
+        `tokenizer_config.json`, the first that exists, or else the family's `own`.
 
-        Where it knows no tools and writes messages as the family does, it gets the family's for
-        them.
+        A template without tools that writes messages as the family does gets the family's tool
+        template.
         """
         sources, origin = _find_sources(directory, override or own.default)
         found = cls(sources, tokenizer.named_tokens, origin)
@@ -214,12 +214,11 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         names: FieldNames = CHAT_NAMES,
     ) -> str:
-        """The prompt's text. `variables` are the request's own (`chat_template_kwargs`), `names`
-        the client's for the fields that are refused.
+        """The prompt's text. `variables`: the request's own (`chat_template_kwargs`); `names`: the
+        client's names of fields, for refusals.
 
-        With `continue_final_message` the text ends where the last message's content ends, so that
-        the model goes on with it. Raises InvalidRequest with what the template says when it refuses
-        the messages.
+        With `continue_final_message` the text ends with the last message's content, for the model
+        to continue. Raises InvalidRequest with the template's words for refused messages.
         """
         own = dict(variables or {})
         if reserved := _RESERVED & own.keys():
@@ -256,7 +255,7 @@ class ChatTemplate:
 
 
 def _find_sources(directory: Path, override: Path | None) -> tuple[dict[str, str], str]:
-    """Templates by name, and where they were found. Raises CheckpointError."""
+    """Templates by name, and their origin. Raises CheckpointError."""
     if override is not None:
         return {"default": _read_text(override)}, str(override)
     jinja = directory / "chat_template.jinja"
@@ -284,7 +283,7 @@ def _has_calls(messages: Sequence[TemplateMessage]) -> bool:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks answers for training; here its body is rendered as it stands."""
+    """`{% generation %}` marks answers for training; the renderer passes its body unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -326,7 +325,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _mark_end(messages: Sequence[TemplateMessage], param: str) -> tuple[list[TemplateMessage], str]:
     """The messages with a mark after the last text of the last one, and that text. Raises
-    InvalidRequest that names `param` where it does not end in text.
+    InvalidRequest that names `param` unless the last message ends in text.
     """
     final = dict(messages[-1])
     content = final.get("content")
@@ -367,7 +366,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`; empty when there is no such file."""
+    """The object in `path`; empty for a missing file."""
     if not path.is_file():
         return {}
     try:

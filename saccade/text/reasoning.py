@@ -23,15 +23,15 @@ class Piece:
 
 
 def reasoning_at(prompt: str) -> Where:
-    """Where a rendered prompt leaves the model: within reasoning that the template has opened,
-    behind reasoning that the template has closed, or free to begin with either.
+    """The state after a rendered prompt: within reasoning opened by the template, after reasoning
+    closed by the template, or free to begin with either.
     """
     end = prompt.rstrip()
     return "open" if end.endswith(OPEN) else "closed" if end.endswith(CLOSE) else "either"
 
 
 class Reasoning:
-    """Splits one answer. Any split of its text gives the same reasoning and the same rest."""
+    """Splits one answer. Any cutting of its text gives the same reasoning and the same rest."""
 
     def __init__(self, where: Where) -> None:
         self._where: Where = where
@@ -40,7 +40,7 @@ class Reasoning:
 
     @property
     def reasons(self) -> bool:
-        """Whether the answer proper has not begun."""
+        """True before the answer proper."""
         return self._where == "open"
 
     def feed(self, text: str) -> list[Piece]:
@@ -52,14 +52,14 @@ class Reasoning:
         return pieces
 
     def end(self) -> list[Piece]:
-        """What was held back, when the answer ends."""
+        """The held-back text, when the answer ends."""
         held, self._held = self._held, ""
         if self._where == "either":
             return [Piece(held, False)] if held else []
         return self._piece(held if held.strip("\n") else "")
 
     def _step(self, pieces: list[Piece]) -> bool:
-        """Read on; whether there is more to read."""
+        """Read on; True if more is left to read."""
         if self._where == "either":
             start = self._held.lstrip()
             if OPEN.startswith(start) and start != OPEN:
@@ -97,7 +97,7 @@ class Reasoning:
 
 
 def _begun(text: str) -> int:
-    """Characters at the end of `text` with which </think> begins."""
+    """Number of characters at the end of `text` that begin </think>."""
     for length in range(min(len(CLOSE) - 1, len(text)), 0, -1):
         if text.endswith(CLOSE[:length]):
             return length

@@ -1,8 +1,8 @@
-"""JSON schemas as grammars can hold them: what is refused by name, and what is put in other words.
+"""JSON schemas in the form of grammars: refused and reworded parts.
 
-Owns the bounds of a schema, the keywords that no grammar answers, and two things that the library
-leaves open: schemas that no finite document satisfies, and `oneOf` whose branches exclude each
-other. Knows nothing of grammars' text, tokens or requests.
+Owns the bounds of a schema, the keywords beyond any grammar, and two gaps of the library: schemas
+that no finite document satisfies, and `oneOf` whose branches exclude each other. Knows nothing of
+grammars' text, tokens or requests.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ _KINDS = {
 
 
 def place_name(param: str, place: Place) -> str:
-    """A place as errors name it: `param`.properties.x.anyOf[0]."""
+    """The name of a place in errors: `param`.properties.x.anyOf[0]."""
     return param + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether objects and lists are nested over `MAX_NESTING` deep."""
+    """True if objects and lists are nested deeper than `MAX_NESTING`."""
     level = [value]
     for _ in range(MAX_NESTING + 1):
         nested = (each for each in level if isinstance(each, dict | list))
@@ -118,10 +118,11 @@ def _is_deep(value: Any) -> bool:
 
 
 def prepare_schema(schema: Any, param: str) -> Any:
-    """`schema`, checked, as the library takes it. The argument is not changed.
+    """`schema`, checked and reworded for the library. The argument is not changed.
 
-    Raises InvalidRequest whose `param` names the place: what is malformed, beyond the bounds,
-    beyond any grammar (`not`, `if`, `patternProperties`, ...), or satisfied by no finite document.
+    Raises InvalidRequest whose `param` names the place of a schema that is malformed, beyond the
+    bounds, beyond any grammar (`not`, `if`, `patternProperties`, ...), or satisfied by no finite
+    document.
     """
     if _is_deep(schema):
         raise InvalidRequest(
@@ -146,7 +147,7 @@ def prepare_schema(schema: Any, param: str) -> Any:
 
 
 class _Checked:
-    """A schema whose every place has been looked at. `nodes`: the schemas in it, by place."""
+    """A schema after inspection of every place. `nodes`: the inner schemas, by place."""
 
     def __init__(self, root: Any, param: str) -> None:
         self.root = root
@@ -164,7 +165,7 @@ class _Checked:
             pending = [place for place in self.nodes if place not in before]
 
     def target(self, place: Place) -> Place | None:
-        """Where the `$ref` of a schema leads; None: it has none."""
+        """The target of a schema's `$ref`; None without a reference."""
         node = self.nodes[place]
         reference = node.get("$ref") if isinstance(node, dict) else None
         if reference is None:
@@ -188,7 +189,7 @@ class _Checked:
         return at
 
     def children(self, place: Place) -> Iterator[Place]:
-        """The schemas directly within the one at `place`; `$defs` are none of its parts."""
+        """The schemas directly within the one at `place`; `$defs` are not included."""
         node = self.nodes[place]
         for key in node if isinstance(node, dict) else ():
             if key in _MAP:
@@ -248,14 +249,14 @@ class _Checked:
                         pending.append((part, inner))
 
     def _patterns(self, place: Place) -> set[str]:
-        """What a text that the schema at `place` describes has to match."""
+        """The patterns for a text under the schema at `place`."""
         node = self.nodes[place]
         keys = ("pattern", "format") if isinstance(node, dict) else ()
         return {f"{key} {node[key]}" for key in keys if key in node}
 
     def _merged(self, place: Place) -> Iterator[tuple[Place, Place]]:
-        """The schemas within the one at `place`, and the one that it refers to; and where in a
-        document what they describe stands, from what this one describes.
+        """The schemas within the one at `place`, and its reference; each with the place of its
+        document within this schema's document.
         """
         for part in self.children(place):
             step = part[len(place) :]
@@ -265,7 +266,7 @@ class _Checked:
             yield target, ()
 
     def reword(self) -> None:
-        """Put what means the same to the library in words that it takes."""
+        """Replace expressions unknown to the library by equivalent ones."""
         references = [str(n.get("$ref")) for n in self.nodes.values() if isinstance(n, dict)]
         for place, node in self.nodes.items():
             if not isinstance(node, dict):
@@ -289,10 +290,10 @@ class _Checked:
             self._close()
 
     def _close(self) -> None:
-        """Allow no properties but those that are named, where the schema does not say.
+        """Allow only named properties, if the schema leaves the question open.
 
-        What fits then fits the schema too. Left open, a model could go on with names of its own
-        for as long as it may, and whoever asks with a class has no use for them.
+        Any document of the closed schema fits the open one. In an open schema a model could go on
+        with names of its own without end, useless to a client with a class.
         """
         for node in self.nodes.values():
             if isinstance(node, dict) and "properties" in node:
@@ -355,7 +356,9 @@ class _Checked:
                 )
 
     def _ends(self, place: Place, ends: set[Place]) -> bool:
-        """Whether a finite document may satisfy the schema at `place`, given those that do."""
+        """True if a finite document may satisfy the schema at `place`, given the schemas
+        in `ends`.
+        """
         node = self.nodes[place]
         if isinstance(node, bool):
             return True
@@ -387,7 +390,7 @@ class _Checked:
         )
 
     def _excludes(self, place: Place) -> bool:
-        """Whether no document satisfies two branches of the `oneOf` at `place`."""
+        """True if no document satisfies two branches of the `oneOf` at `place`."""
         branches = [
             self._resolved((*place, "oneOf", index))
             for index in range(len(self.nodes[place]["oneOf"]))
@@ -397,7 +400,7 @@ class _Checked:
         )
 
     def _disjoint(self, one: Place, other: Place, deep: bool = True) -> bool:
-        """Whether types, values or (deep) those of a required property tell two schemas apart."""
+        """True if types, values or (deep) those of a required property distinguish two schemas."""
         a, b = self.nodes[one], self.nodes[other]
         if not (isinstance(a, dict) and isinstance(b, dict)):
             return a is False or b is False
@@ -420,7 +423,7 @@ class _Checked:
         )
 
     def _resolved(self, place: Place) -> Place:
-        """What a reference stands for, as far as it stands alone."""
+        """The target of a reference, as far as the reference stands alone."""
         seen = {place}
         while (target := self.target(place)) is not None and target not in seen:
             seen.add(target)
@@ -435,8 +438,8 @@ class _Checked:
 
 
 def _combines(node: Any) -> bool:
-    """Whether one value is held by several schemas here, or by more than the properties named: then
-    a property that one of them does not name may be another's.
+    """True if one value must satisfy several schemas, or more than the named properties: then a
+    property unnamed by one schema may belong to another.
     """
     if not isinstance(node, dict):
         return False
@@ -459,7 +462,9 @@ def _types(node: Mapping[str, Any]) -> set[str]:
 
 
 def _values(node: Mapping[str, Any]) -> set[str] | None:
-    """The documents that `enum` or `const` leave, so that equal ones are equal; None: all."""
+    """The documents left by `enum` or `const`, in a form that compares equal documents as equal;
+    None: all.
+    """
     if "const" not in node and "enum" not in node:
         return None
     return {_canonical(value) for value in ([node["const"]] if "const" in node else node["enum"])}
@@ -502,7 +507,7 @@ def _is_type(value: Any) -> bool:
 
 
 def as_root(schema: Any, place: Place) -> Any:
-    """The schema at `place` within `schema` as a schema of its own, its references and all."""
+    """The schema at `place` within `schema` as a schema of its own, with its references."""
 
     def moved(node: Any) -> Any:
         if isinstance(node, dict):
@@ -520,9 +525,8 @@ def as_root(schema: Any, place: Place) -> Any:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
-    """Every schema within `schema`, the inner ones first, as a schema of its own; those that only
-    refer to another come last, and true and false are left out. `schema` is as `prepare_schema`
-    returns it.
+    """Every schema within `schema`, the inner ones first, as a schema of its own; pure references
+    come last, and true and false are left out. `schema` comes from `prepare_schema`.
     """
     checked = _Checked(schema, "")
     places = sorted(

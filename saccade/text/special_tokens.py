@@ -1,13 +1,12 @@
-"""What clients write is data: special tokens come from the chat template alone.
+"""Clients' texts are data: special tokens come from the chat template alone.
 
-Owns how a special token's name inside a message is told from one that the template wrote, and how
-such a text is tokenised: as plain text. The means is a stand-in. Each special token has a key
-character (`|` for Qwen's `<|im_end|>`); while the template renders, every key character in what the
-client wrote is replaced by a private character, so that no special token can be formed from it,
-however the template cuts and joins. Both texts have the same length, so that the special tokens of
-the marked one are the template's own, at the same places. Where no special token's name was
-written, the tokens are the reference's. Knows nothing of messages beyond strings, lists and
-dictionaries.
+Owns the distinction between a special token's name in a message and one from the template, and the
+tokenising of such a text: as plain text. The means is a stand-in. Each special token has a key
+character (`|` for Qwen's `<|im_end|>`); during rendering, every key character in the client's texts
+is replaced by a private character, so that no special token can be formed from the texts, however
+the template cuts and joins. Both texts have the same length, so that the special tokens of the
+marked text are the template's own, at the same places. Without special tokens' names in messages,
+the tokens are the reference's. Knows nothing of messages beyond strings, lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class Literals:
         return [*before, *tokens, *after]
 
     def ends(self, rendered: Rendered, special: bool = False) -> list[int]:
-        """Of each token of `encode`, the character after it; 0 for what is put around a text."""
+        """The end of each token of `encode` in the text; 0 for tokens around a text."""
         text, marked = rendered.text, rendered.marked
         if marked == text or self._specials(text) == (written := self._specials(marked)):
             return self._tokenizer.ends(text, special)
@@ -128,7 +127,7 @@ class Literals:
         return [0] * len(before) + ends[:-1] + [0] * len(after)
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after a bare text."""
+        """The tokens that the tokenizer puts before and after a bare text."""
         bare, whole = self._tokenizer.encode("x"), self._tokenizer.encode("x", special=True)
         at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:at], whole[at + len(bare) :]
@@ -146,9 +145,9 @@ class Literals:
         ]
 
     def _draw(self, written: object, param: str) -> list[tuple[str, str]]:
-        """A stand-in for each key character: one that nobody can guess and that is not there.
+        """A stand-in for each key character: unguessable, and absent from the texts.
 
-        Raises InvalidRequest that names `param` where the texts leave none.
+        Raises InvalidRequest that names `param` if the texts leave no such character.
         """
         for _ in range(_DRAWS):
             drawn = set[str]()
@@ -164,7 +163,7 @@ class Literals:
 
 
 def _key_characters(names: Sequence[str]) -> list[str]:
-    """Characters such that each name has one of them; few, and seldom looked for by templates."""
+    """Characters such that each name has one of them; few, and rarely used in templates' logic."""
     keys: list[str] = []
     for name in names:
         if not any(key in name for key in keys):

@@ -1,9 +1,9 @@
 """Tool calls in an answer's text, read as they come: `ToolCalls.feed`.
 
 Owns the two ways in which models write calls: hermes (Qwen2.5, Qwen3-VL: JSON within <tool_call>)
-and XML (Qwen3.5: <function=NAME> and <parameter=NAME> within <tool_call>). What is not a call to
-the last character is text, and no split of the answer changes what is read. White space around a
-call belongs to the call. Knows nothing of HTTP, of tokens, or of who runs a tool.
+and XML (Qwen3.5: <function=NAME> and <parameter=NAME> within <tool_call>). Anything but a perfect
+call is text, and no cutting of the answer changes the reading. White space around a call belongs to
+the call. Knows nothing of HTTP, of tokens, or of running tools.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call of the tool `name`; its index counts every call that was started."""
+    """A call of the tool `name`; its index counts every started call."""
 
     index: int
     id: str
@@ -57,7 +57,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """A call that was started (only if `eager`) is none: all of it follows as text."""
+    """A started call (only if `eager`) turns out to be none: all of it follows as text."""
 
     index: int
 
@@ -66,7 +66,7 @@ Event = Text | CallStarted | CallArguments | CallEnded | CallBroken
 
 
 class _Reader(Protocol):
-    """What reads one call, from behind <tool_call>."""
+    """The reader of one call, from behind <tool_call>."""
 
     name: str | None
 
@@ -75,11 +75,11 @@ class _Reader(Protocol):
 
     @property
     def certain(self) -> bool:
-        """Whether the name and the beginning of the arguments are there, in this order."""
+        """True once the name and the beginning of the arguments have come, in this order."""
         ...
 
     def feed(self, character: str) -> bool:
-        """False: this is no call, and `character` is not part of it."""
+        """False: the text is no call, and `character` is not part of it."""
         ...
 
     def skip(self, data: str, at: int) -> int:
@@ -105,11 +105,11 @@ class ToolCalls:
         first: int = 0,
         make_id: Callable[[], str] | None = None,
     ) -> None:
-        """`tools`: the schema of each tool's parameters, by name, which say how XML is typed.
+        """`tools`: the schema of each tool's parameters, by name, which gives types to XML.
 
-        eager: False: a call is told once it is whole and right, so that nothing has to be taken
-        back. True: as it comes; that is certain where a grammar holds the model to it, and
-        otherwise a call may turn out to be broken. first: index of the first call.
+        eager: False: a call is told once complete and right, so that nothing has to be taken back.
+        True: as it comes; certain if a grammar holds the model to calls, otherwise a call may turn
+        out to be broken. first: index of the first call.
         """
         self._form = form
         self._tools = tools
@@ -131,11 +131,11 @@ class ToolCalls:
 
     @property
     def within(self) -> bool:
-        """Whether a call has been started and has not ended."""
+        """True between the start and the end of a call."""
         return self._call is not None and self._started
 
     def feed(self, text: str) -> list[Event]:
-        """What `text` makes certain."""
+        """The events made certain by `text`."""
         events: list[Event] = []
         data = text
         while data:
@@ -149,7 +149,7 @@ class ToolCalls:
         return events
 
     def end(self) -> list[Event]:
-        """What is left when the answer ends: a call that is not whole is text."""
+        """The events left when the answer ends: an incomplete call is text."""
         events: list[Event] = []
         while self._call is not None:
             data = self._break(events, "")
@@ -213,7 +213,7 @@ class ToolCalls:
         self._started = True
 
     def _break(self, events: list[Event], rest: str) -> str:
-        """What was taken for a call is text; what has to be read (again) after its tag."""
+        """Turn a supposed call into text; returns the text to read (again) after its tag."""
         if self._started:
             events.append(CallBroken(self._next - 1))
         self._call, self._started = None, False
@@ -234,7 +234,7 @@ class ToolCalls:
 
 
 def _begun(text: str, tag: str) -> int:
-    """Characters at the end of `text` with which `tag` begins."""
+    """Number of characters at the end of `text` that begin `tag`."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length

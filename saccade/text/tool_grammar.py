@@ -1,6 +1,6 @@
-"""A grammar under which a model calls tools, in its own way of writing calls.
+"""A grammar for a model's tool calls, in the model's own spelling.
 
-Owns what `tool_choice` means and the text of these grammars. Knows nothing of how calls are read
+Owns the meaning of `tool_choice` and the text of these grammars. Knows nothing of reading calls
 (`tool_calls.py`) or of matchers.
 """
 
@@ -35,7 +35,7 @@ Need = Literal["may", "must"]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a model writes calls. opening, closing: its tags, as Lark has them."""
+    """A model's way to write calls. opening, closing: its tags in Lark."""
 
     form: Form
     opening: str
@@ -47,7 +47,7 @@ class Style:
 
 
 class _Parts:
-    """Grammars of values, within bounds. param: the field that asks for them."""
+    """Grammars of values, within bounds. param: the requesting field."""
 
     def __init__(self, param: str) -> None:
         self.made: list[Part] = []
@@ -74,10 +74,10 @@ def read_tool_choice(
     parallel: bool = True,
     answer: OutputConstraint | None = None,
 ) -> OutputConstraint | None:
-    """The grammar that `tool_choice` asks for; None: the answer is free.
+    """The grammar for `tool_choice`; None: the answer is free.
 
-    "none" and "auto" leave it free, but for "auto" with a strict tool: then text is free, and what
-    begins as a call has to be one. answer: what an answer without calls must be. Raises
+    "none" and "auto" leave the answer free, except for "auto" with a strict tool: then text is
+    free, and a begun call has to be complete. answer: the form of an answer without calls. Raises
     InvalidRequest that names the field.
     """
     match choice:
@@ -115,7 +115,7 @@ def _allowed(
     parallel: bool,
     answer: OutputConstraint | None,
 ) -> OutputConstraint:
-    """Calls of some of the tools alone: they may come (`auto`), or must (`required`)."""
+    """Calls of some of the tools alone: optional (`auto`), or `required`."""
     where = "tool_choice.allowed_tools"
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{where}.mode: expected "auto" or "required"', f"{where}.mode")
@@ -145,7 +145,7 @@ def calls_wish(
     param: str,
     answer: OutputConstraint | None = None,
 ) -> OutputConstraint:
-    """A grammar of calls of `tools`. must: one call, or with `parallel` one after another; or else
+    """A grammar of calls of `tools`. must: one call, or with `parallel` several in a row; or else
     `answer`. may: text, in which every <tool_call> begins a call. Raises InvalidRequest that names
     the place within a tool's schema.
     """
@@ -202,8 +202,8 @@ def _begun(style: Style) -> str:
 
 
 def _xml_rules(index: int, tool: Tool, schema: Any, parts: _Parts) -> list[str]:
-    """Rules of one tool: its parameters in their order, those that are not required left out or
-    not. A string stands as it is, up to its closing tag; its further bounds are not held.
+    """Rules of one tool: its parameters in their order, optional ones present or not. A string
+    stands verbatim, up to its closing tag; its further bounds are not enforced.
     """
     object_ = _as_object(schema)
     properties: Mapping[str, Any] = object_.get("properties", {})
@@ -232,7 +232,7 @@ def _xml_rules(index: int, tool: Tool, schema: Any, parts: _Parts) -> list[str]:
 
 
 def _as_object(schema: Any) -> dict[str, Any]:
-    """Arguments are an object, whatever else their schema says."""
+    """The schema restricted to objects, the only form of arguments."""
     return {"type": "object", **schema} if isinstance(schema, dict) else dict(_MAY_BE_ANY)
 
 

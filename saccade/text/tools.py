@@ -1,7 +1,7 @@
-"""The tools that a request offers, and what the model may do with them.
+"""The tools of a request, and how the model may use them.
 
-Owns OpenAI's `tools`, the bounds on them, and how they are shown to chat templates. What a choice
-means for the answer is `tool_grammar.py`'s. Knows nothing of how calls are written.
+Owns OpenAI's `tools`, the bounds on them, and their form for chat templates. `tool_grammar.py`
+turns a choice into a grammar. Knows nothing of the spelling of calls.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that a request offers. `place`, `param`: where its name and where its parameters'
-    schema stand in the request; `num_characters`: of name, description and schema.
+    """A tool of a request. `place`, `param`: the places of its name and of its parameters' schema
+    in the request; `num_characters`: of name, description and schema.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Tool:
     num_characters: int
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it; what is for the server alone is left out."""
+        """The tool for chat templates, without fields for the server alone."""
         told = {} if self.description is None else {"description": self.description}
         function = {"name": self.name, **told, "parameters": self.parameters}
         return {"type": "function", "function": function}
@@ -52,8 +52,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """`tools`, and of them `choice`: OpenAI's `tool_choice`, as the client wrote it; None: "auto".
-    parallel: whether more than one call may be made in an answer.
+    """`tools`, and `choice` among them: OpenAI's `tool_choice`, as the client wrote it; None:
+    "auto". parallel: an answer may have more than one call.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -62,12 +62,12 @@ class ToolSet:
 
     @property
     def open(self) -> bool:
-        """Whether a call may come."""
+        """True if a call may come."""
         return bool(self.tools) and self.choice != "none"
 
     @property
     def held(self) -> bool:
-        """Whether a grammar is needed, or the choice is not well-formed."""
+        """True if a grammar is needed, or the choice is malformed."""
         return self.choice not in (None, "auto", "none") or (
             self.open and any(tool.strict for tool in self.tools)
         )
@@ -87,9 +87,9 @@ def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
 
 
 def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool]) -> tuple[Tool, ...]:
-    """The tools of a request in any dialect: `read` makes one of what stands at a place.
+    """The tools of a request in any dialect: `read` makes a tool of the value at a place.
 
-    Raises InvalidRequest for too many, for two of one name, and for too much of them.
+    Raises InvalidRequest for too many, for equal names, and for too much text.
     """
     if given is not None and len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools: {len(given)} tools; the limit is {MAX_TOOLS}", "tools")
@@ -120,7 +120,7 @@ def _read_tool(tool: Any, where: str) -> Tool:
 
 def read_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
     """A tool from its name, description, strict and the schema of its input, whose key is `schema`.
-    Raises InvalidRequest that names what is wrong below `where`.
+    Raises InvalidRequest that names the fault's place below `where`.
     """
     name, description = function.get("name"), function.get("description")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -143,8 +143,8 @@ def read_function(function: Mapping[str, Any], where: str, schema: str = "parame
 
 
 def _check_parameters(schema: Any, where: str) -> int:
-    """What every use of a schema needs; a grammar asks for more (`schema.prepare_schema`). Its
-    characters.
+    """Check the basics of a schema; a grammar needs more (`schema.prepare_schema`). Returns its
+    number of characters.
     """
     size = extent(schema)
     for has, most, what in (

@@ -1,5 +1,5 @@
-"""The commands that `saccade-bench` brings: their names and what each does, and what brings them
-where that distribution is not installed. Imports nothing of it.
+"""The commands of `saccade-bench`: names and meanings, and the way to install that distribution.
+Imports nothing of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ where a cyclopts App is, which is imported when the command is called.
 """
 MEASURING = {
     "bench": "Measure a server, and compare measurements.",
+    "prove": "Find out whether a server mixes up images that a cache might take for one another.",
     "probe": "Find how many images one request may have before a server fails.",
     "eval": "Measure the accuracy of a model behind a server.",
     "make-checkpoint": "Make a model folder to measure with.",
@@ -29,8 +30,8 @@ MISSING = "Not installed: pip install ./bench in the folder of Saccade's source.
 
 
 def join(app: App) -> None:
-    """Add the commands of other distributions to `app`, and those of `MEASURING` that are not
-    installed: each of these says what brings it.
+    """Add the commands of other distributions to `app`, and placeholders for missing commands of
+    `MEASURING`, which say how to install them.
     """
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):  # as with modules, the first on the path counts
@@ -46,7 +47,7 @@ def join(app: App) -> None:
 
 
 def absent(command: str) -> Callable[..., None]:
-    """In place of a command that is not installed, with whatever options it is called."""
+    """The placeholder of a missing command, for any options."""
 
     def tell(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
         raise ConfigError(f"saccade {command} is a command of saccade-bench. {MISSING}")

@@ -1,7 +1,7 @@
-"""`saccade chat --base-url`: questions to any OpenAI-compatible server, one or a session of them.
+"""`saccade chat --base-url`: questions to any OpenAI-compatible server, singly or in a session.
 
-Owns the words of a session and its history. What was cached is told as far as the server tells it:
-a server of ours says where each image was found, others how many tokens were cached.
+Owns the words of a session and its history. Cache hits are shown as far as the server reports them:
+our servers say where each image was found, others how many tokens were cached.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ask_server(
 ) -> None:
     """Print the answer as it comes.
 
-    Raises a SaccadeError when a picture cannot be read, or the server is not there or refuses.
+    Raises a SaccadeError for an unreadable image, and for a server that is away or refuses.
     """
     parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
@@ -65,10 +65,10 @@ def converse(
     max_tokens: int,
     lines: Iterable[str],
 ) -> None:
-    """A session: each line is a question or a command (`HELP`). What goes wrong with one is said,
-    and the session goes on as if it had not been asked; Ctrl-C ends an answer, not the session.
+    """A session: each line is a question or a command (`HELP`). A failed question is reported, and
+    the session goes on as if it had not been asked; Ctrl-C ends an answer, not the session.
 
-    Raises a SaccadeError when a picture of `images` cannot be read, or the server is not there.
+    Raises a SaccadeError for an unreadable image of `images`, and for an absent server.
     """
     parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
@@ -84,8 +84,8 @@ def converse(
 
 
 def typed() -> Iterator[str]:
-    """What the user types, until the end; with a prompt where that is a person. Ctrl-C forgets a
-    line that has something in it; on an empty one it is the end.
+    """The user's lines, until the end; with a prompt for a person. Ctrl-C discards a begun line,
+    and on an empty line ends the session.
     """
     if not sys.stdin.isatty():
         yield from sys.stdin
@@ -112,9 +112,9 @@ def typed() -> Iterator[str]:
 
 
 class _Session:
-    """One conversation with a server. `parts`: images that go with the next question.
+    """One conversation with a server. `parts`: images for the next question.
 
-    Raises a SaccadeError when the server is not there, or names no model.
+    Raises a SaccadeError if the server is away, or names no model.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class _Session:
         self._client.close()
 
     def take(self, line: str) -> bool:
-        """Do what a line says; whether the session goes on. Raises SaccadeError."""
+        """Execute a line; True if the session goes on. Raises SaccadeError."""
         word, _, rest = line.partition(" ")
         match word:
             case "":
@@ -160,8 +160,8 @@ class _Session:
         return True
 
     def ask(self, question: str, explain: bool = False) -> list[str]:
-        """Print the answer as it comes, and take it into the history. The lines that say what was
-        cached, where that is to be explained. Raises SaccadeError.
+        """Print the answer as it comes, and add it to the history. Returns lines about cache hits,
+        if `explain`. Raises SaccadeError.
         """
         content = [*self.parts, {"type": "text", "text": question}]
         messages = [*self._messages, {"role": "user", "content": content}]
@@ -192,8 +192,8 @@ class _Session:
         return told
 
     def _forget_images(self, status: int) -> str:
-        """What becomes of the images of a question that was refused: those that the server may have
-        refused it for do not go with the next one.
+        """Report on the images of a refused question: images that may have caused the refusal do
+        not go with the next question.
         """
         if not self.parts or status not in REFUSED:
             return ""
@@ -201,7 +201,9 @@ class _Session:
         return f" ({'its image does' if number == 1 else 'its images do'} not go with the next one)"
 
     def _is_ours(self) -> bool:
-        """Whether the server knows the field that asks for the trace; others may refuse it."""
+        """True if the server knows the field that asks for the trace; other servers may refuse the
+        field.
+        """
         if self._ours is None:
             try:
                 models = self._client.get(f"{self._address}/v1/models").json()["data"]
@@ -219,10 +221,10 @@ class _Session:
 
 
 def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
-    """Print the text of a stream of chat completion chunks. The text, and lines about what was
-    cached, as far as the stream says.
+    """Print the text of a stream of chat completion chunks. Returns the text, and lines about cache
+    hits, as far as reported.
 
-    Raises SaccadeError for one that ends in an error.
+    Raises SaccadeError for a stream that ends in an error.
     """
     text, told = "", list[str]()
     for line in response.iter_lines():
@@ -243,7 +245,7 @@ def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
 
 
 def _fate(event: dict[str, Any]) -> Iterator[str]:
-    """What a last chunk says of the caches."""
+    """A last chunk's report about the caches."""
     usage = event.get("usage") or {}
     if (total := usage.get("prompt_tokens")) is not None:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -257,8 +259,8 @@ def _fate(event: dict[str, Any]) -> Iterator[str]:
 
 
 def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
-    """An image by its URL, or by its path, which is read now: a message's part, and what it is for
-    people. `asked`: by which option or command. Raises ConfigError.
+    """An image by its URL, or by its path, read now: a message's part, and its description for
+    people. `asked`: the option or command. Raises ConfigError.
     """
     if name.startswith(("http://", "https://", "data:")):
         url, told = name, name if len(name) < 100 else f"{name[:100]} ..."
@@ -277,8 +279,8 @@ def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
 
 
 def _look(data: bytes, path: Path, asked: str) -> str:
-    """What a file shows. Raises ConfigError where it is no image; what only a server may know (HEIC
-    and its kind) is left to that.
+    """A file's image type and size. Raises ConfigError unless it is an image; formats that only a
+    server may know (HEIC and relatives) are left to the server.
     """
     if data[4:8] == b"ftyp":
         return str(path)

@@ -1,7 +1,7 @@
-"""What all clients of a server share: its address, the name of its model, and words for what it
-refuses or why it does not answer.
+"""The common part of all clients of a server: its address, the name of its model, and words for
+refusals and failures.
 
-Does not know what is asked.
+Knows nothing of the questions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from saccade.core.errors import ConfigError
 
 
 def root(base_url: str) -> str:
-    """The address without /v1, which may be written or left out. Raises ConfigError."""
+    """The address without /v1, an optional part. Raises ConfigError."""
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(
             f"--base-url {base_url}: expected http://HOST:PORT or https://HOST, with or without /v1"
@@ -25,7 +25,7 @@ def root(base_url: str) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """Why a connection failed: what lies beneath the HTTP library's own words."""
+    """The reason of a failed connection, beneath the HTTP library's own words."""
     while beneath := error.__cause__ or error.__context__:
         error = beneath
     return (
@@ -44,8 +44,8 @@ def unreachable(address: str, error: BaseException) -> ConfigError:
 
 
 def said(answer: Any) -> str | None:
-    """The message of an error as OpenAI's API, and servers near it, write it; None where there is
-    none.
+    """The message of an error in the form of OpenAI's API, or of servers near it; None without a
+    message.
     """
     match answer:
         case (
@@ -59,7 +59,7 @@ def said(answer: Any) -> str | None:
 
 
 def refusal(status: int, body: str) -> str:
-    """The server's own words for an HTTP error, and what helps where that is known."""
+    """The server's own words for an HTTP error, with a remedy if known."""
     try:
         text = said(json.loads(body))
     except ValueError:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cyclopts import CycloptsError
 
-from saccade.commands import app
+from saccade.commands import SERVE_OPTIONS, app, check_spelling
 from saccade.core.config import (
     GIB,
     MIB,
@@ -27,6 +27,7 @@ from saccade.core.config import (
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.options import (
+    CacheOptions,
     ConnectionOptions,
     EngineOptions,
     MediaOptions,
@@ -35,6 +36,7 @@ from saccade.core.options import (
     ServerOptions,
     engine_environment,
 )
+from saccade.core.tuning import Tuning, tuning_values
 from saccade.engine import ranks
 from saccade.engine.claims import scoring_bytes, step_graph_bytes
 from saccade.engine.process import limits_of
@@ -43,6 +45,7 @@ from saccade.engine.sizing import VIT_GRAPH_SIZES, arena_bytes, kv_page_bytes, r
 from saccade.engine.startup_report import LoadFacts, describe, describe_intake
 from saccade.families.checkpoint import DEMO, Section
 from saccade.families.registry import load_spec
+from saccade.llm import _take
 from saccade_bench.lab.qwen import qwen
 
 MACHINE = Hardware("cpu", "2 threads", 24 * GIB, 20 * GIB)
@@ -53,15 +56,10 @@ def spec() -> FamilySpec:
     return load_spec(Path(DEMO))
 
 
-MODEL = (
-    *("context_length", "disable_cuda_graph", "cuda_graph_max_bs", "kv_cache_dtype"),
-    "piecewise_graph_tokens",
-)
-
-
 def decide(spec: FamilySpec, hardware: Hardware = MACHINE, **options: Any) -> EngineConfig:
-    model = {name: options.pop(name) for name in MODEL if name in options}
-    return resolve(ModelOptions(**model), EngineOptions(**options), spec, "bfloat16", hardware)
+    model, engine = _take(ModelOptions, options), _take(EngineOptions, options)
+    caches = CacheOptions(**options)
+    return resolve(model, engine, spec, "bfloat16", hardware, caches=caches)
 
 
 def test_nothing_is_left_open(spec: FamilySpec) -> None:
@@ -126,13 +124,13 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
     ("options", "word"),
     [
         ({"context_length": 10**9}, "--context-length"),
-        ({"mm_attention_backend": "flash"}, "--mm-attention-backend flash.*--device cuda"),
-        ({"mm_attention_backend": "triton"}, "--mm-attention-backend triton.*--device cuda"),
-        ({"mm_attention_backend": "cudnn"}, "--mm-attention-backend cudnn.*--device cuda"),
-        ({"mm_attention_backend": "fa4"}, "--mm-attention-backend fa4.*--device cuda"),
-        ({"vit_graph_buckets": (128,)}, "--vit-graph-buckets 128.*cuda"),
-        ({"cuda_graph_max_bs": 8}, "--cuda-graph-max-bs 8.*--device cuda"),
-        ({"piecewise_graph_tokens": 8}, "--piecewise-graph-tokens 8.*--device cuda"),
+        ({"mm_attention_backend": "flash"}, "--tune mm_attention_backend=flash.*--device cuda"),
+        ({"mm_attention_backend": "triton"}, "--tune mm_attention_backend=triton.*--device cuda"),
+        ({"mm_attention_backend": "cudnn"}, "--tune mm_attention_backend=cudnn.*--device cuda"),
+        ({"mm_attention_backend": "fa4"}, "--tune mm_attention_backend=fa4.*--device cuda"),
+        ({"vit_graph_buckets": (128,)}, "--tune vit_graph_buckets=128.*cuda"),
+        ({"cuda_graph_max_bs": 8}, "--tune cuda_graph_max_bs=8.*--device cuda"),
+        ({"piecewise_graph_tokens": 8}, "--tune piecewise_graph_tokens=8.*--device cuda"),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_name(
@@ -150,7 +148,7 @@ def test_what_cannot_work_is_refused_by_its_name(
         (EngineOptions, "chunked_prefill_size", -4, "at least 1"),
         (EngineOptions, "max_running_requests", -1, "at least 1"),
         (EngineOptions, "max_encode_patches", 0, "at least 1"),
-        (EngineOptions, "embedding_cache_device_mb", -1, "at least 0"),
+        (CacheOptions, "embedding_cache_device_mb", -1, "at least 0"),
         (EngineOptions, "mem_fraction_static", 0.0, "above 0"),
         (EngineOptions, "mem_fraction_static", 1.5, "at most 0.98"),
         (ParallelOptions, "tp_size", 0, "at least 1"),
@@ -159,7 +157,7 @@ def test_what_cannot_work_is_refused_by_its_name(
         (MediaOptions, "files_mb", -1, "at least 0"),
         (ServerOptions, "port", 65536, "at most 65535"),
         (ServerOptions, "max_body_mb", 0, "at least 1"),
-        (ServerOptions, "shutdown_grace", -1.0, "at least 0"),
+        (ConnectionOptions, "shutdown_grace", -1.0, "at least 0"),
         (EngineOptions, "max_running_requests", 10**9, "at most 65536"),
         (ConnectionOptions, "max_connections", 1, "at least 16"),
         (ConnectionOptions, "header_timeout", 0.0, "above 0"),
@@ -168,26 +166,70 @@ def test_what_cannot_work_is_refused_by_its_name(
 def test_a_value_out_of_bounds_is_refused_by_its_name(
     options: type, field: str, value: float, allowed: str
 ) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=rf"^--{field.replace('_', '-')} {re.escape(str(value))}: must be {allowed}$",
-    ):
+    told = f"--{field.replace('_', '-')} {value}"
+    if field in tuning_values([options]):
+        told = f"--tune {field}={value}"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(told)}: must be {allowed}$"):
         options(**{field: value})
 
 
 def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
     line = (
-        "serve demo --vit-graph-buckets 128 256 --served-model-name a --served-model-name b "
-        "--all-reduce gloo"
+        "serve demo --served-model-name a --served-model-name b --tune vit_graph_buckets=128,256 "
+        "--tune all_reduce=gloo"
     )
     _, bound, _ = app.parse_args(line.split(), exit_on_error=False, print_error=False)
     assert bound.args == ("demo",)
-    assert bound.arguments["engine"].vit_graph_buckets == (128, 256)
+    tuning = Tuning(bound.arguments["tune"], SERVE_OPTIONS)
+    assert tuning.of(EngineOptions(threads=3)) == EngineOptions(
+        threads=3, vit_graph_buckets=(128, 256)
+    )
+    assert tuning.of(ParallelOptions()).all_reduce == "gloo"
     assert bound.arguments["server"].served_model_name == ("a", "b")
-    with pytest.raises(CycloptsError, match='"auto", "triton", "flash", "cudnn", "fa4", "sdpa"'):
-        app.parse_args(
-            ["serve", "--mm-attention-backend", "fa3"], exit_on_error=False, print_error=False
-        )
+    with pytest.raises(CycloptsError, match='"auto", "int8", "int4", "none"'):
+        app.parse_args(["serve", "--quantization", "x"], exit_on_error=False, print_error=False)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("page_siz=8", r"^--tune page_siz=8: give NAME=VALUE; the names are .*\bpage_size\b"),
+        ("page_size", "^--tune page_size: give NAME=VALUE"),
+        ("page_size=x", "^--tune page_size=x: Expected `int`"),
+        ("vit_graph_buckets=8,x", "^--tune vit_graph_buckets=8,x: Expected `int`"),
+        ("all_reduce=mpi", "^--tune all_reduce=mpi: Invalid enum value 'mpi'"),
+        ("port=1", "^--tune port=1: .*names are"),
+    ],
+)
+def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Tuning((told,), SERVE_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--page-size 32", "--page-size is a tuning value now: --tune page_size=32"),
+        ("--port 1 --arena-mb=9", "--arena-mb is a tuning value now: --tune arena_mb=9"),
+        ("--step-timeout --port 1", "now: --tune step_timeout=VALUE"),
+        ("--disable-vit-graph", "--disable-vit-graph is gone: use --disable-cuda-graph"),
+        ("--encoders-file x", "--encoders-file is gone: use --encoders FILE"),
+        ("--embedding-cache-shared d", "--embedding-cache-dir d --embedding-cache-shared"),
+    ],
+)
+def test_an_option_of_an_earlier_version_is_told_how_it_is_said_now(line: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_spelling(line.split())
+
+
+def test_options_of_today_are_spelled_right() -> None:
+    shared = ("--embedding-cache-dir", "d", "--embedding-cache-shared")
+    check_spelling(("model", *shared, "--tune", "page_size=32", "--port", "1"))
+
+
+def test_serve_has_few_options() -> None:
+    every = sum(len(fields(kind)) for kind in SERVE_OPTIONS) - len(tuning_values(SERVE_OPTIONS))
+    assert every + len(("--tune",)) <= 60
 
 
 WHOLE = tuple(size for size in VIT_GRAPH_SIZES if size <= 2048)
@@ -233,24 +275,24 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     assert decide(spec, gpu, vit_graph_buckets=(512, 128, 512)).encoder == EncoderConfig(
         "flash", (128, 512)
     )
-    assert decide(spec, gpu, disable_vit_graph=True).encoder == EncoderConfig("flash")
+    assert decide(spec, gpu, disable_cuda_graph=True).encoder == EncoderConfig("flash")
     hopper = replace(gpu, arch=90)
     assert decide(spec, hopper).encoder == EncoderConfig("triton", WHOLE)
     assert decide(spec, replace(gpu, arch=80)).encoder == EncoderConfig("flash", WHOLE)
     cudnn = decide(spec, hopper, mm_attention_backend="cudnn").encoder
     assert cudnn.attention == "cudnn" and cudnn.graph_sizes[-1] == 16384
-    with pytest.raises(ConfigError, match=r"--mm-attention-backend cudnn: .*--disable-vit-graph"):
-        decide(spec, hopper, mm_attention_backend="cudnn", disable_vit_graph=True)
-    with pytest.raises(ConfigError, match=r"--mm-attention-backend fa4: .*not installed"):
+    with pytest.raises(ConfigError, match=r"mm_attention_backend=cudnn: .*--disable-cuda-graph"):
+        decide(spec, hopper, mm_attention_backend="cudnn", disable_cuda_graph=True)
+    with pytest.raises(ConfigError, match=r"mm_attention_backend=fa4: .*not installed"):
         decide(spec, hopper, mm_attention_backend="fa4")
     assert decide(spec, gpu, mm_attention_backend="sdpa").encoder == EncoderConfig("sdpa")
-    assert decide(spec, disable_vit_graph=True, max_encode_patches=64).encode_patches == 64
+    assert decide(spec, disable_cuda_graph=True, max_encode_patches=64).encode_patches == 64
     for options, word in (
         ({"vit_graph_buckets": (130,)}, "130: must be 4, .* or a multiple"),
         ({"vit_graph_buckets": (128, 0)}, "0: must be 4"),
-        ({"vit_graph_buckets": (128,), "disable_vit_graph": True}, "set"),
+        ({"vit_graph_buckets": (128,), "disable_cuda_graph": True}, "set"),
     ):
-        with pytest.raises(ConfigError, match=rf"--vit-graph-buckets .*{word}"):
+        with pytest.raises(ConfigError, match=rf"--tune vit_graph_buckets=.*{word}"):
             decide(spec, gpu, **options)
 
 
@@ -273,12 +315,14 @@ def test_the_language_model_has_graphs_on_a_gpu(spec: FamilySpec) -> None:
     short = decide(spec, gpu, chunked_prefill_size=100).graphs
     assert short.mixed_tokens == (32, 64, 100), "no step has more tokens of prompts"
     assert not decide(spec, gpu, piecewise_graph_tokens=0).graphs.mixed_tokens
-    with pytest.raises(ConfigError, match="--cuda-graph-max-bs 3: --disable-cuda-graph is set"):
+    with pytest.raises(
+        ConfigError, match="--tune cuda_graph_max_bs=3: --disable-cuda-graph is set"
+    ):
         decide(spec, gpu, disable_cuda_graph=True, cuda_graph_max_bs=3)
 
 
 def test_graphs_memory_is_not_given_to_pages(spec: FamilySpec) -> None:
-    gpu = Hardware("cuda", "", 4 * GIB, 1 * GIB)
+    gpu = Hardware("cuda", "", 8 * GIB, 3 * GIB)
     config = decide(spec, gpu, mem_fraction_static=0.98, max_total_tokens=10**9)
     kv = config.kv_pages * kv_page_bytes(spec, config.page_size, "bfloat16")
     graphs = step_graph_bytes(config.graphs, spec, "bfloat16")
@@ -292,15 +336,15 @@ def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:
     for few in (least - 1, 0, -1):
         with pytest.raises(
             ConfigError,
-            match=rf"--arena-mb {few}: .* takes {nbytes / MIB:.1f} MiB .*; set it to {least} or "
-            r"more",
+            match=rf"--tune arena_mb={few}: .* takes {nbytes / MIB:.1f} MiB .*; set it to {least} "
+            r"or more",
         ):
             arena_bytes(MediaOptions(arena_mb=few), spec)
 
 
 def test_space_on_disk_needs_a_folder() -> None:
     with pytest.raises(ConfigError, match=r"--embedding-cache-disk-mb.*--embedding-cache-dir"):
-        EngineOptions(embedding_cache_disk_mb=5)
+        CacheOptions(embedding_cache_disk_mb=5)
 
 
 def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None:
@@ -335,7 +379,7 @@ def test_the_folder_for_embeddings_is_a_folder(spec: FamilySpec, tmp_path: Path)
     ):
         decide(spec, embedding_cache_dir=str(file))
     with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: name a folder$"):
-        EngineOptions(embedding_cache_dir="")
+        CacheOptions(embedding_cache_dir="")
 
 
 def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
@@ -393,7 +437,7 @@ def test_an_empty_key_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_arena_beyond_memory_is_refused(spec: FamilySpec) -> None:
-    with pytest.raises(ConfigError, match=r"^--arena-mb 1000000000: .* MiB of memory$"):
+    with pytest.raises(ConfigError, match=r"^--tune arena_mb=1000000000: .* MiB of memory$"):
         arena_bytes(MediaOptions(arena_mb=10**9), spec)
 
 

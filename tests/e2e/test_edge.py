@@ -40,9 +40,10 @@ def server(
     router's are those, and its process is what is looked at.
     """
     folder = tmp_path_factory.mktemp("edge")
-    clocks = ("--header-timeout", "1", "--keep-alive-timeout", "1", "--write-timeout", "1")
+    seconds = {"header_timeout": 1, "keep_alive_timeout": 1, "write_timeout": 1, "body_timeout": 2}
+    clocks = [word for name, told in seconds.items() for word in ("--tune", f"{name}={told}")]
     few = ("--max-connections", str(MOST), "--max-connections-per-address", str(MOST))
-    edge = (*clocks, "--body-timeout", "2", *few, "--cors-origins", PAGE)
+    edge = (*clocks, *few, "--cors-origins", PAGE)
     own = ("--api-key", KEY, "--metrics-without-key", "--files-dir", str(folder / "files"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as stack:
@@ -259,7 +260,7 @@ def test_a_body_that_drips_is_a_408(server: Server) -> None:
             assert time.monotonic() < deadline
             connection.sendall(b" ")
         answer = raw.read(connection)
-    assert answer.status == 408 and "--body-timeout" in str(answer.error["message"])
+    assert answer.status == 408 and "--tune body_timeout" in str(answer.error["message"])
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/files", "/nowhere"])

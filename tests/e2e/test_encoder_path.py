@@ -7,8 +7,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,15 +22,13 @@ from tests.e2e.test_serve import ask, image_part, reference_text, text_part, use
 
 COMMON = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192")
 TOWER = (
-    "--mm-attention-backend",
-    "sdpa",
-    "--disable-vit-graph",
-    "--max-encode-patches",
-    "64",
+    *("--tune", "mm_attention_backend=sdpa", "--tune", "max_encode_patches=64"),
+    "--disable-cuda-graph",
     "--family-option",
     "patch_embed=folded",
 )
 MIB = 1 << 20
+ROUNDS = 4
 
 
 def connect(server: Server) -> openai.OpenAI:
@@ -52,21 +48,6 @@ def chat(client: openai.OpenAI, rounds: int) -> list[str]:
         answer = ask(client, messages, max_tokens=6).choices[0].message.content
         messages.append({"role": "assistant", "content": [text_part(answer)]})
     return [message["content"][0]["text"] for message in messages if message["role"] == "assistant"]
-
-
-def test_help_names_every_option_of_the_tower() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "saccade", "serve", "--help-advanced"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for option in (
-        *(each for each in TOWER if each.startswith("--")),
-        "--vit-graph-buckets",
-        "--embedding-cache-dir",
-    ):
-        assert option in run.stdout
 
 
 def test_answers_with_every_option_of_the_tower_are_those_of_transformers(tmp_path: Path) -> None:
@@ -93,13 +74,13 @@ def test_a_restarted_server_answers_a_chat_from_disk(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3_vl")
     disk = ("--embedding-cache-dir", str(tmp_path / "disk"), "--embedding-cache-disk-mb", "64")
     with serving(folder, tmp_path, *COMMON, *disk) as server:
-        before = chat(connect(server), 8)
-        assert server.metric("saccade_images_encoded_total") == 8
+        before = chat(connect(server), ROUNDS)
+        assert server.metric("saccade_images_encoded_total") == ROUNDS
     with serving(folder, tmp_path, *COMMON, *disk) as server:
-        assert chat(connect(server), 8) == before
+        assert chat(connect(server), ROUNDS) == before
         assert server.metric("saccade_images_encoded_total") == 0
         assert server.metric("saccade_images_decoded_total") == 0
-        assert server.metric("saccade_embedding_hits_total", tier="disk") == 8
+        assert server.metric("saccade_embedding_hits_total", tier="disk") == ROUNDS
 
 
 @pytest.mark.slow
@@ -123,10 +104,7 @@ def test_a_request_of_64_large_pictures_keeps_its_budgets(tmp_path: Path) -> Non
         "float32",
         "--served-model-name",
         "tiny",
-        "--arena-mb",
-        "32",
-        "--max-encode-patches",
-        str(2 * patches),
+        *("--tune", "arena_mb=32", "--tune", f"max_encode_patches={2 * patches}"),
     )
     with serving(folder, tmp_path, *options, threads=2) as server:
         most = 0.0

@@ -56,7 +56,7 @@ def test_encodes_per_image_with_affinity_without_and_with_a_shared_store(
         with_affinity = encodes_per_image(fleet, fleet.router, 1000)
         without = encodes_per_image(fleet, blind, 2000)
     with ExitStack() as stack:
-        store = ("--embedding-cache-shared", str(tmp_path / "store"))
+        store = ("--embedding-cache-shared", "--embedding-cache-dir", str(tmp_path / "store"))
         fleet = start(model, tmp_path, stack, *store, doomed=0)
         blind = stack.enter_context(routing(fleet.workers, tmp_path, "--affinity", "none"))
         with_store = encodes_per_image(fleet, blind, 3000)
@@ -107,7 +107,10 @@ def test_a_server_that_is_killed_under_load(model: str | Path, tmp_path: Path) -
 
 IMAGES = 40
 BUDGET = 1 * MIB
-STORE = ("--embedding-cache-shared-mb", "1", "--embedding-cache-device-mb", "0")
+STORE = (
+    "--embedding-cache-shared",
+    *("--embedding-cache-disk-mb", "1", "--embedding-cache-device-mb", "0"),
+)
 """No embedding stays on the device, and no page: every request needs its image from the store."""
 
 
@@ -123,7 +126,7 @@ def sizes(store: Path) -> list[int]:
 
 @contextmanager
 def writer(folder: Path, logs: Path, store: Path) -> Iterator[Server]:
-    options = (*OPTIONS, "--disable-radix-cache", *STORE, "--embedding-cache-shared", str(store))
+    options = (*OPTIONS, "--disable-radix-cache", *STORE, "--embedding-cache-dir", str(store))
     with serving(folder, logs, *options, status=KILLED) as server:
         try:
             yield server

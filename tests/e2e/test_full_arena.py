@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -47,8 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "0",
     )
     sizes = (
-        "--arena-mb",
-        "1",
+        *("--tune", "arena_mb=1"),
         "--max-total-tokens",
         "16384",
         "--max-running-requests",
@@ -106,6 +106,7 @@ def watch(server: Server, waiting: list[Future[httpx.Response]]) -> float:
     most = 0.0
     while not all(each.done() for each in waiting):
         most = max(most, server.metric("saccade_arena_bytes_in_use"))
+        time.sleep(0.01)
     return most
 
 
@@ -139,7 +140,7 @@ def test_a_picture_rounded_up_beyond_the_arena_is_refused_at_its_place_before_it
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("messages[0].content[1]", "image_too_large")
-    assert "shared memory holds 1 MiB" in error["message"] and "--arena-mb" in error["message"]
+    assert "shared memory holds 1 MiB" in error["message"] and "--tune arena_mb" in error["message"]
     assert server.metric(DECODED) == before
 
 

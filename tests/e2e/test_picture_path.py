@@ -142,7 +142,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         "--fetch-timeout",
         "1",
     )
-    options = (*fetching, "--files-dir", str(work / "files"), "--max-image-bytes", "1000000")
+    options = (*fetching, "--files-dir", str(work / "files"), "--tune", "max_image_bytes=1000000")
     with to_be_killed(), serving(folder, work, *OPTIONS, *options) as server:
         yield server
 
@@ -158,8 +158,8 @@ def bare(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         "--disable-radix-cache",
         "--embedding-cache-device-mb",
         "0",
-        "--log-slow-seconds",
-        "0",
+        "--tune",
+        "log_slow_seconds=0",
     )
     with to_be_killed(), serving(folder, work, *OPTIONS, *options) as server:
         yield server

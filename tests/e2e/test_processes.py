@@ -5,10 +5,11 @@ on, `/health` tells, and nothing is left behind.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,14 +24,32 @@ from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.types import Request, SamplingParams
 from saccade.engine.link import EngineProcess
 from saccade_bench.fixtures.server import Server, serving
+from tests.helpers.breadth import broad
 
 ENGINE, WORKER = "saccade.engine.process", "saccade.runtime.process"
 OPTIONS = ("--dtype", "float32", "--served-model-name", "tiny")
 
 
-@pytest.fixture
+SECRETS = {"SACCADE_API_KEY": "open-sesame-1", "SACCADE_ENCODER_KEY": "open-sesame-2"}
+KEY = SECRETS["SACCADE_API_KEY"]
+OF_OTHERS = {"HF_TOKEN": "open-sesame-3", "AWS_SECRET_ACCESS_KEY": "open-sesame-4"}
+
+
+@pytest.fixture(scope="module")
 def folder(checkpoint: Callable[..., Path]) -> Path:
     return checkpoint("qwen3_vl")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Has keys in its environment, its own and others'. The last test that asks it ends it."""
+    logs = tmp_path_factory.mktemp("log")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (SECRETS | OF_OTHERS).items():
+            patch.setenv(name, value)
+        with serving(folder, logs, *OPTIONS, "--metrics-without-key") as server:
+            patch.undo()
+            yield server
 
 
 @pytest.fixture
@@ -66,7 +85,7 @@ def ask(client: openai.OpenAI, max_tokens: int) -> str | None:
 
 
 def client_of(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60)
 
 
 def wait_for_health(server: Server, status: int, seconds: float) -> dict[str, str]:
@@ -85,10 +104,13 @@ def has_torch(process: psutil.Process) -> bool:
     ("module", "place", "ranks", "reason"),
     [
         (ENGINE, 0, "1", "the engine process was killed by signal 9"),
-        (WORKER, 0, "1", r"the worker \(process \d+\) was killed by signal 9"),
+        pytest.param(
+            *(WORKER, 0, "1", r"the worker \(process \d+\) was killed by signal 9"),
+            marks=pytest.mark.slow,  # as "rank 1" beside another
+        ),
         pytest.param(
             *(WORKER, 0, "2", r"rank 0 \(process \d+\) was killed by signal 9"),
-            marks=pytest.mark.slow,  # as "worker", and as "rank 1" beside another
+            marks=pytest.mark.slow,
         ),
         (WORKER, 1, "2", r"rank 1 \(process \d+\) was killed by signal 9"),
     ],
@@ -115,48 +137,73 @@ def test_the_death_of_engine_or_worker_fails_requests_shows_in_health_and_ends_t
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.parametrize("ranks", broad([1, 2], keep=[1]))
 def test_the_death_of_the_front_leaves_no_process_and_no_file(
-    folder: Path, tmp_path: Path, temporary: Path
+    folder: Path, tmp_path: Path, temporary: Path, ranks: int
 ) -> None:
-    with serving(folder, tmp_path, *OPTIONS, "--tp-size", "2", status=-9) as server:
+    with serving(folder, tmp_path, *OPTIONS, "--tp-size", str(ranks), status=-9) as server:
         processes = family(server)
-        assert len(running(processes, WORKER)) == 2 and len(running(processes, ENGINE)) == 1
+        assert len(running(processes, WORKER)) == ranks and len(running(processes, ENGINE)) == 1
         server.process.kill()
         server.process.wait()
         assert not psutil.wait_procs(processes, timeout=5)[1]
     assert list(temporary.iterdir()) == []
 
 
-def test_only_workers_have_loaded_torch(folder: Path, tmp_path: Path) -> None:
-    with serving(folder, tmp_path, *OPTIONS) as server:
-        processes = family(server)
-        assert all(map(has_torch, running(processes, WORKER)))
-        assert not any(map(has_torch, running(processes, ENGINE)))
-        assert not has_torch(psutil.Process(server.process.pid))
+def test_only_workers_have_loaded_torch(server: Server) -> None:
+    processes = family(server)
+    assert all(map(has_torch, running(processes, WORKER)))
+    assert not any(map(has_torch, running(processes, ENGINE)))
+    assert not has_torch(psutil.Process(server.process.pid))
 
 
-def test_a_stopped_engine_shows_in_health_and_goes_on_where_it_was(
-    folder: Path, tmp_path: Path
-) -> None:
-    with serving(folder, tmp_path, *OPTIONS) as server:
-        client = client_of(server)
-        (engine,) = running(family(server), ENGINE)
-        before = ask(client, 40)
-        with ThreadPoolExecutor(1) as pool:
-            engine.send_signal(signal.SIGSTOP)
-            asking = pool.submit(ask, client, 40)
-            try:
-                health = wait_for_health(server, 503, 5.0)
-                assert health["status"] == "stalled"
-                assert re.search("the engine has not been heard of for [345] s", health["reason"])
-                assert server.metric("saccade_engine_stalled") == 1
-                assert not asking.done(), "it waits: the engine may come back"
-                time.sleep(3)  # longer than the engine lets its workers be silent
-            finally:
-                engine.send_signal(signal.SIGCONT)
-            assert asking.result(timeout=20) == before
-        assert wait_for_health(server, 200, 5.0)["status"] == "ready"
-        assert server.metric("saccade_engine_stalled") == 0
+@pytest.mark.skipif(os.geteuid() != 0, reason="/proc of image workers is root's")
+def test_no_process_of_a_server_has_a_key_in_its_environment(server: Server) -> None:
+    """What others have put there for their own programs: none but the front has it."""
+    front = psutil.Process(server.process.pid)
+    children = front.children(recursive=True)
+    assert len(children) >= 7, "engine, worker, and of images two stocks, nurseries and workers"
+    for process in (front, *children):
+        found = Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert b"PATH=" in found
+        kept = SECRETS if process is front else SECRETS | OF_OTHERS
+        assert not [value for value in kept.values() if value.encode() in found], process
+    url = f"{server.url}/v1/models"
+    assert httpx.get(url).status_code == 401
+    assert httpx.get(url, headers={"Authorization": f"Bearer {KEY}"}).is_success
+
+
+def test_a_stopped_engine_shows_in_health_and_goes_on_where_it_was(server: Server) -> None:
+    client = client_of(server)
+    (engine,) = running(family(server), ENGINE)
+    before = ask(client, 40)
+    with ThreadPoolExecutor(1) as pool:
+        engine.send_signal(signal.SIGSTOP)
+        asking = pool.submit(ask, client, 40)
+        try:
+            health = wait_for_health(server, 503, 10.0)
+            assert health["status"] == "stalled"
+            assert re.search(r"the engine has not been heard of for \d+ s", health["reason"])
+            assert server.metric("saccade_engine_stalled") == 1
+            assert not asking.done(), "it waits: the engine may come back"
+            time.sleep(3)  # longer than the engine lets its workers be silent
+        finally:
+            engine.send_signal(signal.SIGCONT)
+        assert asking.result(timeout=20) == before
+    assert wait_for_health(server, 200, 5.0)["status"] == "ready"
+    assert server.metric("saccade_engine_stalled") == 0
+
+
+def test_a_stop_signal_lets_running_requests_finish_and_leaves_no_process(server: Server) -> None:
+    """The last that asks this server."""
+    client, processes = client_of(server), family(server)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask, client, 1500)
+        server.wait_for_metric("saccade_requests_running", 1)
+        server.process.terminate()
+        assert asking.result(timeout=30)
+    assert server.process.wait(30) == 0
+    assert not psutil.wait_procs(processes, timeout=10)[1]
 
 
 def test_a_server_with_a_stopped_engine_ends_when_told(folder: Path, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def listed(owner: psutil.Process) -> str:
     for each in owner.children(recursive=True):
         with suppress(psutil.Error, FileNotFoundError, ValueError):
             words = each.cmdline()
-            return Path(words[words.index("--encoders-file") + 1]).read_text().strip()
+            return Path(words[words.index("--encoders") + 1]).read_text().strip()
     return ""
 
 

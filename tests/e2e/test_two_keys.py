@@ -45,7 +45,7 @@ def server(
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("anna:key-a\nben:key-b\n")
     options = ("--dtype", "float32", "--api-keys-file", str(keys), "--metrics-without-key")
-    room = ("--max-total-tokens", "4096", "--write-timeout", "2")
+    room = ("--max-total-tokens", "4096", "--tune", "write_timeout=2")
     logs = tmp_path_factory.mktemp("log")
     with serving(folder, logs, *options, *room) as served:
         with perhaps_routed(served, request.param, logs, *room[2:]) as server:

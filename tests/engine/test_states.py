@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from saccade.core.config import MIB, EngineConfig, Hardware, SnapshotConfig
 from saccade.core.errors import ConfigError
-from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
+from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.types import Request
 from saccade.engine.ranks import resolve_parallel
 from saccade.engine.sizing import kv_page_bytes, resolve
@@ -196,7 +196,6 @@ def machine(free: int) -> Hardware:
 
 
 def decide(net: FamilyNet, free: int, running: int | None) -> EngineConfig:
-    engine = EngineOptions(
-        chunked_prefill_size=16, embedding_cache_device_mb=1, max_running_requests=running
-    )
-    return resolve(ModelOptions(), engine, net.spec, "float32", machine(free))
+    engine = EngineOptions(chunked_prefill_size=16, max_running_requests=running)
+    caches = CacheOptions(embedding_cache_device_mb=1)
+    return resolve(ModelOptions(), engine, net.spec, "float32", machine(free), caches=caches)

@@ -22,6 +22,7 @@ from saccade.core.config import EmbeddingBudgets, Hardware
 from saccade.core.errors import ConfigError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.options import (
+    CacheOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
@@ -137,8 +138,8 @@ def test_nothing_is_kept_for_images(folder: Callable[[FamilyName], Path]) -> Non
     spec = load_spec(folder("qwen3_5"))
     assert not spec.sees_images and spec.family == "qwen3_5"
     machine = Hardware("cuda", "H200", 139 << 30, 130 << 30, 64 << 30, arch=90)
-    engine = EngineOptions(embedding_cache_device_mb=512)
-    config = resolve(ModelOptions(), engine, spec, "bfloat16", machine)
+    caches = CacheOptions(embedding_cache_device_mb=512)
+    config = resolve(ModelOptions(), EngineOptions(), spec, "bfloat16", machine, caches=caches)
     assert config.embeddings == EmbeddingBudgets(0)
     assert config.encoder.graph_sizes == () and config.tower_budget == 0
     assert arena_bytes(MediaOptions(), spec) == mmap.PAGESIZE
@@ -149,7 +150,7 @@ def test_nothing_is_kept_for_images(folder: Callable[[FamilyName], Path]) -> Non
     for role in ("encode", "language"):
         with pytest.raises(ConfigError, match=f"--role {role}: this model has no vision tower"):
             check_role(role, spec)
-    with pytest.raises(ConfigError, match="--vit-graph-buckets 64: this model has no vision"):
+    with pytest.raises(ConfigError, match="--tune vit_graph_buckets=64: this model has no vision"):
         resolve(ModelOptions(), EngineOptions(vit_graph_buckets=(64,)), spec, "bfloat16", machine)
 
 

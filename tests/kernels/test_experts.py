@@ -5,6 +5,7 @@ the order of pairs is a sort, and that nothing is read of experts without rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ pytest.importorskip("triton")
 from saccade.kernels.triton import experts as experts_gpu
 from saccade.kernels.triton.experts import by_expert, launch_experts
 from tests.families.forwarding import Session, load
-from tests.kernels.conftest import HAS_GPU, bounds
+from tests.kernels.conftest import HAS_GPU, bounds, broad
 
 TOLERANCE = bounds(2e-5, 4e-3)
 HIDDEN, WIDTH, EXPERTS = 96, 48, 6
@@ -51,20 +52,27 @@ def on(device: str, experts: Stack) -> Stack:
     return experts._replace(values=experts.values.to(device), scales=experts.scales.to(device))
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
+CASES = [
+    *((1, 2, (0, 0)), (7, 3, (32, 16)), (40, 3, (HIDDEN, WIDTH))),
+    *((80, 2, (32, 16)), (200, 2, (0, 0))),
+]
+"""Rows, experts of each, and how many of a matrix's values share a scale."""
+
+
 @pytest.mark.parametrize(
-    ("rows", "top", "groups"),
-    [
-        (1, 2, (0, 0)),
-        (7, 3, (32, 16)),
-        (40, 3, (HIDDEN, WIDTH)),
-        (80, 2, (32, 16)),
-        (200, 2, (0, 0)),
-    ],
+    ("case", "dtype"),
+    broad(
+        product(CASES, TOLERANCE),
+        keep=[
+            *((CASES[0], torch.float32), (CASES[1], torch.float16), (CASES[2], torch.float32)),
+            *((CASES[4], torch.float16),),
+        ],
+    ),
 )
 def test_rows_get_what_their_experts_make(
-    device: str, rows: int, top: int, groups: tuple[int, int], dtype: torch.dtype
+    device: str, case: tuple[int, int, tuple[int, int]], dtype: torch.dtype
 ) -> None:
+    rows, top, groups = case
     up = stacked(2 * WIDTH, HIDDEN, groups[0], dtype)
     down = stacked(HIDDEN, WIDTH, groups[1], dtype)
     chosen, shares = routed(rows, top)

@@ -24,6 +24,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "group"),
@@ -46,6 +47,7 @@ def test_a_product_is_that_of_the_dense_matrix(
         torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=2e-3)
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("group", [32, 128, 200])
 @pytest.mark.parametrize("programs", [3, 5, 120])

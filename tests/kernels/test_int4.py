@@ -58,6 +58,7 @@ def matrix_of(
 SHAPES = [(70, 96, 96), (64, 128, 32), (33, 256, 128), (16, 200, 64), (130, 160, 160)]
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize(("outputs", "inputs", "group"), SHAPES)
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
@@ -80,6 +81,7 @@ def test_a_word_holds_neighbours_sixteen_bits_apart() -> None:
     assert words[16:18] == [1 | 2 << 16 | 3 << 4 | 4 << 20 | 7 << 28, 5]
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "group", "zeros", "ordered"),

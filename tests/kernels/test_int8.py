@@ -26,6 +26,7 @@ def noise(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.sparse(pairs=True)
 @pytest.mark.parametrize("panels", [True, False], ids=["panels", "blocks"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])

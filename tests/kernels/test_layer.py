@@ -4,6 +4,8 @@ interpreter.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from saccade.kernels.triton.layer import (
     launch_silu_gate,
     launch_turn_and_cache,
 )
-from tests.kernels.conftest import bounds
+from tests.kernels.conftest import bounds, broad
 
 TOLERANCE = bounds(4e-6, 4e-3)
 
@@ -26,30 +28,35 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("pairs", ["halves", "neighbours"])
-@pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
+SHAPES = [
+    *((4, 2, 64, 64), (7, 1, 72, 72), (3, 3, 80, 40)),
+    *((5, 1, 96, 96), (32, 8, 128, 128), (2, 1, 16, 16)),
+]
+"""Heads, key heads, their values, and how many of these are turned."""
+
+
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "turned"),
-    [
-        (4, 2, 64, 64),
-        (7, 1, 72, 72),
-        (3, 3, 80, 40),
-        (5, 1, 96, 96),
-        (32, 8, 128, 128),
-        (2, 1, 16, 16),
-    ],
+    ("shape", "dtype", "normed", "pairs"),
+    broad(
+        product(SHAPES, TOLERANCE, (True, False), ("halves", "neighbours")),
+        keep=[
+            (SHAPES[0], torch.float32, True, "neighbours"),
+            (SHAPES[1], torch.float16, False, "halves"),
+            (SHAPES[2], torch.float32, True, "halves"),
+            (SHAPES[2], torch.float16, False, "neighbours"),
+            (SHAPES[3], torch.float16, True, "neighbours"),
+            (SHAPES[5], torch.float32, False, "halves"),
+        ],
+    ),
 )
 def test_queries_and_keys_are_turned_and_cached(
     device: str,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    turned: int,
+    shape: tuple[int, int, int, int],
     dtype: torch.dtype,
     normed: bool,
     pairs: Pairs,
 ) -> None:
+    heads, kv_heads, dim, turned = shape
     tokens, slots = 5, torch.tensor([3, 9, 1, 7, 30])
     qkv = noise(tokens, heads + 2 * kv_heads, dim).to(dtype)
     norm = (
@@ -99,6 +106,7 @@ def eight_bits(device: str, scales: tuple[float, float]) -> PagedCache:
     return PagedCache(empty, empty.clone(), *scales)
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("size", [16, 72, 1152, 4096])
 def test_a_stream_is_added_to_and_normalised(device: str, size: int, dtype: torch.dtype) -> None:
@@ -115,6 +123,7 @@ def test_a_stream_is_added_to_and_normalised(device: str, size: int, dtype: torc
     torch.testing.assert_close(ours[1].cpu(), normed, atol=2 * TOLERANCE[dtype], rtol=2e-3)
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("size", [16, 100, 3420])
 def test_a_gate_is_applied(device: str, size: int, dtype: torch.dtype) -> None:

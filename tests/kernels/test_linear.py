@@ -25,6 +25,7 @@ def noise(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.sparse(pairs=True)
 @pytest.mark.parametrize("activation", get_args(Activation))
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

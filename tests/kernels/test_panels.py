@@ -47,6 +47,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.sparse(pairs=True)
 @pytest.mark.parametrize("zeros", [True, False], ids=["zeros", "middle"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -2,7 +2,8 @@
 took the place of: both rules written down in numpy, on 100,000 rows of a small vocabulary.
 
 Both are given the same masses (float32, summed in float64 over a whole row), so that the rules are
-compared, not the order of sums: `test_sample.py` has the kernel itself beside what CPUs run.
+compared, not the order of sums. The kernel itself draws what its rule says here: on a few hundred
+rows in Triton's interpreter; `test_sample.py` has it beside what CPUs run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+
+pytest.importorskip("triton")
+from saccade.kernels.triton.sample import launch_sample
 
 VOCAB = 96
 LOWEST, PIVOTS, NATS = -(2**31), 4, (12.0, 6.0, 3.0)
@@ -34,6 +39,7 @@ class Rows:
         x[::5] *= 0.01
         x[1::50] = rng.choice(np.array([-np.inf, 1, 2], np.float32), (len(x[1::50]), VOCAB))
         x[:, 0] = np.where(np.isinf(x).all(1), 0.0, x[:, 0])
+        self.logits = x
         self.best = x.max(1)
         self.orders = orders_of(x)
         self.temperature = rng.choice(np.array([0.3, 0.8, 1.0, 2.0], np.float32), count)
@@ -170,3 +176,23 @@ def test_pivots_draw_what_a_bisection_does(count: int) -> None:
         tokens |= set(old.tolist())
     assert differing == 0
     assert len(tokens) == VOCAB
+
+
+def launched(rows: Rows, device: str) -> list[int]:
+    """What the kernel draws of them."""
+    count = len(rows.logits)
+    ways = np.stack([rows.temperature, rows.top_p, rows.min_p], axis=1).astype(np.float32)
+    tables = (np.arange(count), ways, rows.top_k.astype(np.int32), rows.points)
+    there = (torch.from_numpy(each).to(device) for each in (rows.logits, *tables))
+    tokens: list[int] = launch_sample(*there).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "count", [12, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_the_kernel_draws_what_its_rule_says(device: str, count: int) -> None:
+    rows = Rows(count, count)
+    ways = {*zip(rows.temperature, rows.top_k > 0, rows.top_p < 1, rows.min_p > 0)}
+    assert len(ways) >= 6
+    assert launched(rows, device) == drawn(rows, *searched(rows)).tolist()

@@ -5,6 +5,8 @@ whole rows.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -36,11 +38,13 @@ from saccade.kernels.triton.scaled import (
     launch_quantise,
     launch_silu_gate_scaled,
 )
-from tests.kernels.conftest import HAS_GPU
+from tests.kernels.conftest import HAS_GPU, broad
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16) if HAS_GPU else (torch.float32, torch.half)
 SIZES = [(96, 96), (2560, 128), (256, 256), (3420, 3420), (384, 128)]
 """Values of a row, and those that share a scale."""
+FEW = [(SIZES[0], DTYPES[0]), (SIZES[2], DTYPES[1]), (SIZES[4], DTYPES[0])]
+"""One group, one that is the row, several."""
 STEP = 1 / 8
 """Between neighbours of the format, of the smaller one's value."""
 
@@ -68,9 +72,9 @@ def check_alike(found: Fp8Rows, wanted: Rows) -> None:
     assert (off <= 1.1 * STEP * its.abs() + 2 * wanted.scales.max() * 2**-9).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("size", "group"), SIZES)
-def test_rows_become_eight_bits(device: str, size: int, group: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), broad(product(SIZES, DTYPES), FEW))
+def test_rows_become_eight_bits(device: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    size, group = shape
     x = noise(5, 2 * size).to(dtype)[:, :size]
     x[1] = 0.0
     x[2] *= 1e-4
@@ -82,11 +86,11 @@ def test_rows_become_eight_bits(device: str, size: int, group: int, dtype: torch
     assert not found.dense()[1].any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("size", "group"), SIZES)
+@pytest.mark.parametrize(("shape", "dtype"), broad(product(SIZES, DTYPES), FEW))
 def test_a_normalised_stream_leaves_in_eight_bits(
-    device: str, size: int, group: int, dtype: torch.dtype
+    device: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
+    size, group = shape
     rows = FEW_ROWS + 1
     x, delta = noise(rows, size).to(dtype), noise(rows, size, seed=1).to(dtype)
     weight = 1 + noise(size, seed=2).to(dtype)
@@ -100,11 +104,11 @@ def test_a_normalised_stream_leaves_in_eight_bits(
     torch.testing.assert_close(wanted.dense(), plain.float(), rtol=1 / 15, atol=1e-2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("size", "group"), SIZES)
+@pytest.mark.parametrize(("shape", "dtype"), broad(product(SIZES, DTYPES), FEW))
 def test_a_gated_row_leaves_in_eight_bits(
-    device: str, size: int, group: int, dtype: torch.dtype
+    device: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
+    size, group = shape
     both = noise(FEW_ROWS + 2, 2 * size).to(dtype)
     wanted = gate_rows(both, "silu", group)
     check_alike(launch_silu_gate_scaled(both.to(device), group), wanted)

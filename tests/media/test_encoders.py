@@ -41,7 +41,7 @@ def test_a_file_of_encoders_is_read_again(
     """Until it names one, and after it names none, nobody is asked; nonsense changes nothing."""
     monkeypatch.setattr(saccade.media.encoders, "LOOK_SECONDS", 0.01)
     path, arena = tmp_path / "encoders", Arena.create(1 << 20)
-    options = RoleOptions(role="language", encoders_file=str(path))
+    options = RoleOptions(role="language", encoders=(str(path),))
     slot = PixelSlot(0, 64, 64, 1 << 16)
 
     async def ask(*names: str) -> str:
@@ -121,9 +121,14 @@ def test_an_embedding_with_values_that_are_no_numbers_is_refused_though_its_chec
 def test_encoders_are_named_once_and_only_where_somebody_asks_them() -> None:
     for options in (
         {"role": "language"},
-        {"encoders_file": "x"},
+        {"encoders": ("./x",)},
         {"role": "encode", "encoders": ("http://a:1",)},
-        {"role": "language", "encoders": ("http://a:1",), "encoders_file": "x"},
     ):
         with pytest.raises(ConfigError, match="say who encodes"):
             RoleOptions(**options)
+    for encoders, word in (
+        (("http://a:1", "./x"), "one file, or URLs"),
+        (("a:1",), r"http://HOST"),
+    ):
+        with pytest.raises(ConfigError, match=f"^--encoders .*{word}"):
+            RoleOptions("language", encoders)

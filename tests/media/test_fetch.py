@@ -234,7 +234,7 @@ def test_a_body_over_the_limit_is_cut_off_while_it_comes() -> None:
 
         async with origin(endless) as server, fetcher(max_image_bytes=50_000) as (fetch, _):
             for path in ("/declared", "/streamed"):
-                with pytest.raises(TooLarge, match="--max-image-bytes"):
+                with pytest.raises(TooLarge, match="--tune max_image_bytes"):
                     await fetch.fetch(server.url + path, "")
             assert sent < 2**26
 

@@ -157,9 +157,9 @@ def test_errors_name_the_part_of_the_request(media_path: MakePath) -> None:
                 InvalidRequest, match=r"10000 pictures; the limit is 9000.*--max-images-per-request"
             ):
                 await path.media.open_all([good] * 10_000, "")
-            with pytest.raises(ImageError, match=r"320 x 320 px.*--arena-mb"):
+            with pytest.raises(ImageError, match=r"320 x 320 px.*--tune arena_mb"):
                 await path.media.open(source(encode(PIL.Image.new("L", (320, 320)))), "")
-            with pytest.raises(TooLarge, match="--max-image-bytes") as large:
+            with pytest.raises(TooLarge, match="--tune max_image_bytes") as large:
                 await path.media.open(source(encode(noise(100, 100))), "")
             assert (large.value.status, large.value.param) == (413, "messages[0].content[0]")
 
@@ -205,7 +205,7 @@ def test_a_picture_beyond_the_memory_of_image_workers_is_refused_before_decoding
         assert len(swollen) < 10_000
         async with media_path(decode_memory_mb=256) as path:
             with pytest.raises(
-                ImageError, match=r"WEBP of 4000 x 4000 px.*take 256 MiB.*--decode-memory-mb"
+                ImageError, match=r"WEBP of 4000 x 4000 px.*take 256 MiB.*--tune decode_memory_mb"
             ) as raised:
                 await path.media.open(source(swollen, "messages[0].content[1]"), "")
             assert raised.value.param == "messages[0].content[1]"

@@ -5,6 +5,7 @@ the pool goes on.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import signal
@@ -13,6 +14,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from saccade.media.content import Probe, digest, encode_array
 from saccade.media.decode_queue import OVERTAKEN, Job, JobQueue
 from saccade.media.header import probe
 from saccade.media.pool import BATCH_IMAGES, DecodePool
+from saccade.media.stock import Stocks
 from saccade.media.worker import TimeUp, limited_time
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, png, resized
@@ -39,7 +43,7 @@ RESTARTS, DECODES = "saccade_image_worker_restarts_total", "saccade_decodes_tota
 WORKERS = "saccade-decode", "saccade-header"
 ROOT = Path(__file__).parent.parent.parent
 OTHERS: set[int] = set()
-"""Children of this process that were there before a test: stocks that other files share."""
+"""Children of this process that a pool has nothing to do with: stocks of others."""
 
 
 def job(data: bytes, size: tuple[int, int] | None = None, **options: Any) -> Job:
@@ -71,13 +75,42 @@ async def worker_process() -> psutil.Process:
     return workers()[0]
 
 
+@dataclass(frozen=True)
+class SharedStocks:
+    """What workers are forked from in several tests, and its processes."""
+
+    stocks: Stocks
+    pids: frozenset[int]
+
+    @classmethod
+    def start(cls) -> SharedStocks:
+        before = children()
+        stocks = Stocks()
+        stocks.start()
+        atexit.register(stocks.close)
+        return cls(stocks, frozenset(children() - before))
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+shared = cache(SharedStocks.start)
+
+
 @asynccontextmanager
 async def running(
-    arena: Arena, metrics: Metrics | None = None, **options: Any
+    arena: Arena,
+    metrics: Metrics | None = None,
+    forked_from: Callable[[], SharedStocks] | None = shared,
+    **options: Any,
 ) -> AsyncIterator[DecodePool]:
-    """A pool of one worker that decodes."""
+    """A pool of one worker that decodes; with stocks of its own where it shares none."""
+    found = forked_from() if forked_from else None
+    OTHERS.clear()
+    OTHERS.update(children() - (found.pids if found else frozenset()))
     media = MediaOptions(**{"media_workers": 1, "decode_timeout": 60.0, **options})
-    pool = DecodePool(arena, media, metrics or Metrics())
+    pool = DecodePool(arena, media, metrics or Metrics(), found.stocks if found else None)
     pool.start()
     try:
         yield pool
@@ -97,7 +130,6 @@ def arena() -> Iterator[Arena]:
     the right one.
     """
     assert not workers()
-    OTHERS.update(child.pid for child in psutil.Process().children())
     arena = Arena.create(128 << 20)
     yield arena
     arena.close()
@@ -390,7 +422,7 @@ def test_workers_that_never_start_are_the_machines_error_not_the_pictures(
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
     async def scenario() -> None:
-        async with running(arena) as pool:
+        async with running(arena, forked_from=None) as pool:
             with pytest.raises(EngineUnavailable, match="do not start"):
                 await pool.decode(job(encode(noise(32, 32))), 0)
             with pytest.raises(EngineUnavailable, match="do not start"):
@@ -404,7 +436,7 @@ def test_when_all_processes_are_killed_others_do_the_work(arena: Arena) -> None:
 
     async def scenario() -> None:
         metrics = Metrics()
-        async with running(arena, metrics) as pool:
+        async with running(arena, metrics, None) as pool:
             for seed in range(2):
                 await worker_process()
                 for name in (*WORKERS, "saccade-nursery", "saccade-images"):
@@ -423,7 +455,7 @@ def test_a_killed_nursery_is_replaced_and_nothing_is_loaded_again(arena: Arena) 
 
     async def scenario() -> None:
         metrics = Metrics()
-        async with running(arena, metrics) as pool:
+        async with running(arena, metrics, None) as pool:
             data = encode(noise(64, 64))
             await pool.decode(job(data), 0)
             assert await pool.read_header(digest(data), data) == probe(data, 10**9)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from saccade.media.header import probe
 from saccade.media.pool import DecodePool
 from tests.media import hostile
 from tests.media.pictures import decoded, encode, photo, resized, with_orientation
-from tests.media.test_pool import RESTARTS, job, running, worker_process, workers
+from tests.media.test_pool import RESTARTS, SharedStocks, job, running, worker_process, workers
 
 MACHINE = os.uname().machine
 pytestmark = pytest.mark.skipif(
@@ -42,10 +43,14 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-@pytest.fixture
-def taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers run attacks."""
-    monkeypatch.setattr(stock, "nursery", SimpleNamespace(__name__=hostile.__name__))
+@cache
+def taken_over() -> SharedStocks:
+    """Workers run attacks, where there are keys in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stock, "nursery", SimpleNamespace(__name__=hostile.__name__))
+        for name in KEYS:
+            patch.setenv(name, "secret-of-this-test")
+        return SharedStocks.start()
 
 
 def order(told: str) -> Job:
@@ -73,14 +78,9 @@ EXPECTED = {
 KEYS = ("SACCADE_API_KEY", "SACCADE_ENCODER_KEY", "HF_TOKEN", "OPENAI_API_KEY")
 
 
-def test_code_in_a_worker_reaches_nothing(
-    arena: Arena, taken_over: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in KEYS:
-        monkeypatch.setenv(name, "secret-of-this-test")
-
+def test_code_in_a_worker_reaches_nothing(arena: Arena) -> None:
     async def scenario() -> dict[str, str]:
-        async with running(arena, Metrics(), decode_memory_mb=256) as pool:
+        async with running(arena, Metrics(), taken_over, decode_memory_mb=256) as pool:
             told = {name: await outcome(pool, f"do:{name}") for name in hostile.ATTACKS}
             calls = hostile.CALLS
             told |= {f"call {name}": await outcome(pool, f"raw:{name}") for name in calls}
@@ -105,12 +105,10 @@ def test_code_in_a_worker_reaches_nothing(
         *("half an answer", "an endless answer", "no answer of any kind", "nonsense"),
     ],
 )
-def test_what_a_worker_may_not_say_ends_it_and_no_other(
-    arena: Arena, taken_over: None, how: str
-) -> None:
+def test_what_a_worker_may_not_say_ends_it_and_no_other(arena: Arena, how: str) -> None:
     async def scenario() -> None:
         metrics = Metrics()
-        async with running(arena, metrics, media_workers=2, decode_timeout=2.0) as pool:
+        async with running(arena, metrics, taken_over, media_workers=2, decode_timeout=2.0) as pool:
             lying = asyncio.create_task(pool.decode(order(f"forge:{how}"), 0))
             for number in range(8):
                 await pool.decode(order(f"good:{number}"), 1 << 20)
@@ -196,7 +194,7 @@ def test_what_the_kernel_does_not_take_is_said_and_the_work_goes_on(
     monkeypatch.setattr(stock, "nursery", SimpleNamespace(__name__="tests.media.unconfined"))
 
     async def scenario() -> None:
-        async with running(arena) as pool:
+        async with running(arena, forked_from=None) as pool:
             data = encode(photo(64, 64))
             await pool.decode(job(data), 0)
             np.testing.assert_array_equal(arena.view(PixelSlot(0, 64, 64)), decoded(data))

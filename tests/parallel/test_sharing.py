@@ -163,7 +163,7 @@ def test_the_vision_tower_is_shared_as_its_sizes_allow(tmp_path: Path) -> None:
             "num_heads": heads,
         }
         spec = load_spec(make_checkpoint(tmp_path / f"{hidden}-{heads}", "qwen3_vl", vision=vision))
-        return resolve_parallel(ParallelOptions(2, wish), spec, "cpu").encoder
+        return resolve_parallel(ParallelOptions(2, mm_encoder_tp_mode=wish), spec, "cpu").encoder
 
     assert mode("auto", 512, 4) == "weights"
     assert mode("auto", 48, 4) == "data", "slices of 24 values are too narrow"
@@ -172,8 +172,8 @@ def test_the_vision_tower_is_shared_as_its_sizes_allow(tmp_path: Path) -> None:
     assert mode("data", 48, 3) == "data"
     with pytest.raises(
         ConfigError,
-        match="3 vision attention heads cannot be divided among 2 ranks; use --mm-encoder-tp-mode "
-        "data",
+        match="mm_encoder_tp_mode=weights: 3 vision attention heads cannot be divided among 2 "
+        "ranks; use data",
     ):
         mode("weights", 48, 3)
 
@@ -183,11 +183,11 @@ def test_a_way_of_adding_up_that_the_device_has_not_is_refused(
 ) -> None:
     spec = load_spec(checkpoint("qwen3_vl"))
     with pytest.raises(
-        ConfigError, match="--all-reduce nccl does not work on cpu; shm and gloo do"
+        ConfigError, match="--tune all_reduce=nccl does not work on cpu; shm and gloo do"
     ):
         resolve_parallel(ParallelOptions(2, all_reduce="nccl"), spec, "cpu")
     with pytest.raises(
-        ConfigError, match="--all-reduce shm does not work on cuda; nccl and symm-mem do"
+        ConfigError, match="--tune all_reduce=shm does not work on cuda; nccl and symm-mem do"
     ):
         resolve_parallel(ParallelOptions(2, all_reduce="shm"), spec, "cuda")
 

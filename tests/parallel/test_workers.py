@@ -108,7 +108,7 @@ def test_a_step_that_takes_too_long_is_reported(checkpoint: Callable[..., Path])
         harness = Harness(net, crew, arena, kv_pages=64)
         harness.run([harness.request("x", [1, 2, 3], max_tokens=2)])
         crew.processes[0].send_signal(signal.SIGSTOP)
-        with pytest.raises(WorkersLost, match=r"longer than 1 s \(--step-timeout\)"):
+        with pytest.raises(WorkersLost, match=r"longer than 1 s \(--tune step_timeout\)"):
             harness.run([harness.request("y", [1, 2, 3], max_tokens=2)])
 
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
 
+from saccade.core import config
+from saccade.core.config import LanguageAttention
+from saccade.core.errors import ConfigError
 from saccade.kernels import attention
+from saccade.kernels.attention_backends import BACKENDS, AttentionName, Registered, possible
+from saccade.kernels.reference import sdpa
 from saccade.kernels.rotary import Rotation, rotary_tables
 from saccade.nn.protocol import Batch
-from saccade.runtime import attention as runtime
-from saccade.runtime.attention import PagedAttention, SequenceAttention, attention_for
+from saccade.runtime.attention import attention_for, pick_attention
 from tests.kernels.test_attention import expected
 
 PAGES, KV_HEADS, DIM = 96, 2, 16
 SCALE = DIM**-0.5
-
-
-Kind = type[SequenceAttention] | type[PagedAttention]
 
 
 class Case:
@@ -67,14 +68,15 @@ class Case:
             sample_rows=nothing,
         )
 
-    def attend(self, kind: Kind = SequenceAttention) -> torch.Tensor:
+    def attend(self, name: Literal["auto", AttentionName] = "auto") -> torch.Tensor:
         caches = {0: (self.caches[0], self.caches[1])}
-        ours = attention_for(caches, self.page_size, graphs=kind is PagedAttention)
+        ours = attention_for(caches, self.page_size, backend=name)
         ours.plan(self.batch)
         still = Rotation(*rotary_tables(torch.zeros(len(self.q), DIM // 2)))
         return ours(torch.cat((self.q, *self.new), dim=1), still, None, layer=0)
 
 
+@pytest.mark.sparse(pairs=True)
 @pytest.mark.parametrize(
     "mask_values", [None, 1 << 20, 64], ids=["no mask", "one block", "many blocks"]
 )
@@ -119,11 +121,11 @@ def test_sequences_that_decode_after_few_tokens_share_a_call(
     few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = [(1, n) for n in (5, 16, 3, 8, 30, 2, 9, 7, 1, 17)] + [(3, 8), (1, 7)]
-    monkeypatch.setattr(runtime, "ABREAST_VALUES", 1 << 20)
+    monkeypatch.setattr(sdpa, "ABREAST_VALUES", 1 << 20)
     wanted = Case(lengths, 4, True, torch.float32).attend()
     calls = Calls(attention.decode_attention)
-    monkeypatch.setattr(runtime, "decode_attention", calls)
-    monkeypatch.setattr(runtime, "ABREAST_VALUES", few * KV_HEADS * DIM)
+    monkeypatch.setattr(sdpa, "decode_attention", calls)
+    monkeypatch.setattr(sdpa, "ABREAST_VALUES", few * KV_HEADS * DIM)
     found = Case(lengths, 4, True, torch.float32).attend()
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0.0)
     assert calls.rows == {0: [], 16: [4, 4], 1 << 10: [10]}[few]
@@ -141,28 +143,28 @@ class Calls:
         return self.function(q, *rest)
 
 
-@pytest.mark.parametrize("kind", [SequenceAttention, PagedAttention])
+@pytest.mark.parametrize("name", ["sdpa", "reference"])
 @pytest.mark.parametrize("lengths", [[(4, 20), (1, 9)], [(1, 9), (1, 18), (1, 3), (1, 1)]])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_what_lies_in_other_slots_does_not_matter(
-    page_size: int, lengths: list[tuple[int, int]], kind: Kind
+    page_size: int, lengths: list[tuple[int, int]], name: AttentionName
 ) -> None:
     before = Case(lengths, page_size, True, torch.float32)
-    wanted = before.attend(kind)
+    wanted = before.attend(name)
     after = Case(lengths, page_size, True, torch.float32)
     others = torch.ones(PAGES * page_size, dtype=torch.bool)
     for slots in after.slots:
         others[slots] = False
     for cache in after.caches:
         cache[others] = torch.nan
-    assert torch.equal(after.attend(kind), wanted)
+    assert torch.equal(after.attend(name), wanted)
 
 
-@pytest.mark.parametrize("kind", [SequenceAttention, PagedAttention])
-def test_keys_and_values_are_cached_in_their_slots_only(kind: Kind) -> None:
+@pytest.mark.parametrize("name", ["sdpa", "reference"])
+def test_keys_and_values_are_cached_in_their_slots_only(name: AttentionName) -> None:
     case = Case([(3, 10), (1, 2)], 4, True, torch.float32)
     before = [cache.clone() for cache in case.caches]
-    case.attend(kind)
+    case.attend(name)
     others = torch.ones(PAGES * 4, dtype=torch.bool)
     others[case.out] = False
     for cache, was, new in zip(case.caches, before, case.new):
@@ -170,9 +172,58 @@ def test_keys_and_values_are_cached_in_their_slots_only(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_both_kinds_agree(page_size: int) -> None:
-    """On a CPU the kind for GPUs runs the kernels' reference."""
+def test_backends_agree(page_size: int) -> None:
     lengths = [(1, 1), (1, 40), (7, 7), (5, 30)]
     ours = Case(lengths, page_size, True, torch.float32)
     theirs = Case(lengths, page_size, True, torch.float32)
-    torch.testing.assert_close(ours.attend(PagedAttention), theirs.attend(), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(ours.attend("reference"), theirs.attend("sdpa"), atol=1e-5, rtol=0.0)
+
+
+CPU = torch.device("cpu")
+
+
+def test_options_and_kernels_name_the_same_backends() -> None:
+    assert get_args(LanguageAttention) == get_args(AttentionName) == tuple(BACKENDS)
+    assert config.KVConfig().attention == "auto"
+
+
+def test_auto_takes_the_first_backend_that_runs() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        names = possible(CPU, dtype)
+        assert "triton" not in names and names[-2:] == ("sdpa", "reference")
+        assert pick_attention("auto", CPU, dtype) == names[0]
+    assert possible(CPU, torch.float32)[0] == "sdpa", "Numba's kernels know bfloat16 alone"
+    assert pick_attention("auto", CPU, torch.float32, graphs=True) == "reference"
+
+
+@pytest.mark.parametrize("name", ["triton", "x86"])
+def test_a_backend_that_does_not_run_is_refused_with_those_that_do(name: AttentionName) -> None:
+    with pytest.raises(ConfigError) as refused:
+        pick_attention(name, CPU, torch.float32)
+    assert str(refused.value) == (
+        f"--attention-backend {name}: it does not run on cpu in float32; here: auto, sdpa, "
+        "reference"
+    )
+
+
+def test_a_backend_that_is_no_graph_is_refused_where_steps_are_graphs() -> None:
+    with pytest.raises(ConfigError, match=r"sdpa: its steps are no graphs.*--disable-cuda-graph"):
+        pick_attention("sdpa", CPU, torch.float32, graphs=True)
+
+
+def test_a_backend_is_one_more_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is planned once a step and called in each layer, with the queries and that one's cache."""
+    told: list[str] = []
+
+    class Zeros:
+        def plan(self, rows: object) -> None:
+            told.append("plan")
+
+        def __call__(self, q: torch.Tensor, cache: object) -> torch.Tensor:
+            told.append("layer")
+            return torch.zeros_like(q)
+
+    row = Registered(lambda _: Zeros(), lambda *_: True, captured=True)
+    monkeypatch.setitem(BACKENDS, "triton", row)
+    case = Case([(1, 9), (4, 20)], 4, True, torch.float32)
+    assert not case.attend("triton").any() and told == ["plan", "layer"]

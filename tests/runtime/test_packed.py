@@ -24,6 +24,7 @@ from saccade.runtime import weights
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint
+from tests.helpers.breadth import broad
 from tests.packing import PACKED, quantise_packed
 from tests.runtime.test_quantized import answers, load, logits, needs_int8, projections
 
@@ -53,7 +54,13 @@ def test_a_packed_checkpoint_answers_as_its_twin(
     assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
 
 
-@pytest.mark.parametrize("name", ["w4a16 actorder", "w4a16 zero points", "awq", "gptq_v2 desc_act"])
+@pytest.mark.parametrize(
+    "name",
+    broad(
+        ["w4a16 actorder", "w4a16 zero points", "awq", "gptq_v2 desc_act"],
+        ["awq", "w4a16 actorder"],
+    ),
+)
 def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
     quantised, twin = pair(name)
     whole, _ = load(twin, "auto")
@@ -62,7 +69,7 @@ def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
 
 
 @pytest.mark.skipif(not runs_vnni(), reason="the processor has no AVX512-VNNI, or no llvmlite")
-@pytest.mark.parametrize("name", ["w4a16 actorder", "awq", "gptq"])
+@pytest.mark.parametrize("name", broad(["w4a16 actorder", "awq", "gptq"], keep=["awq"]))
 def test_four_bits_stay_on_a_cpu_whose_rows_have_eight(
     pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +101,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "runs_vnni", lambda: False)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", broad(FEW, keep=["awq", "w4a16 actorder"]))
 def test_four_bits_stay_where_products_take_them(pair: Pair, name: str, four: None) -> None:
     quantised, twin = pair(name)
     net, line = load(quantised, "auto")

@@ -203,6 +203,7 @@ def blank(spec: FamilySpec, dtype: torch.dtype, kind: type[Blank] = Blank) -> Fa
     return net
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize(
     ("capture", "sizes"), [(None, ()), (eager, (64, 256))], ids=["packed", "graph"]
 )
@@ -232,6 +233,7 @@ def test_a_vision_tower_stays_on_its_device(
         assert rows.shape == (tokens, spec.embedding_width) and rows.device == CUDA
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize(
     "rows", [((1, 40), (7, 7), (6, 30)), ((8, 8), (6, 6)), ((1, 5),)], ids=["mixed", "cold", "one"]
 )
@@ -297,6 +299,7 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize(
     ("batch", "kind"), [(1, Blank), (64, Blank), (256, Blank), (1, BlankInt4), (256, BlankInt4)]
 )
@@ -311,6 +314,7 @@ def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
     assert kernels + operators <= 11
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("batch", [1, 64, 256])
 def test_a_layer_in_eight_bits_takes_eleven_launches_too(
     spec: FamilySpec, gpu: Launches, batch: int

@@ -39,6 +39,7 @@ from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, Session
+from tests.helpers.breadth import broad
 from tests.quantising import FORMATS, SCALES_BY_ROWS, is_projection, quantise
 
 needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
@@ -128,7 +129,7 @@ def test_a_quantised_checkpoint_answers_as_its_twin(
     assert silence == ""
 
 
-@pytest.mark.parametrize("name", list(FORMATS))
+@pytest.mark.parametrize("name", broad(FORMATS, keep=["fp8 blocks", "fp8 channels"]))
 def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
     quantised, twin = pair(name)
     whole, _ = load(twin, "none")
@@ -220,7 +221,10 @@ def test_dummy_weights_may_be_int8(checkpoint: Callable[..., Path]) -> None:
     assert all(isinstance(matrix, Int8Matrix) for matrix in projections(net))
 
 
-@pytest.mark.parametrize("name", ["fp8 blocks of products", "fp8 channels", "fp8 tensor"])
+@pytest.mark.parametrize(
+    "name",
+    broad(["fp8 blocks of products", "fp8 channels", "fp8 tensor"], ["fp8 blocks of products"]),
+)
 def test_fp8_stays_where_the_device_has_it(
     pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 from saccade.core.claims import warn_of_others
 from saccade.core.config import DISK_BLOCK, embedding_file_bytes
 from saccade.core.errors import ConfigError
-from saccade.core.options import MediaOptions, PinOptions
+from saccade.core.options import CacheOptions, MediaOptions
 from saccade.core.store import DRAFT, SUFFIX, file_name, stored_bytes
 from saccade.core.types import ImageKey
 from saccade.runtime import shared
@@ -171,8 +171,8 @@ def test_a_folder_that_somebody_else_uses_is_refused_and_nothing_in_it_is_touche
     told = "holds 'big' and no .saccade-embeddings.* name an empty folder"
     with pytest.raises(OSError, match=told):
         open_tier(tmp_path, ONE)
-    with pytest.raises(ConfigError, match=f"--embedding-cache-shared .*{told}"):
-        PinOptions(embedding_cache_shared=str(tmp_path))
+    with pytest.raises(ConfigError, match=f"--embedding-cache-dir .*{told}"):
+        CacheOptions(embedding_cache_dir=str(tmp_path), embedding_cache_shared=True)
     with pytest.raises(ConfigError, match=r"--files-dir .* no .saccade-files"):
         MediaOptions(files_dir=str(tmp_path))
     assert tree(tmp_path) == before
@@ -205,7 +205,7 @@ def test_a_folder_of_an_earlier_version_is_taken(tmp_path: Path) -> None:
     tier.write(key(1), rows(1))
     tier.close()
     (tmp_path / ".saccade-embeddings").unlink()
-    PinOptions(embedding_cache_shared=str(tmp_path))
+    CacheOptions(embedding_cache_dir=str(tmp_path), embedding_cache_shared=True)
     again = open_tier(tmp_path)
     assert read(again, 1) is not None and (tmp_path / ".saccade-embeddings").is_file()
     again.close()
@@ -288,11 +288,11 @@ def test_another_users_files_are_not_believed_counted_or_removed(tmp_path: Path)
 def test_a_folder_that_others_may_write_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn_of_others("--embedding-cache-shared", tmp_path)
+    warn_of_others("--embedding-cache-dir", tmp_path)
     assert not caplog.text
     tmp_path.chmod(0o777)
-    warn_of_others("--embedding-cache-shared", tmp_path)
-    assert f"--embedding-cache-shared {tmp_path} has mode 777" in caplog.text
+    warn_of_others("--embedding-cache-dir", tmp_path)
+    assert f"--embedding-cache-dir {tmp_path} has mode 777" in caplog.text
 
 
 def churn(root: Path, seed: int, count: int) -> None:

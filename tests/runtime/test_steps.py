@@ -18,6 +18,7 @@ from saccade.core.config import StepGraphSizes
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan
 from saccade.core.types import Request
+from saccade.kernels.paged import ReferenceAttention
 from saccade.runtime import images
 from saccade.runtime.attention import PagedAttention
 from saccade.runtime.batch import Frame
@@ -87,6 +88,7 @@ def test_padding_writes_to_the_dummy_page_alone(checkpoint: Callable[..., Path])
     assert isinstance(over.worker, Worker)
     attention = over.worker._attention
     assert isinstance(attention, PagedAttention)
+    assert isinstance(attention._backend, ReferenceAttention)
     for cache in attention._caches.values():
         cache.keys.fill_(torch.nan)
         cache.values.fill_(torch.nan)

@@ -536,7 +536,7 @@ def test_no_more_pixels_are_asked_for_than_the_arena_holds() -> None:
 def test_an_image_larger_than_the_arena_is_refused_at_once() -> None:
     sim = simulation(limits(arena_bytes=IMAGE - 1))
     id = sim.add(gallery(sim, picture(1, 21)))
-    assert "--arena-mb" in str(sim.deltas[id][-1].error) and sim.scheduler.idle
+    assert "--tune arena_mb" in str(sim.deltas[id][-1].error) and sim.scheduler.idle
 
 
 def test_a_decode_without_a_page_steps_back_for_an_older_prompt() -> None:

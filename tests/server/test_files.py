@@ -145,7 +145,7 @@ def test_what_an_upload_lacks_or_has_too_much_is_named(served: Served) -> None:
 
 def test_an_upload_has_the_limits_of_a_picture_and_of_the_disk(served: Served) -> None:
     files = served.openai.files
-    with pytest.raises(openai.APIStatusError, match="--max-image-bytes") as caught:
+    with pytest.raises(openai.APIStatusError, match="--tune max_image_bytes") as caught:
         files.create(file=("cat.png", png("red") + bytes(600_000)), purpose="vision")
     assert caught.value.status_code == 413
     files.create(file=("a.jsonl", bytes(MIB - 16_000)), purpose="evals")

@@ -152,7 +152,7 @@ def test_a_client_that_stops_sending_is_told_so(
 
 def test_a_client_that_never_ends_its_body_does_not_hold_up_the_end() -> None:
     with (
-        serving(ServerOptions(port=0, served_model_name=("demo",), shutdown_grace=0.1)) as served,
+        serving(edge=ConnectionOptions(shutdown_grace=0.1)) as served,
         start_sending(served),
     ):
         served.server.should_exit = True
@@ -333,7 +333,7 @@ def test_a_stopping_server_finishes_what_runs_and_takes_nothing_new() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_outlasts_the_grace_time_ends_with_an_error(stream: bool) -> None:
-    with serving(ServerOptions(port=0, served_model_name=("demo",), shutdown_grace=0.2)) as served:
+    with serving(edge=ConnectionOptions(shutdown_grace=0.2)) as served:
         served.engine.paused = True
         running = Asking(served, stream=stream)
         eventually(lambda: len(served.engine.received) == 1)

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from saccade.commands import MAIN_OPTIONS
-from saccade.core.answer_options import AnswerOptions
+from saccade.commands import BASIC, SERVE_OPTIONS
 from saccade.core.errors import ConfigError, SaccadeError
-from saccade.core.options import (
-    EngineOptions,
-    MediaOptions,
-    ModelOptions,
-    ParallelOptions,
-    PinOptions,
-    ServerOptions,
-)
+from saccade.core.tuning import option, tuning_values
 from saccade.tools.chat import ask_server
 from saccade.tools.server import refusal
 from tests.tools.server import Script, ScriptedServer
@@ -66,26 +59,21 @@ def test_the_servers_words_are_found_in_whatever_it_sends(body: str, words: str)
     assert refusal(502, body) == words
 
 
+WIDE = os.environ | {"COLUMNS": "200"}
+"""No option is cut where a line ends."""
+
+
 def help_of(flag: str) -> str:
     program = [sys.executable, "-m", "saccade", "serve", flag]
-    return subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(program, capture_output=True, text=True, check=True, env=WIDE).stdout
 
 
 def test_help_shows_what_people_set_and_help_advanced_shows_every_option() -> None:
-    every = {
-        f"--{field.name.replace('_', '-')}"
-        for options in (
-            ModelOptions,
-            EngineOptions,
-            PinOptions,
-            ParallelOptions,
-            MediaOptions,
-            ServerOptions,
-            AnswerOptions,
-        )
-        for field in dataclasses.fields(options)
-    }
-    brief, advanced = help_of("--help"), help_of("--help-advanced")
-    assert {option for option in every if option in brief.split()} == MAIN_OPTIONS
-    assert {option for option in every if option in advanced.split()} == every
+    names = {each.name for kind in SERVE_OPTIONS for each in dataclasses.fields(kind)}
+    tuning = tuning_values(SERVE_OPTIONS).keys()
+    every, no_options = ({option(name) for name in each} for each in (names - tuning, tuning))
+    brief, advanced = help_of("--help").split(), help_of("--help-advanced").split()
+    assert every > BASIC and every.intersection(brief) == BASIC
+    assert every <= {*advanced} and not no_options.intersection(advanced)
+    assert tuning <= {word.rstrip(":") for word in advanced} and not tuning & {*brief}
     assert "--help-advanced" in brief

@@ -97,7 +97,7 @@ def swollen_avif(url: str) -> str:
     return ask(url, [part(saved(PIL.Image.new("RGB", (8_000, 8_000)), "AVIF", speed=10))])
 
 
-@attack("one slow PNG under 40 max_pixels, and gone after 2 s", "--decode-timeout", "0.5")
+@attack("one slow PNG under 40 max_pixels, and gone after 2 s", "--tune", "decode_timeout=0.5")
 def zombies(url: str) -> str:
     data = saved(PIL.Image.effect_noise((7_000, 7_000), 90), "PNG", compress_level=1)
     answer = httpx.post(

@@ -14,7 +14,7 @@ import torch
 from saccade.core.arena import Arena
 from saccade.core.config import Dtype, EngineConfig
 from saccade.core.errors import InvalidRequest
-from saccade.core.options import EngineOptions, ModelOptions
+from saccade.core.options import CacheOptions, EngineOptions, ModelOptions
 from saccade.core.plan import PLANS_IN_FLIGHT, Plan
 from saccade.core.types import Image, ImageKey, Request, SamplingParams
 from saccade.engine.process import build_scheduler
@@ -68,10 +68,9 @@ class EngineHere:
         if device == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)  # as a server does
         hardware = measure_hardware("cuda" if device == "cuda" else "cpu")
-        chosen = replace(
-            options or EngineOptions(), disable_radix_cache=True, embedding_cache_host_mb=0
-        )
-        config = resolve(ModelOptions(), chosen, model.spec, dtype, hardware)
+        caches = CacheOptions(disable_radix_cache=True, embedding_cache_host_mb=0)
+        engine = options or EngineOptions()
+        config = resolve(ModelOptions(), engine, model.spec, dtype, hardware, caches=caches)
         if tower_budget is not None:
             config = replace(config, tower_budget=tower_budget)
         self.config: EngineConfig = config

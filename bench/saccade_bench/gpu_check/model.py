@@ -28,7 +28,7 @@ BLOCK = 128
 
 
 class RandomWeights(DummyWeights):
-    """As a server has them with --load-format dummy, but with FP8 where `eight` says so of a
+    """As a server has them with --tune load_format=dummy, but with FP8 where `eight` says so of a
     canonical name. `nbytes`: of the language model's tensors, which every step reads.
     """
 

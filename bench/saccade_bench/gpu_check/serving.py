@@ -149,7 +149,7 @@ class ServingStage:
     @contextmanager
     def _serving(self, folder: Path, port: int) -> Iterator[str]:
         """Yields its address once it is ready. Raises RuntimeError where it is not in time."""
-        dummy = ("--load-format", "dummy", "--dtype", "bfloat16")
+        dummy = ("--tune", "load_format=dummy", "--dtype", "bfloat16")
         where = ("--port", str(port), "--device", self._device)
         more = SMALL_SERVER if self._quick else HOST_TIER
         words = ("serve", str(folder), "--served-model-name", "m", *dummy, *where, *more)

@@ -119,8 +119,8 @@ RULES = (
     Rule(
         "tower, *",
         "Attention is up to 80 % of a large image: take the fastest way of `tower attention` as "
-        "--mm-attention-backend, and put it into TOWER_ATTENTION in engine/sizing.py with this "
-        "table as its source.",
+        "--tune mm_attention_backend, and put it into TOWER_ATTENTION in engine/sizing.py with "
+        "this table as its source.",
     ),
     Rule(
         "chat at *, TTFT of round *",
@@ -130,7 +130,7 @@ RULES = (
     Rule(
         "ITL P99 beside images*",
         "Answers wait for the tower or for its launches: give decode's stream a higher priority, "
-        "lower --max-encode-patches, look for synchronising copies of a new grid.",
+        "lower --tune max_encode_patches, look for synchronising copies of a new grid.",
         below=1.0,
     ),
     Rule(

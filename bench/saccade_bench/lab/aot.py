@@ -1,11 +1,10 @@
-"""`python -m saccade_bench.lab.aot`: compiles every Triton kernel ahead of time, without a GPU,
-and reads what came out: registers, spills, shared memory, products on tensor cores, widths of
-accesses.
+"""`python -m saccade_bench.lab.aot`: compiles every Triton kernel ahead of time, without a GPU, and
+reads the result: registers, spills, shared memory, products on tensor cores, widths of accesses.
 
-Owns how a launch is recorded and what machine code must keep. A kernel's own host code is called
-with tensors on the CPU while its `JITFunction` is replaced by a recorder; what it would have
-launched (types, divisibility by 16, constants) is compiled by Triton's own ptxas. So nothing is
-listed twice. Which launches are looked at stands in `aot_cases.py`.
+Owns the recording of launches and the demands on machine code. A kernel's own host code is called
+with tensors on the CPU while a recorder replaces its `JITFunction`; Triton's own ptxas compiles the
+recorded launches (types, divisibility by 16, constants). So nothing is listed twice. `aot_cases.py`
+lists the launches.
 """
 
 from __future__ import annotations
@@ -64,11 +63,10 @@ SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the machine code of a launch keeps.
+    """The demands on a launch's machine code.
 
-    access: bytes that its widest loads and its widest stores have per thread at least; stores:
-    these alone, where they are narrower. hgmma: whether its products are Hopper's own (16-bit
-    values, sm_90).
+    access: bytes per thread of its widest loads and stores, at least; stores: the same of narrower
+    stores. hgmma: its products are Hopper's own (16-bit values, sm_90).
     """
 
     access: int = 16
@@ -78,8 +76,8 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """Launches to be looked at: `run` calls the host code of kernels in `module`. least_arch:
-    GPUs before that one have no instructions for them.
+    """Launches to inspect: `run` calls the host code of kernels in `module`. least_arch: earlier
+    GPUs lack the instructions.
     """
 
     name: str
@@ -91,7 +89,7 @@ class KernelCase:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One launch as it would have been."""
+    """One recorded launch."""
 
     kernel: Any
     signature: Mapping[str, str]
@@ -106,7 +104,7 @@ class KernelLaunch:
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """What one launch was compiled to. Bytes per thread and access, as far as PTX tells."""
+    """The compiled code of one launch. Bytes per thread and access, as far as PTX tells."""
 
     registers: int
     stack: int
@@ -168,8 +166,8 @@ def recorded(module: ModuleType) -> Iterator[list[Recorder]]:
 
 
 def launched_kernels(source: str) -> set[str]:
-    """Names of the kernels that a module has and launches, by its text: functions under
-    `triton.jit` that are given a grid. The others are parts of these.
+    """Names of the kernels that a module launches, by its text: functions under `triton.jit` that
+    are given a grid. All other such functions are parts of kernels.
     """
     tree = ast.parse(source)
     compiled = {
@@ -196,7 +194,7 @@ def launches_of(case: KernelCase, arch: int = PROMISED) -> list[KernelLaunch]:
 
 
 def _widest(ptx: str, what: str) -> int:
-    """Bytes of the widest access to global memory. 0: there is none."""
+    """Bytes of the widest access to global memory; 0 without access."""
     found = [0]
     for vector, bits in re.findall(rf"{what}\.global[.\w:]*?(?:\.v(\d))?\.[busf](\d+)\b", ptx):
         found.append(int(vector or 1) * int(bits) // 8)
@@ -240,8 +238,8 @@ def _run(tool: str, *args: str) -> str:
 
 
 def complaints(promise: Promise, code: MachineCode, arch: int) -> list[str]:
-    """What the machine code of one launch does not keep, on the architecture that promises are
-    for; of another one, what is compared is the record, and whether it can be launched.
+    """The broken demands of one launch's machine code, on the architecture of the demands; on other
+    architectures only the record and the possibility of a launch are checked.
     """
     found: list[str] = []
     if code.shared > SHARED.get(arch, code.shared):
@@ -261,7 +259,7 @@ def complaints(promise: Promise, code: MachineCode, arch: int) -> list[str]:
 
 
 def compare(code: MachineCode, before: Mapping[str, Any] | None) -> list[str]:
-    """Where a launch takes clearly more than was recorded."""
+    """The figures of a launch that clearly exceed the record."""
     if before is None:
         return ["is not recorded: run with --write"]
     return [

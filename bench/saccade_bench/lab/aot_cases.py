@@ -1,4 +1,4 @@
-"""The launches whose machine code `aot.py` looks at: each kernel at the shapes of real models."""
+"""The launches inspected by `aot.py`: each kernel at the shapes of real models."""
 
 from __future__ import annotations
 

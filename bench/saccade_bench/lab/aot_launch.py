@@ -43,7 +43,7 @@ NOTES = ROOT / "build" / "launched"
 
 
 def lacking() -> str | None:
-    """Why kernels cannot be launched here; None: they can."""
+    """The reason why kernels cannot be launched on this machine; None if they can."""
     if shutil.which("gcc") is None:
         return "gcc is not installed: it makes the stand-in for libcuda and Triton's launcher"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
@@ -53,7 +53,7 @@ def lacking() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StubDevice:
-    """What the stand-in has seen."""
+    """The calls that the stand-in has seen."""
 
     library: ctypes.CDLL
 
@@ -67,8 +67,8 @@ class StubDevice:
 
 
 class StubDriver(nvidia.CudaDriver):  # type: ignore[misc]
-    """Triton's own driver, which asks the stand-in where it would ask libcuda, and nobody where it
-    would ask torch.
+    """Triton's own driver, which asks the stand-in instead of libcuda, and nobody instead
+    of torch.
     """
 
     def __init__(self, arch: int) -> None:
@@ -123,8 +123,8 @@ def digest_of(folders: Sequence[str], *said: object) -> str:
 
 
 def once(digest: str, work: Callable[[], list[str]]) -> int:
-    """Does `work` and prints the complaints that it returns, unless it was done before without
-    one. Exit status.
+    """Do `work` and print its complaints, unless done before without any. Returns the
+    exit status.
     """
     if (why := lacking()) is not None:
         print(f"no kernel is launched: {why}")
@@ -146,7 +146,7 @@ def once(digest: str, work: Callable[[], list[str]]) -> int:
 
 
 def launch_cases(arch: int, only: str = "") -> list[str]:
-    """Every case of `aot_cases.py`; what went wrong."""
+    """Launch every case of `aot_cases.py`; returns the failures."""
     from saccade_bench.lab.aot_cases import cases  # after the environment is known to have Triton
 
     bad = []

@@ -1,11 +1,10 @@
-"""Costs fitted to a measured run: the simulation itself is the model, its constants are what is
-looked for.
+"""Costs fitted to a measured run: the simulation itself is the model, its constants are the
+unknowns.
 
-Least squares on the logarithms of every call's TTFT and TPOT, by Gauss-Newton. What a run cannot
-tell apart (one picture of one size a
-round: are its milliseconds of decoding or of encoding?) stays near the profile's own ratios, for
-moving a constant costs too. So fit to a run with pictures and texts of many sizes, and check
-against another one. Owns the fit only.
+Least squares on the logarithms of every call's TTFT and TPOT, by Gauss-Newton. Constants that a run
+cannot tell apart (one image of one size a round: are its milliseconds of decoding or of encoding?)
+stay near the profile's own ratios, as moving a constant costs too. So fit to a run with images and
+texts of many sizes, and check against a second run. Owns the fit only.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ Vector = npt.NDArray[np.float64]
 def calibrate(
     trace: RequestTrace, machine: Machine, costs: Costs, names: Sequence[str] = ("",)
 ) -> Costs:
-    """Costs by which the simulation comes nearest to what was measured on servers of these `names`,
-    behind a router with affinity if there are several.
+    """Costs that bring the simulation nearest to measurements on servers of these `names`, behind a
+    router with affinity if there are several.
     """
     fitted = [name for name in FITTED if getattr(costs, name) > 0]
     origin = np.log([getattr(costs, name) for name in fitted])

@@ -1,4 +1,4 @@
-"""A simulated run beside the measured one that it replays.
+"""A simulated run beside the measured run that it replays.
 
 Owns the comparison; counts must agree, times may differ.
 """
@@ -57,7 +57,7 @@ class Check:
 
 
 def compare(trace: RequestTrace, outcome: Outcome) -> Check:
-    """`outcome` is of level "steps", of a trace whose calls were measured."""
+    """The comparison of `outcome`, of level "steps", with a measured trace."""
     pairs = [
         (served, measured)
         for served in outcome.served

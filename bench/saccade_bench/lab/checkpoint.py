@@ -1,8 +1,9 @@
-"""`saccade make-checkpoint`: a folder that looks like a Hugging Face checkpoint, to measure with
-and to test on.
+"""`saccade make-checkpoint`: a folder in the form of a Hugging Face checkpoint, to measure with and
+to test on.
 
 Real models come with their real configuration, a synthetic tokenizer (special tokens at the real
-ids) and no weights: serve them with `--load-format dummy`. Small ones come with random weights.
+ids) and no weights: serve them with `--tune load_format=dummy`. Small ones come with random
+weights.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ CHAT_TEMPLATE = """\
 def make_checkpoint(
     name: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16
 ) -> Path:
-    """Write preset `name` to `folder`, which must be empty or new: what is there may be somebody's
-    model, whose shards and weights would be lost or mixed with ours. `seed` and `dtype` are of the
-    weights, where there are any. Raises ConfigError.
+    """Write preset `name` to `folder`, which must be empty or new: an existing model's shards and
+    weights would be lost or mixed with ours. `seed` and `dtype` are of the weights, if any. Raises
+    ConfigError.
     """
     preset = PRESETS.get(name)
     if preset is None:
@@ -79,7 +80,7 @@ def make_checkpoint(
 
 
 def make_folder(folder: Path) -> None:
-    """Make it, where it is new. Raises ConfigError for one that is not empty."""
+    """Create a new folder. Raises ConfigError unless the folder is new or empty."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
@@ -137,7 +138,7 @@ def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str
 
 
 def _write_tokenizer(folder: Path, size: int, *, tiled: bool) -> dict[str, int]:
-    """Bytes, then words that only a model with random weights writes, then the special tokens,
+    """Write a tokenizer: bytes, then words of models with random weights, then the special tokens,
     whose ids it returns.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -242,7 +243,7 @@ class _Random:
 
 
 def _write_weights(folder: Path, seed: int, dtype: torch.dtype) -> None:
-    """What the network itself asks for, under the names that transformers gives them."""
+    """Write the weights that the network itself asks for, under transformers' names."""
     spec = load_spec(folder)
     weights = _Random(seed, dtype)
     family_model(spec).build(weights, WHOLE, WHOLE)
@@ -254,8 +255,8 @@ def _write_weights(folder: Path, seed: int, dtype: torch.dtype) -> None:
 
 
 def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """A file of weights, for whom the umask lets read it, as the others of its folder: safetensors
-    leaves its own to their owner alone.
+    """Write a file of weights, readable as the umask says, like the other files of its folder:
+    safetensors would leave it to its owner alone.
     """
     path.touch()
     mode = path.stat().st_mode

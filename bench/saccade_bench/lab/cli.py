@@ -31,25 +31,21 @@ checkpoints = App(name="make-checkpoint", default_parameter=PLAIN)
 
 
 def media(*, options: Annotated[MediaBenchOptions, Flat] = MediaBenchOptions()) -> None:
-    """What a new and a seen picture cost in CPU time and bytes, stage by stage, beside the usual
-    way.
-    """
+    """CPU time and bytes of a new and a seen image, stage by stage, beside the usual way."""
     from saccade_bench.lab.media import bench_media
 
     bench_media(options)
 
 
 def encoder(*, options: Annotated[EncoderBenchOptions, Flat] = EncoderBenchOptions()) -> None:
-    """How many pictures a second the vision tower encodes, beside transformers' tower on the same
-    weights.
-    """
+    """Images per second of the vision tower, beside transformers' tower on the same weights."""
     from saccade_bench.lab.encoder import bench_encoder
 
     bench_encoder(options)
 
 
 def kernels(*, options: Annotated[KernelBenchOptions, Flat] = KernelBenchOptions()) -> None:
-    """Memory speed of the rotary embedding, and what a picture's positions cost, beside
+    """Memory speed of the rotary embedding, and the cost of an image's positions, beside
     transformers' ways.
     """
     from saccade_bench.lab.kernels import bench_kernels
@@ -58,9 +54,7 @@ def kernels(*, options: Annotated[KernelBenchOptions, Flat] = KernelBenchOptions
 
 
 def eviction(*, options: Annotated[EvictionOptions, Flat] = EvictionOptions()) -> None:
-    """Which eviction policy of embeddings finds the most pictures, and saves the most encoding, on
-    drawn traces.
-    """
+    """Compare eviction policies of embeddings on drawn traces: images found, and encoding saved."""
     from saccade_bench.lab.eviction import bench_eviction
 
     bench_eviction(options)
@@ -102,8 +96,8 @@ def make_checkpoint(
     """Write a folder with the configuration of a real architecture and a synthetic tokenizer; or a
     model's weights, quantised.
 
-    Large presets come without weights: serve them with --load-format dummy. Small and tiny ones
-    come with random weights.
+    Large presets come without weights: serve them with --tune load_format=dummy. Small and tiny
+    ones come with random weights.
 
     Parameters
     ----------

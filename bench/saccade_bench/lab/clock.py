@@ -1,6 +1,6 @@
 """CPU time of whole processes, exact to the scheduler.
 
-Owns nothing; knows nothing of what they do.
+Owns nothing; knows nothing of the work.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from saccade.core.errors import ConfigError
 
 
 class CpuClock:
-    """CPU time of this process and of others together: user and system, all threads, those that
-    have ended included.
+    """CPU time of this process and of other processes together: user and system, all threads, ended
+    threads included.
     """
 
     def __init__(self, *pids: int) -> None:
         self._clocks = [_clock_of(pid) for pid in (os.getpid(), *pids)]
 
     def ms(self) -> float:
-        """Milliseconds so far; differences are what counts."""
+        """Milliseconds so far; only differences count."""
         return sum(map(time.clock_gettime_ns, self._clocks)) / 1e6
 
 

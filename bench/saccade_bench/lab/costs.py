@@ -1,8 +1,7 @@
-"""What things cost in a simulation: constants of a machine and a model, each with its source.
+"""The costs in a simulation: constants of a machine and a model, each with its source.
 
-Owns `Costs` (milliseconds) and `Machine` (sizes). They are estimates: where a measured run of one's
-own is at hand, fit them to it (`saccade simulate RESULT --calibrate FILE`). Knows nothing of traces
-or queues.
+Owns `Costs` (milliseconds) and `Machine` (sizes). All are estimates: with a measured run at hand,
+fit them to it (`saccade simulate RESULT --calibrate FILE`). Knows nothing of traces or queues.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Costs:
     """Decode workers."""
 
     def encode_ms(self, patches: Iterable[int]) -> float:
-        """Of the pictures encoded in one call."""
+        """Milliseconds for the images encoded in one call."""
         sizes = list(patches)
         return (
             self.encode + sum(n * (self.patch + n * self.patch_pair) for n in sizes)
@@ -77,13 +76,13 @@ class Costs:
         return length * (self.token + (start + length / 2) * self.pair)
 
     def decode_ms(self, pixels: int, resized: int) -> float:
-        """Of one picture, from its file to resized pixels."""
+        """Milliseconds for one image, from its file to resized pixels."""
         return (pixels * self.decode + resized * self.resize) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One replica: the model's sizes, and what the engine has room for. Bytes are per token."""
+    """One replica: the model's sizes, and the engine's room. Bytes are per token."""
 
     rules: ImageRules
     kv_bytes: int
@@ -102,7 +101,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A machine with a model, and where its constants come from."""
+    """A machine with a model, and the source of its constants."""
 
     costs: Costs
     machine: Machine
@@ -189,9 +188,9 @@ PROFILES: dict[ProfileName, Profile] = {"cpu": CPU, "h200": H200}
 
 
 def load_profile(options: MachineOptions, spec: FamilySpec | None) -> Profile:
-    """The chosen profile, with what the user overrides.
+    """The chosen profile, with the user's overrides.
 
-    `spec`: of the model to take the sizes from. Raises ConfigError.
+    `spec`: of the model that gives the sizes. Raises ConfigError.
     """
     profile = PROFILES[options.profile]
     machine = profile.machine if spec is None else _of_model(profile.machine, spec)
@@ -233,7 +232,7 @@ def _of_model(machine: Machine, spec: FamilySpec) -> Machine:
 
 
 def read_costs(path: Path, known: Costs) -> Costs:
-    """Constants of a JSON object over those `known`. Raises ConfigError naming what is wrong."""
+    """Constants of a JSON object over the `known` ones. Raises ConfigError naming the fault."""
     names = {field.name for field in fields(Costs)}
     try:
         given = json.loads(path.read_text())

@@ -1,10 +1,10 @@
-"""`saccade bench encoder`: pictures per second of the vision tower, by picture size and mix, beside
+"""`saccade bench encoder`: images per second of the vision tower, by image size and mix, beside
 transformers' tower.
 
 Both towers have the same random weights. Ours begins with uint8 pixels, theirs with patches already
 normalised: its times are the tower's alone. Runs take turns; figures are medians. Every model and
-dtype has a process of its own: what one leaves behind in the allocator would change the next one's
-times, transformers' most of all (LOG.md).
+dtype has a process of its own: leftovers in the allocator would change the next model's times,
+transformers' most of all (LOG.md).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ MIXED = (
 
 @dataclass(frozen=True, slots=True)
 class EncoderFigure:
-    """One way to encode one list of pictures.
+    """One way to encode one list of images.
 
     `ms`: each run's. `error`: largest difference from transformers, in its deviations.
     """
@@ -88,7 +88,7 @@ class EncoderFigure:
 
 def bench_encoder(options: EncoderBenchOptions) -> list[EncoderFigure]:
     """Check all options, then measure model after model; each one's table and figures are out
-    before the next one's turn.
+    before the next begins.
     """
     device = pick_device(options.device, options.threads)
     sizes = [parse_size(resolution) for resolution in options.resolutions]
@@ -128,9 +128,9 @@ def _folder(model: str, scratch: Path) -> Path:
 def _measure(
     options: EncoderBenchOptions, model: str, folder: Path, dtype: Dtype
 ) -> list[EncoderFigure]:
-    """In a process of its own.
+    """Measure in a process of its own.
 
-    The bar is drawn between runs only: a thread that redrew it would take its time from them.
+    The bar is drawn between runs only: a redrawing thread would take its time from them.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -254,9 +254,7 @@ def _time(
 
 
 def speedup(figure: EncoderFigure, figures: Sequence[EncoderFigure]) -> float | None:
-    """How many times faster than transformers on the same pictures; None where that was not
-    measured.
-    """
+    """Speed relative to transformers on the same images; None if not measured."""
     for other in figures:
         same = (other.model, other.dtype, other.pictures) == (
             figure.model,
@@ -297,7 +295,7 @@ def table(figures: Sequence[EncoderFigure], device: torch.device) -> Table:
 def as_json(
     figures: Sequence[EncoderFigure], options: EncoderBenchOptions, device: torch.device
 ) -> dict[str, Any]:
-    """Every run of every figure, and what they depend on."""
+    """Every run of every figure, and the conditions."""
     rows = [
         asdict(figure)
         | {"median_ms": figure.median_ms, "times_transformers": speedup(figure, figures)}

@@ -1,10 +1,9 @@
-"""`saccade bench eviction`: which pictures' embeddings had best go, on drawn traces of pictures
-shown again and again.
+"""`saccade bench eviction`: policies of eviction for embeddings, on drawn traces of repeated
+images.
 
-The real `EmbeddingCache` with one tier, asked picture after picture as the scheduler asks it;
-policies of `policies.py`. Two rates: of pictures found, and of milliseconds of encoding saved
-by the published figures for an H200 (`costs.py`). Counts only: they are the same on every
-machine. Owns the traces.
+The real `EmbeddingCache` with one tier, asked image after image as the scheduler asks; policies of
+`policies.py`. Two rates: of images found, and of milliseconds of encoding saved by the published
+figures for an H200 (`costs.py`). Counts only: the same on every machine. Owns the traces.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Which picture is shown, access by access."""
+    """The shown image, access by access."""
 
     images: tuple[Image, ...]
     costs: npt.NDArray[np.float64]
@@ -95,9 +94,7 @@ def bench_eviction(options: EvictionOptions) -> tuple[Rates, ...]:
 
 
 def draw(options: EvictionOptions, drift: int, zipf: float) -> Traffic:
-    """Every tenant has pictures of its own, of sizes that have nothing to do with how popular they
-    are.
-    """
+    """Draw traffic: every tenant has images of its own, of sizes independent of popularity."""
     dice = np.random.Generator(np.random.PCG64(options.seed))
     total = options.pictures * options.tenants
     sizes = parse_resolution(options.image_resolution)

@@ -1,14 +1,14 @@
-"""`saccade bench kernels`: the rotary embedding by memory speed, and the positions of pictures,
+"""`saccade bench kernels`: the rotary embedding by memory speed, and the positions of images,
 beside the usual ways.
 
-Rotary embedding: queries and keys of a tower turned in place, beside the chain of float32
-operations that transformers has for it, and
-beside a plain copy: the bound. All are credited with reading and writing queries and keys once. On
-a GPU several calls follow each other: a single one would be over before the next is launched.
+Rotary embedding: queries and keys of a tower turned in place, beside transformers' chain of float32
+operations, and beside a plain copy: the bound. All are credited with reading and writing queries
+and keys once. On a GPU several calls follow each other: a single call would be over before the next
+launch.
 
-Positions: what follows from a grid alone (rotary angles, learned positions, window order, mRoPE),
-for a grid that is new and for one that was seen, beside transformers, which computes it at every
-call. Runs take turns; figures are medians.
+Positions: the values that follow from a grid alone (rotary angles, learned positions, window order,
+mRoPE), for a new and for a seen grid, beside transformers, which computes them at every call. Runs
+take turns; figures are medians.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RotaryFigure:
 
 @dataclass(frozen=True, slots=True)
 class PositionFigure:
-    """One way to have all positions of a picture in a prompt."""
+    """One way to compute all positions of an image in a prompt."""
 
     model: str
     resolution: str
@@ -107,7 +107,7 @@ class PositionFigure:
 
 @dataclass(frozen=True, slots=True)
 class KernelFigures:
-    """All of one run. `notes`: what could not be measured, and why."""
+    """All figures of one run. `notes`: missing measurements, and the reasons."""
 
     rotary: list[RotaryFigure]
     positions: list[PositionFigure]
@@ -148,8 +148,8 @@ def bench_kernels(options: KernelBenchOptions) -> KernelFigures:
 def measure_rotary(
     model: str, spec: FamilySpec, dtype: Dtype, device: torch.device, options: KernelBenchOptions
 ) -> list[RotaryFigure]:
-    """The tower's shapes: all heads of queries and keys, within one larger tensor that has the
-    values too.
+    """Measure the tower's shapes: all heads of queries and keys, within one larger tensor with the
+    values.
     """
     tokens = options.tokens or (65536 if device.type == "cuda" else 4096)
     preset = PRESETS[model]
@@ -188,8 +188,8 @@ def measure_rotary(
 def rotations(
     tower: Tower, tokens: int, dim: int, device: torch.device
 ) -> tuple[Rotation, tuple[torch.Tensor, torch.Tensor]]:
-    """Ours, as the tower gives it to the kernel, and (cos, sin) [tokens, dim] as the chain wants
-    them, of the same angles.
+    """Our rotation, as the tower gives it to the kernel, and (cos, sin) [tokens, dim] of the same
+    angles for the chain.
     """
     frequencies = 1e4 ** -(torch.arange(0, dim, 2, device=device) / dim)
     if tower == "text":
@@ -213,7 +213,9 @@ def rotations(
 def turn_in_chain(
     cos: torch.Tensor, sin: torch.Tensor, *parts: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """As transformers' towers do it: in float32, one operation after another, into new tensors."""
+    """The rotation of transformers' towers: in float32, one operation after another, into new
+    tensors.
+    """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
 
     def turned(x: torch.Tensor) -> torch.Tensor:
@@ -298,9 +300,7 @@ def measure_positions(
 
 
 def narrow(folder: Path) -> None:
-    """Leave a single layer in each tower of the configuration there, and a narrow language
-    model.
-    """
+    """Reduce the configuration to one layer per tower, and a narrow language model."""
     path = folder / "config.json"
     hidden = 2 * load_spec(folder).kv_spec().layers[0][0].shape[-1]
     config = json.loads(path.read_text())
@@ -316,7 +316,7 @@ def narrow(folder: Path) -> None:
 
 
 def have_positions(known: PositionCache, image: Image) -> tuple[npt.NDArray[np.int64], int]:
-    """What the vision tower and the language model need to know for a prompt of this picture
+    """The positions that the vision tower and the language model need for a prompt of this image
     between some text.
     """
     known.facts(image.grid)
@@ -334,7 +334,7 @@ def have_their_positions(theirs: TransformersPositions, image: Image) -> torch.T
 def take_turns(
     works: Sequence[Work], repeats: int, device: torch.device, calls: int = 1
 ) -> list[list[float]]:
-    """Milliseconds of each run of each, after one that warms up; a run is the mean of `calls`."""
+    """Milliseconds of each run of each work, after a warm-up; a run is the mean of `calls`."""
 
     def run(work: Work) -> None:
         for _ in range(calls):
@@ -350,7 +350,7 @@ def take_turns(
 
 
 def speedup(figure: PositionFigure, figures: Sequence[PositionFigure]) -> float | None:
-    """How many times less than transformers' computation; None where that was not measured."""
+    """Speed relative to transformers' computation; None if not measured."""
     for other in figures:
         if (other.model, other.resolution, other.how) == (
             figure.model,
@@ -413,7 +413,7 @@ def position_table(figures: Sequence[PositionFigure], device: torch.device) -> T
 
 
 def as_json(figures: KernelFigures, device: torch.device) -> dict[str, Any]:
-    """Every run of every figure, and what they depend on."""
+    """Every run of every figure, and the conditions."""
     return describe(device) | {
         "rotary": [asdict(figure) | {"gb_per_s": figure.gb_per_s} for figure in figures.rotary],
         "positions": [

@@ -1,4 +1,4 @@
-"""What a measurement in this process ran on: device, clock, facts for result files.
+"""The conditions of a measurement in this process: device, clock, facts for result files.
 
 Owns nothing.
 """
@@ -23,7 +23,7 @@ PACKAGES = ("torch", "transformers", "numpy", "pillow", "simplejpeg", "blake3", 
 
 
 def pick_device(wanted: Literal["auto", "cpu", "cuda"], threads: int | None) -> torch.device:
-    """Raises ConfigError where there is none such. Sets torch's CPU threads, where told."""
+    """The device; sets torch's CPU threads if given. Raises ConfigError for a missing device."""
     if threads:
         torch.set_num_threads(threads)
     device = torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
@@ -33,7 +33,7 @@ def pick_device(wanted: Literal["auto", "cpu", "cuda"], threads: int | None) -> 
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """For the head of a result file: what its figures depend on."""
+    """The conditions of the figures, for the head of a result file."""
     names = (
         line.partition(": ")[2]
         for line in Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,10 +1,10 @@
-"""`saccade bench media`: what a picture costs on its way from a request to the vision tower, here
+"""`saccade bench media`: the cost of an image on its way from a request to the vision tower, ours
 and the usual way, in one run.
 
 Ours is the real path: `saccade.media.media.Media` with an image worker, up to normalised patches.
 The usual way is Pillow, transformers' Pillow-backend processor, sha256 of the float features, and a
 pickle to another process. Both begin with the text of a data URL. Time is CPU time of all processes
-that take part, in ms; runs take turns; figures are medians. Knows nothing of HTTP and of models.
+involved, in ms; runs take turns; figures are medians. Knows nothing of HTTP and of models.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one kind of picture costs: `ms` of CPU, and `nbytes` that go into a stage; of a whole
-    path, what it ships to the engine.
+    """The cost of one kind of image: `ms` of CPU, and `nbytes` into a stage; for a whole path, the
+    bytes shipped to the engine.
     """
 
     ms: float
@@ -91,7 +91,7 @@ class Sample:
 class MediaFigure:
     """One case.
 
-    `stages` of ours are those of a new picture; "hand-over" is the rest that makes them the whole.
+    Our `stages` are those of a new image; "hand-over" is the remainder of the whole.
     """
 
     case: Case
@@ -103,7 +103,7 @@ class MediaFigure:
 
     @property
     def gain_new(self) -> float:
-        """How many times less CPU than the usual way."""
+        """CPU time of the usual way relative to ours."""
         return self.usual.ms / self.new.ms
 
     @property
@@ -166,7 +166,7 @@ def draw(options: MediaBenchOptions) -> dict[Case, bytes]:
 async def measure(
     options: MediaBenchOptions, spec: FamilySpec, usual: Usual, pictures: dict[Case, bytes]
 ) -> list[MediaFigure]:
-    """All cases in turns, one round that does not count first."""
+    """All cases in turns, after one uncounted round."""
     largest = max(
         math.prod(spec.recipe(case.height, case.width, spec.pixel_bounds).canvas)
         for case in pictures
@@ -228,7 +228,7 @@ class Ours:
         return cls(media, arena, spec)
 
     async def new(self, url: str) -> Sample:
-        """A picture never seen before: from its URL to patches. Ships its resized pixels."""
+        """A new image: from its URL to patches. Ships its resized pixels."""
         begun = self._clock.ms()
         picture = await self._media.open(ImageSource(url, "picture"), "")
         self._media.hold(picture)
@@ -239,7 +239,7 @@ class Ours:
         return Sample(self._clock.ms() - begun, slot.nbytes)
 
     async def seen(self, url: str) -> Sample:
-        """The same again, now that the engine has it. Ships nothing."""
+        """The same image again, known to the engine. Ships nothing."""
         begun = self._clock.ms()
         for _ in range(SEEN_AT_ONCE):
             picture = await self._media.open(ImageSource(url, "picture"), "")
@@ -269,7 +269,9 @@ class Ours:
         return lap.done
 
     def _patches(self, pixels: Pixels) -> torch.Tensor:
-        """Normalised float32 patches, as the engine makes them on its device: here, the CPU."""
+        """Normalised float32 patches, as the engine makes them on its device: in this benchmark,
+        the CPU.
+        """
         rules = qwen(self._spec).image_rules
         return patchify(
             torch.from_numpy(pixels),
@@ -283,7 +285,7 @@ class Ours:
 
 
 class Usual:
-    """What servers commonly do, for every picture of every request."""
+    """The usual way of servers, for every image of every request."""
 
     def __init__(
         self, processor: Callable[..., Any], connection: Connection, clock: CpuClock
@@ -293,7 +295,7 @@ class Usual:
         self._clock = clock
 
     def run(self, url: str) -> tuple[dict[str, Sample], Sample]:
-        """Stages, and the whole, which ships the pickle."""
+        """The stages, and the whole, which ships the pickle."""
         lap = Laps(self._clock)
         text = url.partition(",")[2]
         data = lap("base64", len(text), lambda: base64.b64decode(text))
@@ -328,10 +330,10 @@ class Laps:
 
 
 def keep_memory() -> None:
-    """Have the C library keep freed memory for later.
+    """Make the C library keep freed memory for later.
 
-    By default it returns large blocks to the system, and page faults, which cost more on some
-    machines than the work itself, would weigh mostly on the usual way.
+    By default it returns large blocks to the system, and page faults, on some machines costlier
+    than the work itself, would burden mostly the usual way.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_MAX, 0)
@@ -340,9 +342,7 @@ def keep_memory() -> None:
 
 @contextmanager
 def reader() -> Iterator[tuple[Connection, int]]:
-    """Another process that unpickles what it is sent: our end of the connection, and its process
-    id.
-    """
+    """A process that unpickles its input: our end of the connection, and its process id."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=_unpickle_all, args=(theirs,), daemon=True
@@ -400,7 +400,7 @@ def _read_header(name: bytes, data: bytes, spec: FamilySpec) -> Any:
 def summarise(case: Case, runs: CaseRuns) -> MediaFigure:
     """Medians, stage by stage.
 
-    What the whole path takes beyond its stages is the hand-over to the worker and back.
+    The time of the whole path beyond its stages is the hand-over to the worker and back.
     """
     stages = {name: _median([run[name] for run in runs.stages]) for name in runs.stages[0]}
     usual_stages = {

@@ -1,4 +1,4 @@
-"""How the figures of `saccade bench media` are shown: tables for the terminal and a bar chart."""
+"""The display of `saccade bench media`'s figures: tables for the terminal and a bar chart."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ PresetName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class MediaBenchOptions:
-    """Which pictures, and where the figures go."""
+    """The images, and the place of the figures."""
 
     resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
     """Picture sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k."""
@@ -74,7 +74,7 @@ class MediaBenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class EncoderBenchOptions:
-    """What to encode, and where the figures go."""
+    """The images to encode, and the place of the figures."""
 
     models: tuple[str, ...] = ("small-qwen2.5-vl", "small-qwen3-vl")
     """Presets of make-checkpoint, or folders with a checkpoint's configuration. Weights are random
@@ -119,7 +119,7 @@ Policy = Literal["saccade", "gdsf", "gds", "lru", "lfu", "size"]
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What is asked, where no measured run is replayed."""
+    """The simulated requests, unless a measured run is replayed."""
 
     trace: TraceName = "zipf"
     """zipf: single questions about popular pictures. chat: rounds with the whole history resent.
@@ -167,7 +167,7 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class MachineOptions:
-    """On what."""
+    """The simulated machine."""
 
     profile: ProfileName = "cpu"
     """cpu: the demo model on two cores. h200: Qwen3-VL-8B on an H200, from published figures."""
@@ -211,7 +211,7 @@ class MachineOptions:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """How many of it, and what they have in common."""
+    """The simulated fleet: its size, and its shared parts."""
 
     replicas: int = 1
     """Servers side by side."""
@@ -224,18 +224,18 @@ class FleetOptions:
     ranks servers, with --affinity image and none. Derived: affinity and random for several servers.
     """
     sharing: tuple[Sharing, ...] = ()
-    """What servers have in common; several are compared. store: --embedding-cache-shared.
+    """What servers have in common; several are compared. store: one shared folder of embeddings.
     encoders: servers of role encode. Derived: none, store and encoders in turn for several servers.
     """
     encoders: int = 1
     """Servers of role encode, beside the others, for --sharing encoders."""
-    embedding_cache_shared_mb: int | None = None
+    store_mb: int | None = None
     """Disk space of the store that all servers share, for --sharing store. Derived: 1048576."""
     network_gbs: float = 3.0
     """What an encoder sends in a second, in GB; 25 Gbit/s are 3."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "replicas", "encoders", "embedding_cache_shared_mb")
+        at_least(1, self, "replicas", "encoders", "store_mb")
         above(0, self, "network_gbs")
         if self.workers and self.replicas not in (1, len(self.workers)):
             raise ConfigError(
@@ -251,7 +251,7 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class SimulateOutput:
-    """What is done with it."""
+    """The output of a simulation."""
 
     check: bool = False
     """Measured run: show hits and TTFT beside the measured ones, round by round; fail if a count of
@@ -269,7 +269,7 @@ class SimulateOutput:
 
 @dataclass(frozen=True, slots=True)
 class EvictionOptions:
-    """Which traces the eviction policies are compared on."""
+    """The traces for the comparison of eviction policies."""
 
     accesses: int = 100_000
     """Pictures shown per trace; the first fifth only fills the caches."""
@@ -303,7 +303,7 @@ class EvictionOptions:
 
 @dataclass(frozen=True, slots=True)
 class KernelBenchOptions:
-    """What to measure, and where the figures go."""
+    """The measurements, and the place of the figures."""
 
     models: tuple[str, ...] = ("qwen2.5-vl-7b", "qwen3-vl-8b")
     """Presets of make-checkpoint, whose towers' sizes the measurements have. Only the embedding of

@@ -1,6 +1,6 @@
-"""What a simulation found: counts that are exact for its trace, and times that are estimates.
+"""The findings of a simulation: counts, exact for its trace, and estimated times.
 
-Owns the shapes. Knows nothing of how they come about.
+Owns the shapes. Knows nothing of their making.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from saccade_bench.load.measure import Distribution
 
 @dataclass(slots=True)
 class StepCounts:
-    """Over all replicas. `images_kv`, `images_embedding`: pictures found there; `pixels_reused`:
-    encoded again, but not decoded; `images_given`: by encoders, whose own encodes are counted with
-    the others'.
+    """Counts over all replicas. `images_kv`, `images_embedding`: images found at that level;
+    `pixels_reused`: encoded again, but not decoded; `images_given`: by encoders, whose own encodes
+    are counted with the rest.
 
     `moved` is in bytes, by way: "device to host", "pixels to engine" and so on.
     """
@@ -48,7 +48,7 @@ class StepCounts:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """What became of embeddings in one tier, over all replicas."""
+    """Counts of embeddings in one tier, over all replicas."""
 
     hits: int
     misses: int
@@ -73,9 +73,9 @@ class Outcome:
     """One trace on one arrangement of replicas. `duration` is in ms, `busy` the share of it in
     which each replica computed.
 
-    `different`: images of those sent. `twice`: images that a replica encoded while another did so,
-    though both share a store. `served` is kept at level "steps" only. `page_tokens`: tokens of a
-    page, as they were counted here.
+    `different`: distinct images among the sent ones. `twice`: images encoded by a replica during
+    the same encoding on a second replica of one store. `served` is kept at level "steps" only.
+    `page_tokens`: tokens of a counted page.
     """
 
     level: SimulationDetail
@@ -102,7 +102,7 @@ class Outcome:
 
 
 def tiers(caches: Iterable[EmbeddingCache]) -> dict[str, Tier]:
-    """Their counts, put together."""
+    """The sum of all caches' counts, by tier."""
     sums: dict[str, Tier] = {}
     for cache in caches:
         for tier, shelf in cache.tiers.items():

@@ -1,7 +1,6 @@
-"""transformers' vision tower with our weights in it, and its way to positions, to measure beside
-ours.
+"""transformers' vision tower with our weights, and its positions, to measure beside ours.
 
-Imported only where transformers is installed.
+Imported only with transformers installed.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from saccade.nn.weights import Part, Weights
 
 
 class TransformersTower:
-    """The tower of the checkpoint configuration in `folder`, filled from `weights`, which our own
-    was built from.
+    """The tower of the checkpoint configuration in `folder`, filled from our own tower's
+    `weights`.
     """
 
     def __init__(self, folder: Path, weights: Weights, rules: ImageRules) -> None:
@@ -32,7 +31,7 @@ class TransformersTower:
         self._device = weights.device
 
     def prepare(self, pixels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(normalised patches, grids): what the image processor makes of pictures uint8 [H, W, 3].
+        """(normalised patches, grids) from the image processor for images uint8 [H, W, 3].
 
         Not part of any time.
         """
@@ -49,17 +48,15 @@ class TransformersTower:
 
     @torch.inference_mode()
     def encode(self, patches: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
-        """Embeddings [tokens of all pictures, width], without deepstack levels, in a list of
-        one.
-        """
+        """Embeddings [tokens of all images, width], without deepstack levels, in a list of one."""
         return [self._tower(patches, grid_thw=grids).pooler_output]
 
 
 class TransformersPositions:
-    """What transformers computes, at every call, of the grid of a picture, and of a prompt that
+    """transformers' computation, at every call, for the grid of an image, and for a prompt that
     shows it.
 
-    Raises ConfigError for a version of transformers whose ways are not known here.
+    Raises ConfigError for an unknown version of transformers.
     """
 
     def __init__(self, folder: Path, weights: Weights) -> None:
@@ -77,7 +74,7 @@ class TransformersPositions:
 
     @torch.inference_mode()
     def encoder(self, grid: Grid) -> list[torch.Tensor]:
-        """Rotary cos and sin, attention bounds, and, where the tower has them, learned positions
+        """Rotary cos and sin, attention bounds, and, for towers that have them, learned positions
         and the order of windows.
         """
         tower, ways = self._model.visual, self._ways

@@ -1,7 +1,7 @@
-"""Other ways to choose which embedding goes first, to compare with what `cache/embeddings.py` does.
+"""Other eviction orders for embeddings, to compare with `cache/embeddings.py`.
 
-Each is a worth: an item's priority is the shelf's floor when it was last used plus this worth, and
-whatever goes lifts the floor to its own priority. A worth that is always 0 leaves the order of use:
+Each is a worth: an item's priority is the tier's floor at its last use plus this worth, and an
+evicted item lifts the floor to its own priority. A constant worth of 0 leaves the order of use:
 exactly LRU. Owns no cache code.
 """
 
@@ -12,14 +12,14 @@ from saccade_bench.lab.options import Policy
 
 
 def gdsf(num_tokens: int, _popularity: float, uses: int) -> float:
-    """GreedyDual-Size with frequency, as published: every use since it came counts, and none from
-    before it last went.
+    """GreedyDual-Size with frequency, as published: every use since the item came counts, and none
+    from before its last eviction.
     """
     return max(1, uses) * encode_cost(num_tokens) / num_tokens
 
 
 def gds(num_tokens: int, _popularity: float, _uses: int) -> float:
-    """GreedyDual-Size: cost per byte, however often it was used."""
+    """GreedyDual-Size: cost per byte, regardless of the number of uses."""
     return encode_cost(num_tokens) / num_tokens
 
 
@@ -34,7 +34,7 @@ def lfu(_num_tokens: int, _popularity: float, uses: int) -> float:
 
 
 def size(num_tokens: int, _popularity: float, uses: int) -> float:
-    """Uses per byte: as many hits as possible, whatever they save (GDSF with equal costs)."""
+    """Uses per byte: as many hits as possible, whatever their saving (GDSF with equal costs)."""
     return max(1, uses) / num_tokens
 
 

@@ -32,8 +32,8 @@ FEW_WORDS = 256 + 512
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`text` and `vision` are fields of config.json beside those that all models of the family
-    share. words: tokens before the special ones.
+    """`text` and `vision` are fields of config.json beside those common to the family. words:
+    tokens before the special ones.
     """
 
     family: Family

@@ -1,10 +1,9 @@
 """Simulation of the caches alone, for traces of millions: every call goes through the real prefix
-and embedding caches at once, as if it were the only one; a queue of work estimates the time.
+and embedding caches at once, as if alone; a queue of work estimates the time.
 
-What is left out beside `stepwise`: calls do not hold pages and embeddings while others run, prompts
-are not shared while they are still being computed, and nobody is preempted. Pages may be larger
-than the server's, so that fewer are counted: a page then is `grain` tokens. Owns the queue. Knows
-nothing of tables.
+Left out beside `stepwise`: calls do not hold pages and embeddings while others run, prompts are not
+shared during their computation, and nobody is preempted. Pages may be larger than the server's, so
+that fewer are counted: a page then is `grain` tokens. Owns the queue. Knows nothing of tables.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ IN_TRANSIT = 1024
 
 
 class QueuedServer:
-    """One replica: its caches, and when it will have done what has come in so far (ms)."""
+    """One replica: its caches, and the end (ms) of its work so far."""
 
     def __init__(
         self, machine: Machine, costs: Costs, grain: int, worth: Worth, shared: Shared
@@ -91,7 +90,7 @@ class QueuedServer:
         return first, end
 
     def load(self, now: float) -> int:
-        """Calls that it has."""
+        """Number of unfinished calls."""
         while self._ends and self._ends[0] <= now:
             heapq.heappop(self._ends)
         return len(self._ends)
@@ -173,7 +172,7 @@ class QueuedServer:
         return encoded, took, max(ready, *workers)
 
     def _come(self, key: ImageKey, when: float) -> float:
-        """It is on its way; who needs it too waits until then."""
+        """The image is on its way; later calls that need it also wait until `when`."""
         self._coming[key] = when
         self._coming.move_to_end(key)
         while len(self._coming) > IN_TRANSIT:
@@ -181,9 +180,7 @@ class QueuedServer:
         return when
 
     def _decode(self, shown: Shown) -> float:
-        """Have the pixels of a picture that is to be encoded; returns the ms until they are
-        there.
-        """
+        """Decode an image to be encoded; returns the ms until its pixels are ready."""
         counts, key, nbytes = self.counts, shown.image.key, 3 * shown.resized
         counts.images_encoded += 1
         counts.patches_encoded += shown.image.num_patches
@@ -225,7 +222,7 @@ def run(
     told: Callable[[], None] | None = None,
     shared: Shared | None = None,
 ) -> Outcome:
-    """The whole trace, in the order in which its calls are sent.
+    """Run the whole trace, in the order of its calls.
 
     `names`: of the servers. `told` is called for every request. `shared`: by the servers; None:
     nothing.

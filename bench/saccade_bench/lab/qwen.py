@@ -1,4 +1,4 @@
-"""What specs answer beyond `FamilySpec`, for who makes pixels without recipes: all of them the
+"""Answers of specs beyond `FamilySpec`, for makers of pixels without recipes: all specs have the
 grid of a canvas, Qwen-VL's more.
 """
 
@@ -27,7 +27,7 @@ class Gridded(Protocol):
 
 
 def qwen(spec: FamilySpec) -> QwenVLSpec:
-    """`spec`, which is known to be a Qwen-VL model's."""
+    """`spec`, known to be a Qwen-VL model's."""
     assert isinstance(spec, QwenVLSpec)
     return spec
 

@@ -1,13 +1,12 @@
-"""A measured run as a trace: what `saccade bench serve --save-text` wrote, with the model's own
+"""A measured run as a trace: the output of `saccade bench serve --save-text`, with the model's own
 template and tokenizer.
 
-Owns the way from a result file back to the tokens that the server saw. What it cannot know are the
-answers' tokens: the file has their text. So an answer is taken to be its text's own tokens if they
-are as many as were generated; if the text gives fewer, what follows them is taken to be the token
-that ends an answer, which is not shown, and then anything; if it gives more, the model wrote its
-text in another way, and nothing of it is taken to be found again. That is exact for answers that
-end where the model ends them (`--disable-ignore-eos`); one that is made to go on has tokens in
-between that show no text. Pictures' names are the file's digests. Knows nothing of servers.
+Owns the way from a result file back to the server's tokens. The answers' tokens are unknown: the
+file has their text. So an answer counts as its text's own tokens if they are as many as were
+generated; if the text gives fewer, the rest counts as the hidden end token, and then anything; if
+it gives more, the model wrote its text in another way, and none of it counts as found again. The
+replay is exact for answers ended by the model (`--disable-ignore-eos`); an answer made to go on has
+tokens in between without text. Images' names are the file's digests. Knows nothing of servers.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Replay:
     """
 
     def __init__(self, path: Path, model: str, machine: Machine) -> None:
-        """Raises ConfigError where the file lacks what is needed."""
+        """Raises ConfigError for a file that lacks necessary fields."""
         self._run = read_runs(path)[-1]
         folder = resolve_model(model)
         self.spec: FamilySpec = load_spec(folder)
@@ -157,7 +156,7 @@ def _whole_chats(run: Saved, path: Path) -> list[list[Json]]:
 
 
 def _without_pictures(messages: Sequence[Json]) -> list[Json]:
-    """As `bench serve` sends rounds whose pictures are not kept."""
+    """The messages of a round whose images are not kept, as `bench serve` sends them."""
     found = []
     for message in messages:
         content = message["content"]

@@ -1,9 +1,9 @@
 """One simulated server: the real scheduler and caches; pixels that take time to come; steps that
 take as long as they cost.
 
-Owns what stands in for tensors and image workers. Every plan is the real scheduler's, one at a
-time; only its duration is estimated. Two things are simpler than life: an image that is called off
-is decoded all the same, and encoding never overlaps with the language model.
+Owns the stand-ins for tensors and image workers. Every plan is the real scheduler's, one at a time;
+only its duration is estimated. Two things are simpler than life: a cancelled image is decoded all
+the same, and encoding never overlaps with the language model.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class PixelStage:
         return set(self._known)
 
     def name(self, pictures: Iterable[Shown]) -> None:
-        """A request shows these: what follows may name them by key."""
+        """Name a request's images, for later use by key."""
         self._known.update((shown.image.key, shown) for shown in pictures)
 
     def ask(self, key: ImageKey, now: float, encoders: EncoderPool) -> float:
-        """The engine wants it. Returns when the embedding is there, which encoders send."""
+        """The engine wants an embedding. Returns the time of its arrival from the encoders."""
         return encoders.ask(self._known[key], now)
 
     def decode(self, key: ImageKey, now: float) -> float:
-        """The engine wants it. Returns when the pixels are there."""
+        """The engine wants pixels. Returns the time of their arrival."""
         shown = self._known[key]
         begin = max(now, heapq.heappop(self._workers))
         end = begin + self._costs.decode_ms(shown.pixels, shown.resized)
@@ -60,8 +60,8 @@ class PixelStage:
 
 
 class Replica:
-    """`submit` and `arrived` at any time; `begin` a step when none is under way, `end` it when its
-    time has come.
+    """`submit` and `arrived` at any time; `begin` a step when none is under way, `end` it at its
+    time.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Replica:
         return self.scheduler.add(request)
 
     def arrived(self, key: ImageKey) -> None:
-        """What was `wanted` is there."""
+        """A `wanted` image has arrived."""
         if self._encoders:
             self.scheduler.embedding_ready(key)
         else:
             self.scheduler.pixels_ready(key)
 
     def begin(self, now: float) -> float | None:
-        """Plan a step; returns when it will end, None if there is nothing to do."""
+        """Plan a step; returns its end, or None without work."""
         plan = self.scheduler.plan()
         if plan.empty:
             return None
@@ -138,14 +138,14 @@ class Replica:
         return self.scheduler.apply(StepResult(plan.step, tokens, logprobs, encoded, events))
 
     def wanted(self, now: float) -> list[tuple[float, ImageKey]]:
-        """What the engine now asks for, and when each will be there."""
+        """The images that the engine now asks for, with the time of each arrival."""
         want = self.scheduler.take_notices().want
         if self._encoders:
             return [(self.pixels.ask(key, now, self._encoders), key) for key, _ in want]
         return [(self.pixels.decode(key, now), key) for key, _ in want]
 
     def counts(self) -> StepCounts:
-        """What has happened here; pictures and requests are counted by who sends them."""
+        """Counts of this replica; the sender counts images and requests."""
         counts, prefix = self.scheduler.counts, self.scheduler.prefix
         moved = {**self.moved, "pixels to engine": self.pixels.shipped}
         return StepCounts(
@@ -181,7 +181,7 @@ class Replica:
         return max(took, min(end for end, _ in self._reads) - now) if plan.wait else took
 
     def _move_ms(self, plan: Plan, now: float) -> float:
-        """What the step waits for. Reads from disk run beside it, one after another."""
+        """The waiting time of the step. Reads from disk run beside it, one after another."""
         took = 0.0
         for move in plan.moves:
             if move.target is None:

@@ -1,6 +1,6 @@
-"""Where the results of a measurement go: seen to before anything is measured.
+"""The place of a measurement's results, checked before measuring.
 
-Knows nothing of what is in the files.
+Knows nothing of the files' content.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Which of several servers a simulated call goes to: what `saccade route` would say, by its own
-function.
+"""The server for a simulated call: `saccade route`'s choice, by its own function.
 
-Owns what stands in for a request's bearing; sees digests and how many calls each server has, never
-what it has cached.
+Owns the stand-in for a request's ranking key; sees digests and the number of calls at each server,
+never the caches.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from saccade_bench.lab.trace import TracedCall
 
 class SimulatedRouter:
     """`affinity` ranks by a call's first image, and a call without images by its chat; `random` by
-    a key that says nothing, as `--affinity none`. Both pass over who has more than its share.
+    a meaningless key, as `--affinity none`. Both pass over servers beyond their share.
     """
 
     def __init__(self, routing: Routing, names: Sequence[str], seed: int) -> None:
-        """`names`: the servers', by which `rank` tells them apart."""
+        """`names`: the servers', by which `rank` distinguishes them."""
         self._routing = routing
         self._names = tuple(names)
         self._places = {name: place for place, name in enumerate(names)}
@@ -30,7 +29,7 @@ class SimulatedRouter:
         self._turn = count()
 
     def choose(self, call: TracedCall, session: int, loads: Sequence[int]) -> int:
-        """The server's place in `names`. `loads`: calls that each of them has."""
+        """The server's index in `names`. `loads`: number of calls at each."""
         if len(self._names) == 1:
             return 0
         if self._routing == "round-robin":
@@ -41,6 +40,6 @@ class SimulatedRouter:
 
 
 def bearing(call: TracedCall, session: int) -> bytes:
-    """What stands for the key of `saccade.route.affinity`."""
+    """The stand-in for the key of `saccade.route.affinity`."""
     shown = next((piece.shown for piece in call.pieces if piece.shown is not None), None)
     return session.to_bytes(8, "big") if shown is None else shown.image.key.digest

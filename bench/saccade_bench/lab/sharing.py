@@ -1,7 +1,7 @@
-"""What simulated servers have in common: a store of embeddings, or servers that encode for all.
+"""The shared parts of simulated servers: a store of embeddings, or servers that encode for all.
 
-Owns when an embedding is to be had from there, and what is counted of it. Times in ms. Knows
-nothing of requests.
+Owns the arrival times of embeddings from either, and their counts. Times in ms. Knows nothing of
+requests.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from saccade_bench.lab.trace import Shown
 
 
 class SimulatedStore:
-    """A folder of embeddings that all servers write and read; what was used least lately goes
-    first. `twice`: embeddings that a server computed while another's were on their way here.
+    """A folder of embeddings that all servers write and read; the least recently used go first.
+    `twice`: embeddings computed by a server while another server's were on their way.
     """
 
     def __init__(self, budget: int, costs: Costs) -> None:
@@ -33,7 +33,7 @@ class SimulatedStore:
         self.evictions = 0
 
     def whole(self, key: ImageKey, now: float) -> bool:
-        """Whether the embedding can be read now."""
+        """True if the embedding can be read now."""
         found = self._files.get(key)
         if found is None or found[0] > now:
             return False
@@ -41,7 +41,7 @@ class SimulatedStore:
         return True
 
     def put(self, key: ImageKey, nbytes: int, end: float) -> None:
-        """A server has encoded it, or will have, at `end`."""
+        """A server has encoded the image, or will have, at `end`."""
         if key in self._files:
             self.twice += 1
             return
@@ -65,7 +65,7 @@ class SimulatedEncoder:
         self._coming: dict[ImageKey, float] = {}
 
     def ask(self, shown: Shown, now: float) -> float:
-        """When the embedding of an image is there."""
+        """The time at which an image's embedding is ready."""
         image, key, costs = shown.image, shown.image.key, self._costs
         place = self.embeddings.locate(key)
         self.embeddings.count_lookup(place)
@@ -88,7 +88,7 @@ class SimulatedEncoder:
 
 
 class EncoderPool:
-    """Servers of role encode. `rank` names the one that has the word on an image."""
+    """Servers of role encode. `rank` picks the server of an image."""
 
     def __init__(
         self, count: int, machine: Machine, costs: Costs, worth: Worth, network_gbs: float
@@ -103,7 +103,7 @@ class EncoderPool:
         self._network_gbs = network_gbs
 
     def ask(self, shown: Shown, now: float) -> float:
-        """When an embedding has come to the server that asks for it now."""
+        """The time at which an embedding reaches the server that asks now."""
         name = rank((shown.image.key.digest,), self._names, {})[0]
         nbytes = shown.image.num_tokens * self._bytes
         self.sent_bytes += nbytes
@@ -112,7 +112,7 @@ class EncoderPool:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One of both, or neither."""
+    """A store, encoders, or neither."""
 
     store: SimulatedStore | None = None
     encoders: EncoderPool | None = None
@@ -127,7 +127,7 @@ class Shared:
         return self.store.twice if self.store else 0
 
     def count(self, counts: StepCounts) -> None:
-        """Add what happened here."""
+        """Add this object's counts."""
         for server in self.encoders.servers.values() if self.encoders else ():
             counts.images_encoded += server.encoded
             counts.images_decoded += server.encoded

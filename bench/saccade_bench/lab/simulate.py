@@ -1,8 +1,8 @@
-"""`saccade simulate`: a trace through the real caches and scheduler without tensors, with what it
-would cost: an estimate.
+"""`saccade simulate`: a trace through the real caches and scheduler without tensors, with an
+estimate of its cost.
 
-Owns the order of a simulation and what is printed and kept of it. Hits, encodes, bytes and
-evictions are counted, by the code that serves; times come from the constants of `costs.py`.
+Owns the order of a simulation, and its output. Hits, encodes, bytes and evictions are counted by
+the serving code; times come from the constants of `costs.py`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ PIPE_COLUMNS = 150
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """All that came of it. `pace`: requests simulated in a second of CPU time. `check` is there for
-    measured runs.
+    """The result of a simulation. `pace`: requests simulated in a second of CPU time. `check`: for
+    measured runs only.
     """
 
     profile: Profile
@@ -144,7 +144,7 @@ def run(
 
 
 def arrange(fleet: FleetOptions) -> list[tuple[Routing, Sharing]]:
-    """What is compared."""
+    """The compared arrangements."""
     several = len(fleet.names) > 1
     routings: tuple[Routing, ...] = ("affinity", "random") if several else ("random",)
     sharings: tuple[Sharing, ...] = ("none", "store", "encoders") if several else ("none",)
@@ -165,7 +165,7 @@ def one(
     worth, machine, costs = POLICIES[options.policy], profile.machine, profile.costs
     shared = Shared()
     if sharing == "store":
-        nbytes = (fleet.embedding_cache_shared_mb or STORE_MB) * MIB
+        nbytes = (fleet.store_mb or STORE_MB) * MIB
         shared = Shared(store=SimulatedStore(nbytes, costs))
         machine = replace(machine, budgets=replace(machine.budgets, disk_bytes=nbytes, shared=True))
     elif sharing == "encoders":

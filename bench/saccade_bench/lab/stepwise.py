@@ -1,7 +1,6 @@
-"""Simulation step by step: calls come, replicas take their steps, chats go on when they are
-answered.
+"""Simulation step by step: calls come, replicas take their steps, chats go on when answered.
 
-Owns the clock (ms) and the order of events. Knows nothing of what a step costs, and of tables.
+Owns the clock (ms) and the order of events. Knows nothing of a step's cost, and of tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a made InternVL checkpoint has that `checkpoint.py` has otherwise for Qwen-VL: special
+"""The parts of an InternVL checkpoint that differ from Qwen-VL's in `checkpoint.py`: special
 tokens, template, config.json, the image processor's file. Facts only.
 """
 

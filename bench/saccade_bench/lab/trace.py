@@ -1,7 +1,7 @@
-"""What is simulated: chats of calls, each a row of pieces (texts and pictures) and the length of
+"""The simulated requests: chats of calls, each a row of pieces (texts and images) and the length of
 its answer.
 
-Owns the shapes, how pieces become tokens or whole pages' names, and the synthetic traces, which are
+Owns the shapes, the way from pieces to tokens or whole pages' names, and the synthetic traces,
 drawn from a seed in bulk and built call by call, so that millions fit into memory. Knows nothing of
 time spent or of caches.
 """
@@ -30,7 +30,7 @@ STRIDE = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A picture. `pixels`: of its file; `resized`: of what the vision tower sees."""
+    """An image. `pixels`: of its file; `resized`: at the vision tower."""
 
     image: Image
     pixels: int
@@ -41,7 +41,7 @@ class Shown:
 class TracedPiece:
     """A text of so many tokens: equal numbers are equal texts.
 
-    Or a picture. `tokens`: the real ones, where they are known.
+    Or an image. `tokens`: the real ones, if known.
     """
 
     number: int
@@ -52,7 +52,7 @@ class TracedPiece:
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One request. `measured` is what a real server answered, if this is a replay."""
+    """One request. `measured`: a real server's answer, in a replay."""
 
     pieces: tuple[TracedPiece, ...]
     answer: TracedPiece
@@ -87,7 +87,7 @@ class MeasuredTrace:
 class RequestTrace(Protocol):
     """`sessions` chats, numbered by their time.
 
-    `limit`: chats that are open at a time, if that is limited.
+    `limit`: most chats open at a time, if any.
     """
 
     name: str
@@ -109,7 +109,7 @@ class RequestTrace(Protocol):
 
 
 def tokens_of(call: TracedCall) -> tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]:
-    """A prompt as the engine knows it."""
+    """A prompt in the engine's form."""
     tokens: list[int] = []
     spans: list[Span] = []
     images: list[Image] = []
@@ -188,8 +188,8 @@ class Synthetic:
     def _draw_pictures(
         self, dice: np.random.Generator
     ) -> np.ndarray[tuple[int, int, int], np.dtype[np.int64]]:
-        """Which picture [session, round, place]: below `pictures` a popular one, above it one that
-        is shown here for the first time.
+        """The image at [session, round, place]: below `pictures` a popular image, above a
+        new one.
         """
         options = self._options
         shape = self.sessions, self._per_chat, options.image_count

@@ -1,8 +1,8 @@
-"""One streamed chat completion over HTTP, with the times at which its parts arrived.
+"""One streamed chat completion over HTTP, with the arrival times of its parts.
 
 Owns the connection, server-sent events, and the kinds of failure. aiohttp, because the load
 generator must not be the bottleneck: with 64 streams side by side it takes 22 us of CPU per event,
-httpx 100 (measured, LOG.md). Does not know what is asked or why.
+httpx 100 (measured, LOG.md). Does not know the question or its purpose.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 @dataclass(frozen=True, slots=True)
 class ReplyUsage:
-    """Tokens as the server counts them. None: it does not say."""
+    """Tokens as the server counts them. None: not reported."""
 
     prompt: int | None = None
     completion: int | None = None
@@ -69,7 +69,7 @@ class ReplyUsage:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no whole answer.
+    """The reason for an incomplete answer.
 
     `kind` groups: "timeout", "connection", "HTTP 429", "error in stream", "broken stream", "not
     sent".
@@ -81,8 +81,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class BenchReply:
-    """What came of one request. Times are `time.perf_counter()` seconds; `arrivals` has one for
-    each event with text in it.
+    """The outcome of one request. Times are `time.perf_counter()` seconds; `arrivals` has one for
+    each event with text.
 
     An answer without any text (a single invisible token) counts its finish as the first arrival.
     """
@@ -154,7 +154,7 @@ class Stream:
 
 
 class BenchClient:
-    """A server, asked side by side over as many connections as it takes. Use as `async with`."""
+    """A server, asked side by side over as many connections as needed. Use as `async with`."""
 
     def __init__(self, target: TargetOptions) -> None:
         self.root = root(target.base_url)
@@ -177,7 +177,7 @@ class BenchClient:
         await self._session.close()
 
     async def model(self) -> str:
-        """The first model that the server names. Raises ConfigError if it is not there."""
+        """The server's first model. Raises ConfigError if the server is away."""
         try:
             async with self._session.get(f"{self.root}/v1/models") as reply:
                 return named_first(self.root, reply.status, await reply.text(errors="replace"))
@@ -185,7 +185,7 @@ class BenchClient:
             raise unreachable(self.root, error) from None
 
     async def text(self, path: str) -> str | None:
-        """The body of a plain GET, None where there is no such page."""
+        """The body of a plain GET, None for a missing page."""
         try:
             async with self._session.get(f"{self.root}{path}") as reply:
                 return await reply.text() if reply.ok else None

@@ -37,7 +37,7 @@ QUIET_IMAGES = 3
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How the server counts text: a message of c characters is about `overhead + per_char * c`
+    """The server's count of text: a message of c characters is about `overhead + per_char * c`
     tokens.
     """
 
@@ -132,9 +132,7 @@ def build(recipe: Recipe) -> tuple[Session, ...]:
 
 
 def warmup(recipe: Recipe) -> tuple[Session, ...]:
-    """Requests like the first ones of the workload, of other pictures and words where those are
-    drawn.
-    """
+    """Requests like the first ones of the workload, with other images and words if drawn."""
     if not recipe.load.warmup_requests:
         return ()
     sessions = DATASETS[recipe.data.dataset_name](
@@ -249,7 +247,7 @@ def _with_pauses(maker: Maker, turns: Sequence[Turn]) -> tuple[Turn, ...]:
 
 
 def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterator[DrawnImage]:
-    """`count` pictures of which round(ratio * count) came before (at most all but the first),
+    """`count` images of which round(ratio * count) came before (at most all but the first),
     Zipf-popular by age.
     """
     repeats = min(round(ratio * count), max(0, count - 1))

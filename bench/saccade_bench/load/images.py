@@ -1,9 +1,9 @@
-"""Pictures for measuring: drawn from a seed, the same on every machine.
+"""Images for measuring: drawn from a seed, the same on every machine.
 
-Owns what a picture shows (noise, photographs, documents, screens, flat colour), its size and its
-encoding. Randomness comes from PCG64's raw stream, the only part of numpy's that is promised never
-to change, and pixels from integer arithmetic; drawn text and encoded files are those of one version
-of Pillow. Knows nothing of requests, servers or data sets.
+Owns an image's content (noise, photographs, documents, screens, flat colour), its size and its
+encoding. Randomness comes from PCG64's raw stream, the only part of numpy's with a promise of
+stability, and pixels from integer arithmetic; drawn text and encoded files depend on the version of
+Pillow. Knows nothing of requests, servers or data sets.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def parse_resolution(text: str, option: str = "--image-resolution") -> Sizes:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """(width, height) of one of --resolutions, where a picture is measured: no range.
+    """(width, height) of one of --resolutions, which allow no range.
 
     Raises ConfigError.
     """
@@ -125,7 +125,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def _exact(text: str) -> tuple[int, int] | None:
-    """(width, height) of a name, or of WIDTHxHEIGHT with pixels in it."""
+    """(width, height) of a name, or of WIDTHxHEIGHT with at least one pixel."""
     match = re.fullmatch(r"(\d+)x(\d+)", text)
     size = (int(match[1]), int(match[2])) if match else NAMED_SIZES.get(text)
     return size if size and all(size) else None
@@ -234,7 +234,7 @@ def _crop(dice: Dice, size: tuple[int, int]) -> Image.Image:
 
 @lru_cache(maxsize=64)
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """Pillow's own font; the basic layout, because the other one depends on a library of the
+    """Pillow's own font in the basic layout, as the other layout depends on a library of the
     machine.
     """
     found = ImageFont.load_default(size)

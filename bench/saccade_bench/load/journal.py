@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One run read back. `started` is in seconds since 1970."""
+    """One run from a file. `started` is in seconds since 1970."""
 
     id: str
     label: str
@@ -41,7 +41,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SavedEval:
-    """An accuracy run beside it."""
+    """An accuracy run of the same file."""
 
     label: str
     result: Json
@@ -86,7 +86,7 @@ def write_eval(path: Path, label: str, result: EvalResult) -> None:
 
 
 def read_runs(path: Path) -> list[Saved]:
-    """Whole runs of a file (those with a summary). Raises ConfigError if there is none."""
+    """Complete runs of a file (those with a summary). Raises ConfigError for none."""
     heads: dict[str, Json] = {}
     requests: dict[str, list[Json]] = {}
     runs: list[Saved] = []

@@ -1,8 +1,8 @@
-"""The load generator: sends chats at their times, so many side by side, and records what came.
+"""The load generator: sends chats at their times, so many side by side, and records the outcomes.
 
-Owns arrivals, concurrency and its own lateness: how long after its due moment a request left, and
-how long the event loop kept any callback waiting. Messages are ready as JSON before the clock
-starts; sending only joins bytes. Knows no data set and no report.
+Owns arrivals, concurrency and its own lateness: the delay of a request after its due moment, and of
+callbacks in the event loop. Messages are ready as JSON before the clock starts; sending only joins
+bytes. Knows no data set and no report.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TICK = 0.005  # seconds between two looks at the event loop's delay
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request: which it was, when it was due (seconds, as `BenchReply.sent`), its size, and the
+    """One request: its place, its due time (seconds, as `BenchReply.sent`), its size, and the
     reply.
 
     `prior` counts the answer tokens of its chat so far.

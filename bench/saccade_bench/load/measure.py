@@ -27,7 +27,7 @@ GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of n values, in ms. NaN where there are none."""
+    """A distribution of n values, in ms. NaN for no values."""
 
     n: int
     mean: float
@@ -70,12 +70,12 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class TokenTotals:
-    """Totals over the answered requests. `vision_known` says whether the server itself counts
-    vision tokens; else they are what is left of the prompt after the measured length of text.
-    `cached` is None where the server does not say.
+    """Totals over the answered requests. `vision_known`: the server itself counts vision tokens;
+    otherwise they are the prompt less the measured length of text. `cached` is None if the server
+    does not report it.
 
-    `cached_unsent`: the share that was cached of those prompts with pictures of which none had been
-    sent before in this run. None where the server does not say, or there is no such prompt.
+    `cached_unsent`: the cached share of prompts whose images are all new in this run. None if the
+    server does not report it, or without such prompts.
     """
 
     prompt: int
@@ -121,8 +121,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """The generator's own: ms from when a request was due to when it left, and by which the event
-    loop was late.
+    """The generator's own lateness: ms from a request's due time to its departure, and the delay of
+    the event loop.
     """
 
     send: Distribution
@@ -131,8 +131,8 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """ITL of answers to text, where a run also has images: the gaps in which no request with an
-    image was in flight, and those in which one was.
+    """ITL of answers to text in a run with images: the gaps without an image request in flight, and
+    the gaps with one.
     """
 
     alone: Distribution
@@ -141,7 +141,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Of answers whose right text is known."""
+    """Accuracy over answers with a known right text."""
 
     n: int
     score: float
@@ -180,13 +180,15 @@ def ttft(record: Record) -> float:
 
 
 def output_tokens(record: Record) -> int:
-    """The server's count; where it gives none, the events with text."""
+    """The server's count; without it, the number of events with text."""
     reply = record.reply
     return reply.usage.completion if reply.usage.completion is not None else len(reply.arrivals)
 
 
 def tpot(record: Record) -> float | None:
-    """None for an answer of one token, or of one event (tokens without text send none)."""
+    """Time per output token; None for an answer of one token, or of one event (tokens without text
+    send none).
+    """
     tokens, arrivals = output_tokens(record), record.reply.arrivals
     return (
         1e3 * (arrivals[-1] - arrivals[0]) / (tokens - 1)
@@ -283,7 +285,7 @@ def _tokens(records: Sequence[Record], calibration: Calibration) -> TokenTotals:
 
 
 def cached_share(records: Sequence[Record]) -> float:
-    """Of all tokens of their prompts."""
+    """The cached share of all prompt tokens."""
     return sum(r.reply.usage.cached or 0 for r in records) / max(
         1, sum(r.reply.usage.prompt or 0 for r in records)
     )
@@ -339,7 +341,7 @@ def peak_output(records: Sequence[Record]) -> float:
 
 
 def peak_requests(records: Sequence[Record]) -> int:
-    """Most requests in flight at one time."""
+    """Most requests in flight at a time."""
     edges = sorted([(r.reply.sent, 1) for r in records] + [(r.reply.done, -1) for r in records])
     best = now = 0
     for _, step in edges:
@@ -382,8 +384,8 @@ def _accuracy(records: Sequence[Record]) -> Accuracy | None:
 
 
 def image_outcomes(traces: Iterable[dict[str, Any] | None]) -> dict[str, int] | None:
-    """How many pictures were found at each level, by the `saccade` field of the answers; None if no
-    answer has one.
+    """Number of images found at each level, by the `saccade` field of the answers; None if no
+    answer has the field.
     """
     found = [trace for trace in traces if trace]
     if not found:

@@ -56,7 +56,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run gave. `model` is the name that was asked for."""
+    """The result of a run. `model`: the requested name."""
 
     model: str
     run: LoadRun
@@ -121,7 +121,7 @@ async def measure(bench: Bench) -> Measured:
 
 
 async def calibrate(client: BenchClient, model: str) -> Calibration:
-    """How many tokens this server counts for text: two questions without pictures, of 32 and of 160
+    """Measure the server's token count of text: two questions without images, of 32 and of 160
     words.
     """
     points = []
@@ -196,9 +196,7 @@ class _Display:
 
 @contextmanager
 def _display(quiet: bool) -> Iterator[_Display]:
-    """The bars redraw themselves in a thread of their own, four times a second, and vanish at the
-    end.
-    """
+    """The bars, redrawn four times a second by a thread of their own, and erased at the end."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

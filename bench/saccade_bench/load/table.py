@@ -27,9 +27,10 @@ def print_summary(summary: Summary, title: str, drawn: bool) -> None:
 
 
 def render(summary: Summary, title: str, drawn: bool = True) -> Group:
-    """`drawn`: the run's seed decides its pictures; those from files are the same in every run.
+    """The tables of a summary. `drawn`: the run's seed decides its images; images from files are
+    the same in every run.
 
-    No figures where nothing was answered.
+    No figures without answers.
     """
     parts: list[RenderableType] = (
         [_figures(summary, title), _latencies(summary)]
@@ -43,7 +44,7 @@ def render(summary: Summary, title: str, drawn: bool = True) -> Group:
 
 
 def notes(summary: Summary, drawn: bool = True) -> list[str]:
-    """What a reader must know before believing the figures."""
+    """Warnings that a reader must know before believing the figures."""
     found = []
     if summary.failures:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(summary.failures.items()))

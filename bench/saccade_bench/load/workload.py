@@ -1,8 +1,8 @@
-"""What is sent: sessions of turns, built into request bodies before the clock starts.
+"""The requests to send: sessions of turns, built into request bodies before the clock starts.
 
-Owns `Session`, `Turn` and their making into JSON; every picture is drawn and encoded once, side by
-side in threads (Pillow works without the interpreter's lock). Does not know which data set a
-session came from, or when it is sent.
+Owns `Session`, `Turn` and their making into JSON; every image is drawn and encoded once, side by
+side in threads (Pillow works without the interpreter's lock). Does not know a session's data set,
+or its time of sending.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ORIENTATION, LYING = 0x0112, 5
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A picture that exists already: its encoded bytes, and their kind ("jpeg", "png")."""
+    """An existing image: its encoded bytes, and their kind ("jpeg", "png")."""
 
     encoded: bytes
     kind: str
@@ -41,11 +41,11 @@ TurnPart = str | DrawnImage | File
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question: parts of one user message, the length of the answer, and what it should say if
-    that is known.
+    """One question: parts of one user message, the length of the answer, and its right text if
+    known.
 
-    `before` are messages that stand ahead of it (a system message, a chat that someone else had).
-    `think` seconds pass first.
+    `before` are messages ahead of the question (a system message, an earlier chat). `think` seconds
+    pass first.
     """
 
     parts: tuple[TurnPart, ...]
@@ -57,11 +57,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns of one chat; each sends all earlier ones again, with the answers received. One turn: a
+    """Turns of one chat; each sends all earlier turns again, with the answers received. One turn: a
     plain request.
 
-    `keep_images` > 0: only the pictures of so many last turns are sent again. `due`: seconds after
-    the start at which it begins, whatever the arrivals; None: as the arrivals have it.
+    `keep_images` > 0: only the images of so many last turns are sent again. `due`: seconds after
+    the start at which the session begins, whatever the arrivals; None: by the arrivals.
     """
 
     turns: tuple[Turn, ...]
@@ -72,9 +72,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTurn:
-    """A turn as JSON: its messages with pictures, and without.
+    """A turn as JSON: its messages with images, and without.
 
-    `seen` of its `images` pictures came in an earlier turn or session.
+    `seen` of its `images` images came in an earlier turn or session.
     """
 
     full: bytes
@@ -99,7 +99,7 @@ class PreparedChat:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What all bodies share: their first and last bytes around `max_tokens`, tenant and
+    """The common part of all bodies: their first and last bytes around `max_tokens`, tenant and
     messages.
     """
 
@@ -170,8 +170,8 @@ def url_of(part: DrawnImage | File) -> str:
 
 
 def outline(turn: PreparedTurn) -> list[Json]:
-    """A turn's messages with {"type": "image", digest, width, height, bytes} for every picture:
-    what a replay needs, and no pixels. Digests are those by which servers and routers know them.
+    """A turn's messages with {"type": "image", digest, width, height, bytes} for every image:
+    enough for a replay, without pixels. Digests are those of servers and routers.
     """
     messages: list[Json] = json.loads(b"[" + turn.full + b"]")
     for message in messages:

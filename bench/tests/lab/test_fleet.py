@@ -135,7 +135,8 @@ def test_with_a_store_random_routing_encodes_once_as_simulated(
     """But for an image whose chat goes on, elsewhere, before its embedding is written: nobody waits
     for a file.
     """
-    with pair(tmp_path, "--embedding-cache-shared", str(tmp_path / "store")) as (stack, workers):
+    store = ("--embedding-cache-shared", "--embedding-cache-dir", str(tmp_path / "store"))
+    with pair(tmp_path, *store) as (stack, workers):
         blind = stack.enter_context(routing(workers, tmp_path, "--affinity", "none"))
         found = measure(blind, workers, tmp_path / "run.jsonl", 4)
     outcome = found.simulated("random", "store", plain.costs)

@@ -14,7 +14,7 @@ import pytest
 from saccade.cache.embeddings import saved_encoding
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.errors import ConfigError
-from saccade.core.options import EngineOptions, PinOptions
+from saccade.core.options import CacheOptions
 from saccade.edge.rank import SLACK, rank
 from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.lab import quick
@@ -78,12 +78,11 @@ SMALL = TraceOptions(
 
 
 def test_memory_for_embeddings_is_named_as_the_server_names_it() -> None:
-    machine, fleet, engine, shared = (
+    machine, served = (
         {each.name for each in fields(options) if "embedding" in each.name}
-        for options in (MachineOptions, FleetOptions, EngineOptions, PinOptions)
+        for options in (MachineOptions, CacheOptions)
     )
-    assert machine == engine - {"embedding_cache_dir"}
-    assert fleet == shared - {"embedding_cache_shared"}
+    assert machine == served - {"embedding_cache_dir", "embedding_cache_shared"}
     options = MachineOptions(
         embedding_cache_device_mb=3, embedding_cache_host_mb=2, embedding_cache_disk_mb=1
     )

@@ -51,7 +51,7 @@ Verbosity = Literal["low", "medium", "high"]
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """Options of a stream.
 
-    continuous_usage_stats: with include_usage, every chunk says what has been used so far.
+    continuous_usage_stats: with include_usage, every chunk carries the usage so far.
     """
 
     include_usage: bool = False
@@ -60,19 +60,19 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class SaccadeOptions(Struct, forbid_unknown_fields=True):
-    """What only this server knows.
+    """Fields of this server alone.
 
-    trace: say in the answer where each picture was found, why not sooner, and what it took.
+    trace: say in the answer where each image was found, why not sooner, and at what cost.
     """
 
     trace: bool = False
 
 
 class Sampling(Struct, kw_only=True):
-    """How tokens are drawn. None: not given, so the checkpoint's generation_config.json or OpenAI's
-    default decides.
+    """The sampling of tokens. None: not given, so the checkpoint's generation_config.json or
+    OpenAI's default decides.
 
-    Only types stand here, and in `Ending`; the bounds are those of `SamplingParams`.
+    Only types stand in `Sampling` and `Ending`; the bounds are those of `SamplingParams`.
     """
 
     temperature: float | None = None
@@ -97,7 +97,9 @@ class Ending(Struct, kw_only=True):
 
 
 class Reply(Struct, kw_only=True):
-    """Which model answers, how often, and in what form. `model` left out: the server's own."""
+    """The answering model, the number of answers, and their form. `model` left out: the server's
+    own.
+    """
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -120,16 +122,15 @@ class Reply(Struct, kw_only=True):
 
 
 class PromptCaching(Struct, kw_only=True):
-    """What is asked of the caches for the prompt as a whole; marks on parts, messages and tools are
-    `front/breakpoints.py`'s.
+    """Wishes for the caches for the prompt as a whole; `front/breakpoints.py` reads marks on parts,
+    messages and tools.
 
-    prompt_cache_key: a name for prompts that share a beginning. On one server there is nothing to
-    route: it decides nothing about what is shared (`cache_salt` and the key do), and only says with
-    which earlier prompts diagnostics compare.
-    cache_control, prompt_cache_options (mode implicit), prompt_cache_retention (in_memory: 5
-    minutes; 24h): the whole prompt is kept.
+    prompt_cache_key: a name for prompts with a common beginning. A single server has nothing to
+    route: the name does not decide sharing (`cache_salt` and the key do), and only names the
+    earlier prompts for diagnostics to compare. cache_control, prompt_cache_options (mode implicit),
+    prompt_cache_retention (in_memory: 5 minutes; 24h): the whole prompt is kept.
     prompt_cache_diagnostics: the answer says in `diagnostics` why less of the prompt was found in
-    the cache than might have been.
+    the cache than possible.
     """
 
     prompt_cache_key: Annotated[str, Meta(max_length=LONGEST_CACHE_KEY)] | None = None
@@ -152,7 +153,7 @@ class PromptCaching(Struct, kw_only=True):
 
 
 class ThinkingSwitch(Struct):
-    """Whether the model reasons before it answers, in the words of Anthropic, Zhipu and others."""
+    """Reasoning on or off before the answer, in the words of Anthropic, Zhipu and more."""
 
     type: Literal["enabled", "adaptive", "auto", "disabled"]
 
@@ -165,9 +166,9 @@ class ReasoningWish(Struct):
 
 
 class ThinkingFields(Struct, kw_only=True):
-    """How much the model reasons, and how much it says: what the template makes of it. Where that
-    has no word for it, it is passed over, and the trace says so in `ignored`. Clients send one of
-    these to every model.
+    """The amount of reasoning, and of the answer's text, as the template understands these. A
+    template without a word for a field ignores it, and the trace lists the field in `ignored`.
+    Clients send any of these to every model.
     """
 
     reasoning_effort: Effort | None = None
@@ -183,7 +184,7 @@ class ThinkingFields(Struct, kw_only=True):
 
     @property
     def thinks(self) -> bool | None:
-        """None where nothing is said of it."""
+        """True or False as requested; None without a wish."""
         if isinstance(self.thinking, ThinkingSwitch):
             return self.thinking.type != "disabled"
         inner = None if self.reasoning is None else self.reasoning.enabled
@@ -192,7 +193,7 @@ class ThinkingFields(Struct, kw_only=True):
 
 
 class Conversation(Struct, kw_only=True):
-    """What a chat is about. A message is a `ChatMessage`."""
+    """The content of a chat. A message is a `ChatMessage`."""
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
@@ -202,7 +203,7 @@ class Conversation(Struct, kw_only=True):
 
 
 class ChatAnswer(Struct, kw_only=True):
-    """What a chat's answer holds."""
+    """The content of a chat's answer."""
 
     max_completion_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     logprobs: bool | None = None
@@ -213,7 +214,7 @@ class ChatAnswer(Struct, kw_only=True):
 
 
 class ToolUse(Struct, kw_only=True):
-    """Tools, and what the model may do with them (`text/tools.py`)."""
+    """Tools, and how the model may use them (`text/tools.py`)."""
 
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -221,8 +222,8 @@ class ToolUse(Struct, kw_only=True):
 
 
 class Structure(Struct, kw_only=True):
-    """What an answer must look like: OpenAI's field, and vLLM's spellings, new and old. One at
-    most says something.
+    """The form of an answer: OpenAI's field, and vLLM's spellings, new and old. At most one of them
+    is used.
     """
 
     response_format: dict[str, Any] | None = None
@@ -236,7 +237,7 @@ class Structure(Struct, kw_only=True):
 
 
 class TextPrompt(Struct, kw_only=True):
-    """Prompts, one or several, as text or as token ids, and what is shown of them."""
+    """Prompts, one or several, as text or as token ids, and their display in the answer."""
 
     prompt: str | list[str | Natural | list[Natural]]
     logprobs: Integer | None = None
@@ -245,14 +246,14 @@ class TextPrompt(Struct, kw_only=True):
 
 
 class Counting(Struct, kw_only=True):
-    """What POST /tokenize says beside the count."""
+    """The display beside the count of POST /tokenize."""
 
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
 
 class Tokens(Struct, kw_only=True):
-    """What POST /detokenize turns into text."""
+    """The token ids for POST /detokenize."""
 
     tokens: list[Natural]
     model: str | None = None
@@ -370,7 +371,7 @@ DETOKENIZE = BodySchema(DetokenizeRequest, {"skip_special_tokens": (False,)}, _I
 
 
 def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, Reply, ChatAnswer]:
-    """What a chat's body asks for. Raises InvalidRequest that names the field."""
+    """The request in a chat's body. Raises InvalidRequest that names the field."""
     request = CHAT.read(body, context_length)
     return chat_ask(request, context_length), request.reply, request.answer
 
@@ -378,7 +379,7 @@ def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, 
 def read_completion(
     body: bytearray, context_length: int
 ) -> tuple[list[GenerationRequest], Reply, TextPrompt]:
-    """What a text completion's body asks for, one per prompt. Raises as `read_chat`."""
+    """The requests in a text completion's body, one per prompt. Raises as `read_chat`."""
     request = COMPLETION.read(body, context_length)
     return completion_asks(request, context_length), request.reply, request.text
 
@@ -386,7 +387,7 @@ def read_completion(
 def read_tokenize(
     body: bytearray, context_length: int
 ) -> tuple[GenerationRequest, Reply, Counting]:
-    """What is to be counted: a chat if it has messages, else one text. Raises as `read_chat`."""
+    """The prompt to count: a chat if messages are given, else one text. Raises as `read_chat`."""
     if "messages" in open_object(body):
         chat = TOKENIZE_CHAT.read(body, context_length)
         ask = chat_ask(chat.request, context_length)
@@ -409,7 +410,7 @@ def read_detokenize(body: bytearray, context_length: int) -> Tokens:
 
 
 def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationRequest:
-    """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
+    """The request of a chat. Raises InvalidRequest for faults beyond the schema."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
     sampling = sampling_fields(request.sampling, request.ending)
@@ -455,7 +456,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationR
 
 
 def _continues(conversation: Conversation) -> bool:
-    """Whether the answer goes on with the last message."""
+    """True if the answer continues the last message."""
     continues = bool(conversation.continue_final_message)
     if continues and conversation.add_generation_prompt:
         raise InvalidRequest(
@@ -466,7 +467,7 @@ def _continues(conversation: Conversation) -> bool:
 
 
 def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
-    """`max_tokens` by its newer name, if that names a limit."""
+    """`max_tokens` by its newer name, if limited."""
     if given == 0:
         raise InvalidRequest(
             "max_completion_tokens: expected int >= 1, or -1 for no limit", "max_completion_tokens"
@@ -481,7 +482,7 @@ def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
 
 
 def completion_asks(request: CompletionRequest, context_length: int) -> list[GenerationRequest]:
-    """What a completion request asks for, one per prompt."""
+    """The requests of a completion, one per prompt."""
     reply = request.reply
     _check_stream(reply)
     sampling = sampling_fields(request.sampling, request.ending)
@@ -508,10 +509,10 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Gen
 
 
 def _show_prompt(sampling: dict[str, Any], reply: Reply, top: int | None, echo: bool) -> bool:
-    """Whether nothing of the answer is wanted: `max_tokens: 0` where the prompt is shown. The
-    engine draws a token all the same.
+    """True if the client wants only the prompt scored (`max_tokens: 0` with the prompt shown). The
+    engine still samples one token; the answer omits it.
 
-    Raises InvalidRequest where no chunk of a stream has a place for what is to be shown.
+    Raises InvalidRequest for a stream, whose chunks have no field for prompt scores.
     """
     scored = top is not None
     if scored and reply.stream:

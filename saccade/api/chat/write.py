@@ -1,6 +1,6 @@
 """OpenAI's response bodies: answers, chunks, usage, models, errors.
 
-Owns their shapes and how events become them. Knows nothing of HTTP.
+Owns their shapes and the way from events to bodies. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from saccade.text.tool_calls import CallArguments, CallEnded, CallStarted, Text
 
 
 class PromptTokensDetails(Struct):
-    """Of the prompt's tokens: those that came from the prefix cache, those that were computed and
-    are now kept by a breakpoint, those that stand for images.
+    """Prompt tokens by kind: found in the prefix cache, computed and now kept by a breakpoint,
+    standing for images.
     """
 
     cached_tokens: int
@@ -66,7 +66,7 @@ class ChatLogprobs(Struct):
 
 
 class PromptLogprob(Struct):
-    """What the model made of a token of the prompt, in vLLM's words; `rank` 1 is the likeliest."""
+    """The model's score of a prompt token, in vLLM's words; `rank` 1 is the likeliest."""
 
     logprob: float
     rank: int
@@ -78,8 +78,8 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class CompletionLogprobs(Struct):
-    """`logprobs` of a text completion: parallel lists; the likeliest tokens as JSON already. Those
-    of an echoed prompt come first, of which the first is null.
+    """`logprobs` of a text completion: parallel lists; the likeliest tokens as JSON already. An
+    echoed prompt's come first, beginning with null.
     """
 
     tokens: list[str]
@@ -93,7 +93,7 @@ ChatFinish = Finish | Literal["tool_calls"]
 
 
 class FunctionReply(Struct):
-    """What is called, and with which arguments, as JSON text."""
+    """The called function, with its arguments as JSON text."""
 
     name: str
     arguments: str
@@ -108,8 +108,8 @@ class CallReply(Struct):
 
 
 class AnswerMessage(Struct):
-    """The assistant's message. `content` is null where there is nothing but calls; `reasoning` says
-    what `reasoning_content` says.
+    """The assistant's message. `content` is null for calls alone; `reasoning` repeats
+    `reasoning_content`.
     """
 
     content: str | None
@@ -130,15 +130,15 @@ class ChatChoice(Struct):
 
 
 class FunctionDelta(Struct):
-    """The name of what is called, or a piece of its arguments."""
+    """The name of the called function, or a piece of its arguments."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class CallDelta(Struct):
-    """What a chunk adds to call `index`: first its id and name, then its arguments piece by
-    piece.
+    """A chunk's addition to call `index`: first its id and name, then its arguments piece
+    by piece.
     """
 
     index: int
@@ -148,7 +148,7 @@ class CallDelta(Struct):
 
 
 class AnswerDelta(Struct):
-    """What a chunk adds to the message."""
+    """A chunk's addition to the message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -177,9 +177,9 @@ class TextChoice(Struct):
 
 
 class MissReason(Struct):
-    """Why less of a prompt was found in the cache than might have been (`type`:
-    `core/types.CacheMissReason` says what each means), the part where it began, and how many of the
-    prompt's tokens stand from there on.
+    """The reason why less of a prompt was found in the cache than possible (`type`: explained in
+    `core/types.CacheMissReason`), the first part affected, and the number of prompt tokens from
+    there on.
     """
 
     type: CacheMissReason
@@ -188,8 +188,8 @@ class MissReason(Struct):
 
 
 class CacheDiagnostics(Struct):
-    """cache_miss_reason: null where nothing was missed: what is new of the prompt was in no earlier
-    one.
+    """cache_miss_reason: null if nothing was missed: the new part of the prompt was in no earlier
+    prompt.
     """
 
     cache_miss_reason: MissReason | None
@@ -205,9 +205,8 @@ class Completion(Struct):
     """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it;
     then it is null in all but the last.
 
-    `saccade` stands in answers and last chunks whose client asked for the trace, `diagnostics`
-    where it asked about the cache, `prompt_logprobs` in a chat's answer whose client asked for
-    them.
+    `saccade` stands in answers and last chunks for clients that asked for the trace, `diagnostics`
+    for questions about the cache, `prompt_logprobs` in a chat's answer if requested.
     """
 
     id: str
@@ -239,10 +238,9 @@ class ModelList(Struct):
 
 
 class TokenCount(Struct):
-    """POST /tokenize: what a prompt comes to, and each of its pictures.
+    """POST /tokenize: the size of a prompt, and of each of its images.
 
-    `max_model_len` is the most that prompt and answer may have. `token_strs` stands there if the
-    client asked for it.
+    `max_model_len`: most tokens of prompt and answer. `token_strs`: if requested.
     """
 
     count: int
@@ -253,14 +251,14 @@ class TokenCount(Struct):
 
 
 class TokenText(Struct):
-    """POST /detokenize: what the tokens say."""
+    """POST /detokenize: the text of the tokens."""
 
     prompt: str
 
 
 class ChoiceReply:
-    """One choice, as its events add up. Its log-probabilities are written as they come, for many
-    answers' at once would hold up everybody.
+    """One choice, built from its events. Its log-probabilities are written as they come, since
+    writing those of many answers at once would stall the loop.
     """
 
     def __init__(self, shape: Shape, choice: int) -> None:
@@ -285,11 +283,11 @@ class ChoiceReply:
 
 
 class UsageCounter:
-    """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as its first answer
-    found them.
+    """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as found by its
+    first answer.
 
-    written: tokens that are now kept in the cache, by the seconds that they are kept. missed: why
-    the cache had less than it might; None where nothing was missed, or nobody asked.
+    written: tokens now kept in the cache, by the seconds of keeping. missed: the reason for a
+    shorter prefix than possible; None if nothing was missed, or nobody asked.
     """
 
     def __init__(self, prompt_tokens: int, n: int, image_tokens: int = 0) -> None:
@@ -320,32 +318,34 @@ class UsageCounter:
 
 
 class Shape(Protocol):
-    """How one of the two APIs writes answers."""
+    """The form of answers in either of the two APIs."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
     def opening(self, choice: int) -> ChunkChoice | None:
-        """What a stream shows of a choice before its first text."""
+        """The first chunk of a choice, before its text."""
         ...
 
     def logprobs(self, choice: int, tokens: Sequence[TokenLogprobs], /) -> Logprobs | None:
-        """As the client reads them; None if it did not ask. Called once per token, in order."""
+        """Log-probabilities in the client's format; None unless requested. Called once per token,
+        in order.
+        """
         ...
 
     def chunks(self, event: AnswerUpdate) -> Sequence[ChunkChoice | TextChoice]:
-        """What a stream shows of an event, in order."""
+        """A stream's chunks for an event, in order."""
         ...
 
     def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice | TextChoice: ...
 
 
 class ChatShape:
-    """chat.completion and chat.completion.chunk. `logprobs`: whether the client asked for them;
-    `tools`: whether it offered any; `reasoning`: whether it is to be told of.
+    """chat.completion and chat.completion.chunk. `logprobs`: the client asked for
+    log-probabilities; `tools`: the client offered tools; `reasoning`: the answer shows reasoning.
 
-    Keeps which choices have called a tool, for `finish_reason`.
+    Keeps the choices that have called a tool, for `finish_reason`.
     """
 
     id_prefix = "chatcmpl-"
@@ -441,7 +441,7 @@ class ChatShape:
 class TextShape:
     """text_completion.
 
-    Keeps, per choice, the characters its tokens have had so far, for `text_offset`.
+    Keeps, per choice, the characters of its tokens so far, for `text_offset`.
     """
 
     id_prefix = "cmpl-"
@@ -489,8 +489,8 @@ class TextShape:
 
 
 def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
-    """The likeliest tokens, best first, by their text: of several with one text (pieces of
-    characters have none of their own), the best.
+    """The likeliest tokens, best first, by their text; of several with one text (pieces of
+    characters have no text of their own), the best.
     """
     found: dict[str, float] = {}
     for token, logprob in top:

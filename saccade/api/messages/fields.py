@@ -1,7 +1,7 @@
 """Anthropic's request bodies (POST /v1/messages): the schemas.
 
-Owns what is accepted. Unknown keys of messages and blocks are ignored, for clients send answers
-back with many. Knows nothing of what becomes of a body (`read.py`).
+Owns the accepted fields. Unknown keys of messages and blocks are ignored, as clients send answers
+back with many. Knows nothing of reading a body (`read.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Base64Source(Struct, tag_field="type", tag="base64", forbid_unknown_fields
 
 
 class URLSource(Struct, tag_field="type", tag="url", forbid_unknown_fields=True):
-    """Where an image is."""
+    """An image's address."""
 
     url: str
 
@@ -50,7 +50,7 @@ class FileSource(Struct, tag_field="type", tag="file", forbid_unknown_fields=Tru
 
 
 class Transformations(Struct, forbid_unknown_fields=True):
-    """What is done to an image that is too large."""
+    """The treatment of an image that is too large."""
 
     oversized_image: Literal["downsize"] | None = None
 
@@ -76,7 +76,7 @@ class PartsSource(Struct, tag_field="type", tag="content", forbid_unknown_fields
 
 
 class Citations(Struct):
-    """Whether the answer is to say where in a document it is from."""
+    """True if the answer is to cite places in a document."""
 
     enabled: Literal[False] | None = None
 
@@ -98,7 +98,7 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
 
 
 class RedactedBlock(Struct, tag_field="type", tag="redacted_thinking"):
-    """Reasoning that nobody but its maker can read: accepted, and left out."""
+    """Reasoning readable by its maker alone: accepted, and left out."""
 
     data: str
 
@@ -112,7 +112,7 @@ class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
 
 
 class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=True):
-    """What a tool answered: text, images, or both."""
+    """A tool's result: text, images, or both."""
 
     tool_use_id: Name
     content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
@@ -131,8 +131,8 @@ class InputMessage(Struct):
 
 
 class ToolDefinition(MarkedBlock, forbid_unknown_fields=True, kw_only=True):
-    """A tool that the client runs. eager_input_streaming: its input may be shown before it is known
-    to be whole. input_examples: a hint.
+    """A tool run by the client. eager_input_streaming: its input may be shown before being
+    complete. input_examples: a hint.
     """
 
     name: str
@@ -147,13 +147,13 @@ class ToolDefinition(MarkedBlock, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolKind(Struct):
-    """A tool by its type: those without a schema of their own are Anthropic's."""
+    """A tool by its type: tools without a schema of their own are Anthropic's."""
 
     type: str | None = None
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True):
-    """Whether tools may be called, must be, or which."""
+    """The use of tools: optional, required, forbidden, or a named tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -161,8 +161,8 @@ class ToolChoice(Struct, forbid_unknown_fields=True):
 
 
 class Thinking(Struct, forbid_unknown_fields=True):
-    """Whether the model reasons before it answers. budget_tokens: a hint. display: whether the
-    answer shows it.
+    """Reasoning before the answer: on or off. budget_tokens: a hint. display: show the
+    reasoning.
     """
 
     type: Literal["enabled", "adaptive", "disabled"]
@@ -171,46 +171,48 @@ class Thinking(Struct, forbid_unknown_fields=True):
 
 
 class OutputFormat(Struct, forbid_unknown_fields=True):
-    """What the answer must be."""
+    """The form of the answer."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    """What the answer must be; effort: a hint."""
+    """The form of the answer; effort: a hint."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class Metadata(Struct):
-    """Who asks."""
+    """The user."""
 
     user_id: str | None = None
 
 
 class Diagnostics(Struct, forbid_unknown_fields=True):
-    """Asks why the cache missed what the message before had."""
+    """A question why the cache missed the content of the message before."""
 
     previous_message_id: str | None = None
 
 
 class ContextEdit(Struct):
-    """A way to shorten the conversation. Templates leave old reasoning out as their model wants."""
+    """A way to shorten the conversation. Templates leave old reasoning out according to their
+    model.
+    """
 
     type: Literal["clear_thinking_20251015"]
 
 
 class ContextManagement(Struct, forbid_unknown_fields=True):
-    """How the conversation is to be shortened on its way."""
+    """Ways to shorten the conversation."""
 
     edits: list[ContextEdit] | None = None
 
 
 class Inquiry(Struct, kw_only=True):
-    """What is asked of whom. A message is an `InputMessage`, a tool a `ToolDefinition`. thread: a
-    conversation that the server is to keep, which none is here.
+    """The model, messages and tools. A message is an `InputMessage`, a tool a `ToolDefinition`.
+    thread: a conversation kept by the server, which this server refuses.
     """
 
     model: str
@@ -227,9 +229,7 @@ class Inquiry(Struct, kw_only=True):
 
 
 class Drawing(Struct, kw_only=True):
-    """How the answer is drawn, and where it ends. max_tokens 0: the prompt is computed, and nothing
-    is answered.
-    """
+    """Sampling, and the end of the answer. max_tokens 0: compute the prompt, and answer nothing."""
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     stop_sequences: list[str] | None = None
@@ -240,7 +240,7 @@ class Drawing(Struct, kw_only=True):
 
 
 class Sender(Struct, kw_only=True):
-    """Who asks, and on what terms. Nothing of it changes the answer."""
+    """The client, and its terms. No field changes the answer."""
 
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -59,8 +59,8 @@ class _Messages:
             await while_connected(receive, answer)
 
     async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Of a prompt as it would be computed: images are fetched and their headers read, nothing
-        is decoded, and the engine hears nothing.
+        """Count the tokens of a prompt: images are fetched and their headers read, nothing is
+        decoded, and the engine hears nothing.
         """
         front = self.door.front
         async with self.door.admission.admit(scope, receive) as (body, held):
@@ -77,8 +77,8 @@ HOUR = 3600
 
 
 def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
-    """In Anthropic's words, which are fewer: what is no change of the prompt is "unavailable".
-    `saccade_reason` and `saccade_place` say what was found.
+    """Diagnostics in Anthropic's words, which are fewer: a reason other than a change of the prompt
+    is "unavailable". `saccade_reason` and `saccade_place` have the full finding.
     """
     if missed is None:
         return {"cache_miss_reason": None}
@@ -96,8 +96,8 @@ def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
 
 
 class MessageTeller:
-    """Tells an answer as Anthropic's message (see `stream.Teller`). One that may have no tokens is
-    computed with one, which is not told.
+    """Writes an answer as Anthropic's message (see `stream.ResponseWriter`). An answer of no tokens
+    is computed with one token, which is not shown.
     """
 
     def __init__(self, model: str, asked: AskedMessage, told: AnswerContext) -> None:

@@ -1,7 +1,7 @@
 """Anthropic's bodies as conversations.
 
-Owns how a body's messages, blocks, tools and settings become a `GenerationRequest`, each with its
-place in that body. Knows nothing of routes, of answers or of what a cache mark does.
+Owns the way from a body's messages, blocks, tools and settings to a `GenerationRequest`, each with
+its place in the body. Knows nothing of routes, of answers or of a cache mark's effect.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _KIND: Reader[ToolKind] = Reader(ToolKind)
 
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
-    """What a body asks for. `asks` is one, and emptied when it is taken. `most`: tokens that the
-    answer may have.
+    """A body after reading. `asks` holds one request, until taken. `most`: most tokens of the
+    answer.
     """
 
     asks: list[GenerationRequest]
@@ -71,7 +71,7 @@ class AskedMessage:
 
 
 def read_message(body: bytearray, context_length: int) -> AskedMessage:
-    """What is to be answered. Raises InvalidRequest that names the field in Anthropic's words."""
+    """The request to answer. Raises InvalidRequest that names the field in Anthropic's words."""
     request = MESSAGES.read(body, context_length)
     thinking, drawing = request.inquiry.thinking, request.drawing
     return AskedMessage(
@@ -83,7 +83,7 @@ def read_message(body: bytearray, context_length: int) -> AskedMessage:
 
 
 def read_count(body: bytearray, context_length: int) -> AskedMessage:
-    """What is to be counted. Raises as `read_message`."""
+    """The request to count. Raises as `read_message`."""
     request = COUNT_TOKENS.read(body, context_length)
     return AskedMessage([message_ask(request, context_length)], Reply(model=request.inquiry.model))
 
@@ -91,7 +91,7 @@ def read_count(body: bytearray, context_length: int) -> AskedMessage:
 def message_ask(
     request: CountTokensRequest | MessagesRequest, context_length: int
 ) -> GenerationRequest:
-    """What a request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
+    """The request of a body. Raises InvalidRequest for faults beyond the schema."""
     inquiry = request.inquiry
     if inquiry.thread is not None:
         raise InvalidRequest(
@@ -133,7 +133,7 @@ def message_ask(
 
 
 def _wish(inquiry: Inquiry) -> OutputConstraint | None:
-    """The form of the answer, by its newer name or its older."""
+    """The form of the answer, by its newer or older field."""
     config = inquiry.output_config
     if config is not None and config.format is not None:
         return OutputConstraint("json", config.format.schema, "output_config.format.schema")
@@ -167,7 +167,7 @@ def _offer(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet:
 
 
 def _read_tools(given: list[msgspec.Raw] | None) -> tuple[tuple[Tool, ...], tuple[Mark, ...]]:
-    """The tools of a request, and the marks on them."""
+    """The tools of a request, and their marks."""
     marks: list[Mark] = []
 
     def read(raw: msgspec.Raw, place: str) -> Tool:
@@ -194,7 +194,7 @@ def _read_tool(raw: msgspec.Raw, place: str) -> ToolDefinition:
 
 @dataclass(slots=True)
 class _Content:
-    """The parts of a message that is being read, and the marks on them."""
+    """The parts of a message being read, and their marks."""
 
     parts: list[Part] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -204,7 +204,7 @@ class _Content:
         self.mark(block, place, len(self.parts) - 1)
 
     def mark(self, block: MarkedBlock, place: str, part: int | None = None) -> None:
-        """The mark on a block: after this part, or after the whole message."""
+        """Add a block's mark: after this part, or after the whole message."""
         if block.cache_control is not None:
             where = f"{place}.cache_control"
             self.marks.append(control_mark(block.cache_control, where, part))
@@ -220,13 +220,13 @@ class _Conversation:
         self.messages: list[Message] = []
 
     def keep(self, control: CacheControl) -> None:
-        """Keep the prompt up to here, unless the last message has such a mark of its own."""
+        """Keep the prompt up to the end, unless the last message has a mark of its own."""
         final, mark = self.messages[-1], control_mark(control, "cache_control")
         if all(each.part is not None for each in final.marks):
             self.messages[-1] = replace(final, marks=(*final.marks, mark))
 
     def add_system(self, system: str | list[TextBlock]) -> None:
-        """The system prompt, which comes first."""
+        """Add the system prompt, which comes first."""
         if isinstance(system, str):
             self.messages.append(Message("system", system, place="system"))
             return
@@ -238,7 +238,7 @@ class _Conversation:
             self.messages.append(content.message("system", "system"))
 
     def add(self, message: InputMessage, place: str) -> None:
-        """A message; results of tools become messages of their own."""
+        """Add a message; results of tools become messages of their own."""
         where = f"{place}.content"
         if isinstance(message.content, str):
             self.messages.append(Message(message.role, message.content, place=where))

@@ -1,7 +1,7 @@
-"""An answer as Anthropic's API tells it: stream events in their order, and messages.
+"""An answer in the form of Anthropic's API: stream events in their order, and messages.
 
-Owns content blocks: which is open, what it has become. Knows nothing of routes, of how events are
-written to a socket, or of how an answer is read (`text/answer.py`).
+Owns content blocks: the open block, and its content so far. Knows nothing of routes, of writing to
+a socket, or of how an answer is read (`text/answer.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Ending = Literal["stop", "length", "context"]
 
 @dataclass(frozen=True, slots=True)
 class MessageUsage:
-    """Tokens. `fresh`: of the prompt, neither read from the cache nor kept in it by a mark. hour:
-    of those `written`, what is kept for an hour or more.
+    """Tokens. `fresh`: prompt tokens neither read from the cache nor kept by a mark. hour: of those
+    `written`, the tokens kept for an hour or more.
     """
 
     fresh: int
@@ -40,7 +40,7 @@ class MessageUsage:
     hour: int = 0
 
     def told(self) -> dict[str, Any]:
-        """As `usage` has it."""
+        """The counts in the form of `usage`."""
         return {
             "input_tokens": self.fresh,
             "cache_creation_input_tokens": self.written,
@@ -54,7 +54,9 @@ class MessageUsage:
 
 
 class MessageStream:
-    """One answer's stream, from `begin` over `feed` to `end`. shows_thinking: or signs it only."""
+    """One answer's stream, from `begin` over `feed` to `end`. shows_thinking: show the reasoning,
+    or only sign it.
+    """
 
     def __init__(self, message_id: str, model: str, shows_thinking: bool = True) -> None:
         self._id = message_id
@@ -68,7 +70,7 @@ class MessageStream:
     def begin(
         self, usage: MessageUsage, diagnostics: dict[str, Any] | None = None
     ) -> list[StreamEvent]:
-        """What comes before the first token. diagnostics: of the cache, if that was asked for."""
+        """The events before the first token. diagnostics: of the cache, if requested."""
         message: dict[str, Any] = {
             "id": self._id,
             "type": "message",
@@ -84,11 +86,11 @@ class MessageStream:
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def feed(self, events: Iterable[AnswerEvent]) -> list[StreamEvent]:
-        """What has come of the answer."""
+        """The events for new content."""
         return [told for event in events for told in self._feed(event)]
 
     def end(self, finish: Ending, stop: str | None, usage: MessageUsage) -> list[StreamEvent]:
-        """What comes after the last token. stop: the stop sequence that ended the answer."""
+        """The events after the last token. stop: the stop sequence that ended the answer."""
         reason = self._reason(finish, stop)
         delta = {
             "stop_reason": reason,
@@ -138,7 +140,7 @@ class MessageStream:
     def _enter(
         self, kind: Literal["text", "thinking", "tool_use"], block: dict[str, Any]
     ) -> list[StreamEvent]:
-        """Begin a block, unless one of its kind is open."""
+        """Begin a block, unless a block of this kind is open."""
         if self._open == kind:
             return []
         closed = self._close()
@@ -162,7 +164,7 @@ class MessageStream:
 
 
 class WholeMessage:
-    """The message that a stream tells of, for whoever asked without one. `add` every event."""
+    """The message of a stream, for clients without streaming. `add` every event."""
 
     def __init__(self) -> None:
         self._message: dict[str, Any] = {}
@@ -200,7 +202,9 @@ class WholeMessage:
 
 
 def read_input(text: str) -> Any:
-    """A call's input; of one that its length cut off, what was whole: as the SDKs read a stream."""
+    """A call's input; of an input cut off by its length, the complete part, as the SDKs read a
+    stream.
+    """
     try:
         return _parsed(text or "{}")
     except json.JSONDecodeError:
@@ -214,14 +218,14 @@ def _parsed(text: str) -> Any:
 
 
 def _number(word: str) -> Any:
-    """As the model wrote it where it is too large to be told otherwise."""
+    """The value of a number; beyond the range of JSON readers, the model's own digits as JSON."""
     value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
     told = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
     return value if told else msgspec.Raw(word.encode())
 
 
 def _tellable(value: Any) -> Any:
-    """`value` without halves of surrogate pairs, which JSON can name and no text can hold."""
+    """`value` without halves of surrogate pairs, which JSON can name but no text can hold."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""POST /v1/responses, and what was kept of it: retrieve, list its input, delete, cancel.
+"""POST /v1/responses, and kept responses: retrieve, list input items, delete, cancel.
 
-Owns the handlers, the response's body, and which responses are running. The fields are
-`read.py`'s, items `items.py`'s, events `write.py`'s, what is kept
-`store.py`'s. Knows nothing of tokens or of how an answer is read.
+Owns the handlers, the response's body, and the list of running responses. `read.py` has the fields,
+`items.py` the items, `write.py` the events, `store.py` the kept responses. Knows nothing of tokens
+or of how an answer is read.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def response_routes(door: RequestHandler, store: ResponseStore) -> list[Route]:
 
 @dataclass(slots=True)
 class Running:
-    """A response that is being streamed. `group`: what the front calls its request."""
+    """A response being streamed. `group`: the front's name for its request."""
 
     response: dict[str, Any]
     group: str
@@ -86,11 +86,11 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """A request that has been read, and the turn that it continues.
+    """A request after reading, and the turn that it continues.
 
-    `asks`: one, until it has been prepared. `packed`: its items as the store keeps them; None where
-    nothing is to be kept. `comparable`: the response that it wants to be compared with is there, or
-    it names none.
+    `asks`: one request, until prepared. `packed`: its items as the store keeps them; None if
+    nothing is to be kept. `comparable`: the response named for comparison is known, or none is
+    named.
     """
 
     request: ResponsesRequest
@@ -102,13 +102,13 @@ class ResponseAsked:
 
     @property
     def nbytes(self) -> int:
-        """What it holds while it is answered, beside the encoded images."""
+        """Bytes held during the answer, beside the encoded images."""
         before = 0 if self.before is None else self.before.total
         return before + sum(len(item) for _, item in self.packed or ())
 
 
 class ResponseTeller:
-    """Tells one answer in the words of /v1/responses. `on_end`: called with the response, once."""
+    """Writes one answer in the form of /v1/responses. `on_end`: called with the response, once."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _Responses:
             await while_connected(receive, self._answer(send, found, held))
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What a request's input comes to in tokens."""
+        """Count the tokens of a request's input."""
         async with self._asked(scope, receive) as (found, held):
             self._door.name_of(found.reply.model)
             intake, context_length = (
@@ -214,7 +214,7 @@ class _Responses:
     async def _asked(
         self, scope: Scope, receive: Receive
     ) -> AsyncIterator[tuple[ResponseAsked, Held]]:
-        """A request that has been read, and what it holds of memory."""
+        """A request after reading, with its share of memory."""
         async with self._door.admission.admit(scope, receive) as (body, held):
             inquiry = await self._door.read(read_responses, body)
             before = self._before(inquiry.request, held.client)
@@ -249,8 +249,8 @@ class _Responses:
         return False
 
     def _items(self, inquiry: ResponseInquiry, client: Client) -> list[Item | bytes]:
-        """The items of a request; those that it only names, packed. None is named twice: what a
-        request is read into is no more than what was sent and what is kept.
+        """The items of a request; items named by id come packed. No item may be named twice:
+        reading takes no more memory than the body and the kept items.
         """
         named = set[str]()
         for i, item in enumerate(inquiry.items):
@@ -345,9 +345,9 @@ def exchange(
     comparable: bool,
 ) -> ResponseAsked:
     """`request`, its conversation included, read as a chat. `given`: its items, some packed;
-    `keeps`: they will be kept; `comparable`: as in `ResponseAsked`.
+    `keeps`: the items will be kept; `comparable`: as in `ResponseAsked`.
 
-    Raises InvalidRequest that names the field as the client has it.
+    Raises InvalidRequest with the client's name of the field.
     """
     turns = [] if before is None else before.chain()
     past = [unpack(item) for turn in turns for _, item in (*turn.items, *turn.answer)]
@@ -360,8 +360,8 @@ def exchange(
 
 
 def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:
-    """In OpenAI's words, which are fewer: what is no change of the prompt is "unavailable".
-    `saccade_reason` and `saccade_place` say what was found.
+    """Diagnostics in OpenAI's words, which are fewer: a reason other than a change of the prompt is
+    "unavailable". `saccade_reason` and `saccade_place` have the full finding.
     """
     if missed is None:
         return {"type": "cache_hit"}
@@ -375,7 +375,7 @@ def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:
 
 
 def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams) -> dict[str, Any]:
-    """A response of which nothing has been generated."""
+    """A response without any generated text."""
     request = found.request
     form, delivery = request.form, request.delivery
     text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()

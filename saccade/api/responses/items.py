@@ -1,8 +1,8 @@
-"""The items of a conversation as POST /v1/responses has them, and their reading into messages.
+"""The items of a conversation in POST /v1/responses, and their reading into messages.
 
-Owns their schemas, and how items become messages: the words, thoughts and calls of the model in one
-turn are one message. Unknown keys are ignored, for answers carry many when they are sent back.
-Knows nothing of the rest of a body, of stores or of HTTP.
+Owns their schemas, and the way from items to messages: the model's words, thoughts and calls in one
+turn are one message. Unknown keys are ignored, as answers carry many when sent back. Knows nothing
+of the rest of a body, of stores or of HTTP.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TextContent(Struct, tag_field="type", tag="input_text", omit_defaults=True
 
 
 class PlainContent(Struct, tag_field="type", tag="text"):
-    """Text, by its name in chats."""
+    """Text, under the name from chats."""
 
     text: str
 
@@ -57,7 +57,7 @@ class SaidContent(Struct, tag_field="type", tag="output_text"):
 
 
 class RefusalContent(Struct, tag_field="type", tag="refusal"):
-    """Words with which a model refused."""
+    """A model's words of refusal."""
 
     refusal: str
 
@@ -69,7 +69,7 @@ class ThoughtContent(Struct, tag_field="type", tag="reasoning_text"):
 
 
 class SummaryContent(Struct, tag_field="type", tag="summary_text"):
-    """What the reasoning came to."""
+    """A summary of reasoning."""
 
     text: str
 
@@ -122,7 +122,7 @@ class CallItem(Struct, tag_field="type", tag="function_call", omit_defaults=True
 class ResultItem(
     Struct, tag_field="type", tag="function_call_output", omit_defaults=True, kw_only=True
 ):
-    """What the client's function answered: text, images, or both."""
+    """The result of the client's function: text, images, or both."""
 
     call_id: Id
     output: str | list[Given]
@@ -131,8 +131,8 @@ class ResultItem(
 
 
 class ReasoningItem(Struct, tag_field="type", tag="reasoning", omit_defaults=True, kw_only=True):
-    """What the model thought. `encrypted_content` is another server's, which nobody here can read:
-    accepted, and left out.
+    """The model's reasoning. Another server's `encrypted_content` is unreadable: accepted, and left
+    out.
     """
 
     summary: list[SummaryContent] = []
@@ -174,12 +174,12 @@ _ITEM: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
 
 
 def new_id(kind: str) -> str:
-    """A fresh id for an item of this type."""
+    """A fresh id for an item of type `kind`."""
     return _PREFIXES[kind] + secrets.token_hex(16)
 
 
 def read_item(raw: msgspec.Raw, place: str) -> Item | ReferenceItem:
-    """An item of a request. Raises InvalidRequest that names what is wrong below `place`."""
+    """An item of a request. Raises InvalidRequest that names the fault's place below `place`."""
     kind = _KIND.json(raw, place).type or "message"
     reader = _KINDS.get(kind)
     if reader is None:
@@ -193,7 +193,7 @@ def read_item(raw: msgspec.Raw, place: str) -> Item | ReferenceItem:
 
 
 def pack(item: Item) -> tuple[str, bytes]:
-    """An item as a store keeps it: its id, and JSON in which a message's content is a list."""
+    """An item in the store's form: its id, and JSON in which a message's content is a list."""
     kind = str(type(item).__struct_config__.tag)
     item_id = item.id or new_id(kind)
     return item_id, msgspec.json.encode(_whole(item, item_id))
@@ -205,7 +205,7 @@ def unpack(packed: bytes) -> Item:
 
 
 def pack_output(output: dict[str, Any]) -> tuple[str, bytes]:
-    """An item of an answer, as `pack`: without its log-probabilities."""
+    """An answer's item, packed as by `pack`: without its log-probabilities."""
     return pack(msgspec.convert(output, Item))
 
 
@@ -222,7 +222,7 @@ def _whole(item: Item, item_id: str) -> Item:
 
 
 def _told(content: Any) -> Any:
-    """As the API tells of it: clients know an image by its `detail`."""
+    """A content in the API's form: clients recognise an image by its `detail`."""
     if isinstance(content, ImageContent) and content.detail is None:
         return msgspec.structs.replace(content, detail="auto")
     return content
@@ -233,7 +233,7 @@ def _told(content: Any) -> Any:
 
 @dataclass(slots=True)
 class _Turn:
-    """The model's turn that is being read: its words, thoughts and calls become one message.
+    """The model's turn being read: its words, thoughts and calls become one message.
 
     place: of the content of its first item.
     """
@@ -282,7 +282,7 @@ class ItemReader:
     """Items as messages. Raises InvalidRequest that names an item's own place."""
 
     def __init__(self, limits: ImageLimits) -> None:
-        """`limits`: of images that have none of their own."""
+        """`limits`: for images without bounds of their own."""
         self._messages: list[Message] = []
         self._limits = limits
         self._turn: _Turn | None = None
@@ -294,11 +294,13 @@ class ItemReader:
         return (*self._messages, *turn)
 
     def instruct(self, instructions: str) -> None:
-        """The system prompt, which comes first."""
+        """Add the system prompt, which comes first."""
         self._add(Message("system", instructions, place="instructions"))
 
     def add(self, item: Item, place: str, where: str = "") -> None:
-        """The next item. where: of its content, unless that is a field of it."""
+        """Add the next item. where: the place of its content, unless the content is a field of the
+        item.
+        """
         match item:
             case ReasoningItem():
                 self._thoughts += [each.text for each in item.content or item.summary]
@@ -331,7 +333,7 @@ class ItemReader:
             self._turn = None
 
     def _answering(self, place: str) -> _Turn:
-        """The model's turn, with the thoughts before it."""
+        """The model's turn, begun with the thoughts before it."""
         if self._turn is None:
             self._turn = _Turn(f"{place}.content")
         self._turn.think(self._thoughts)
@@ -346,8 +348,8 @@ def _listed(content: str | tuple[Part, ...], place: str) -> tuple[Part, ...]:
 def _content(
     content: str | Sequence[Content], where: str, limits: ImageLimits
 ) -> tuple[str | tuple[Part, ...], tuple[Mark, ...]]:
-    """A content and the marks in it. Text of the model alone is one string, as its own turns were
-    when they were made.
+    """A content and the marks in it. Text of the model alone is one string, as in the model's
+    original turns.
     """
     if isinstance(content, str):
         return content, ()

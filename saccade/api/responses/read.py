@@ -1,7 +1,7 @@
 """The body of POST /v1/responses as a conversation.
 
-Owns its fields, what is refused by name, and how they become a `GenerationRequest`. Items are
-`items.py`'s. Knows nothing of routes, of stores or of answers.
+Owns its fields, the features refused by name, and the way to a `GenerationRequest`. `items.py` has
+the items. Knows nothing of routes, of stores or of answers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Metadata = Annotated[
 
 
 class TextFormat(Struct, forbid_unknown_fields=True):
-    """What the answer must be."""
+    """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -67,15 +67,15 @@ class TextFormat(Struct, forbid_unknown_fields=True):
 
 
 class ResponseText(Struct, forbid_unknown_fields=True):
-    """What the answer must be, and how long; verbosity is a hint to the template."""
+    """The form of the answer, and its length; verbosity is a hint to the template."""
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 
 
 class ReasoningConfig(Struct):
-    """How much the model thinks: effort is a hint to the template, "none" switches thinking off.
-    A summary is not made: reasoning is told as it is.
+    """The amount of reasoning: effort is a hint to the template, "none" switches reasoning off. No
+    summary is made: reasoning is shown as it is.
     """
 
     effort: Effort | None = None
@@ -89,7 +89,7 @@ class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class ResponseInput(Struct, kw_only=True):
-    """What is asked. An item of `input` is a message, a function's call or output, or reasoning."""
+    """The input. An item of `input` is a message, a function's call or output, or reasoning."""
 
     input: str | list[msgspec.Raw]
     instructions: str | None = None
@@ -110,7 +110,7 @@ class ResponseEnding(Struct, kw_only=True):
 
 
 class ResponseForm(Struct, kw_only=True):
-    """What the answer holds."""
+    """The content of the answer."""
 
     text: ResponseText | None = None
     tools: list[dict[str, Any]] | None = None
@@ -123,7 +123,7 @@ class ResponseForm(Struct, kw_only=True):
 
 
 class ResponseDelivery(Struct, kw_only=True):
-    """How the answer comes, whether it is kept, and what is said of who asks."""
+    """The delivery of the answer, its keeping, and facts about the client."""
 
     model: str | None = None
     stream: bool | None = None
@@ -175,14 +175,14 @@ RESPONSES: BodySchema[ResponsesRequest] = BodySchema(ResponsesRequest, _NEUTRAL,
 
 @dataclass(frozen=True, slots=True)
 class ResponseInquiry:
-    """A body that has been read. `items`: its input, as items."""
+    """A body after reading. `items`: its input, as items."""
 
     request: ResponsesRequest
     items: tuple[Item | ReferenceItem, ...]
 
 
 def read_responses(body: bytearray, context_length: int) -> ResponseInquiry:
-    """What a body asks for. Raises InvalidRequest that names the field."""
+    """The inquiry of a body. Raises InvalidRequest that names the field."""
     request = RESPONSES.read(body, context_length)
     _check(request)
     given = request.asked.input
@@ -228,7 +228,7 @@ _NAMES = FieldNames(
 def response_ask(
     request: ResponsesRequest, before: Sequence[Item], items: Sequence[Item]
 ) -> GenerationRequest:
-    """What a request asks for. `before`: the conversation so far; `items`: those that it adds.
+    """The request for an answer. `before`: the conversation so far; `items`: the new items.
 
     Raises InvalidRequest that names the field.
     """
@@ -315,7 +315,7 @@ def _tool(tool: dict[str, Any], place: str) -> Tool:
 
 
 def _tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[Tool]) -> Any:
-    """OpenAI's choice as chats write it. Raises InvalidRequest that names the field."""
+    """OpenAI's choice in the form of chats. Raises InvalidRequest that names the field."""
     if choice is None or choice in ("none", "auto", "required"):
         return choice
     if isinstance(choice, dict):

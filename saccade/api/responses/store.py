@@ -1,8 +1,8 @@
-"""Responses that are kept: by their id, for whoever made them, for a time and within a room.
+"""Kept responses: by id, for their makers, for a time and within a room.
 
-Owns what is kept and what goes when there is no room. A conversation is a chain of turns, each of
-which is kept once, however many responses continue it, and for as long as one of them is kept. What
-is kept is JSON; nothing here knows what it says. One event loop; no locks.
+Owns the kept responses and the order of eviction. A conversation is a chain of turns, each kept
+once, however many responses continue it, for as long as any of them is kept. The content is JSON,
+unread by the store. One event loop; no locks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Packed = tuple[str, bytes]
 
 @dataclass(eq=False, slots=True)
 class KeptTurn:
-    """What a request added to a conversation: items, and the answer's. `nbytes`: its own;
-    `total`: with all before it.
+    """A request's addition to a conversation: its items, and the answer's. `nbytes`: its own;
+    `total`: with all turns before.
     """
 
     items: tuple[Packed, ...]
@@ -46,7 +46,7 @@ class KeptTurn:
         self.total = self.nbytes + (0 if self.before is None else self.before.total)
 
     def chain(self) -> list[KeptTurn]:
-        """All turns up to this one, in their order."""
+        """All turns up to this turn, in order."""
         turns = list(self._back())
         turns.reverse()
         return turns
@@ -60,7 +60,7 @@ class KeptTurn:
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response: its body as JSON, the turn that it ends, and until when it is kept."""
+    """A response: its body as JSON, its last turn, and the end of its keeping."""
 
     id: str
     body: bytes
@@ -69,7 +69,7 @@ class KeptResponse:
 
 
 class OwnResponses:
-    """One owner's responses, those used least lately first."""
+    """One owner's responses, the least recently used first."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[str, KeptResponse] = OrderedDict()
@@ -136,7 +136,7 @@ class ResponseStore:
         return sum(len(shelf.kept) for shelf in self._shelves.values())
 
     def keep(self, client: Client, response_id: str, body: bytes, turn: KeptTurn) -> None:
-        """Keep a response, and let go what there is no more room for, which may be itself."""
+        """Keep a response, and evict responses beyond the room, perhaps the new one itself."""
         self._expire()
         shelf = self._shelves.setdefault(client.name, OwnResponses())
         shelf.put(KeptResponse(response_id, body, turn, self._clock() + self._seconds))
@@ -149,13 +149,13 @@ class ResponseStore:
         self._count()
 
     def fits(self, client: Client, nbytes: int) -> bool:
-        """Whether a conversation of so many bytes can be kept at all."""
+        """True if a conversation of so many bytes can be kept at all."""
         return self._most > 0 and nbytes <= self._room * (SHARE if client.limited else 1.0)
 
     def find(self, client: Client, response_id: str, param: str) -> KeptResponse:
-        """A response of this client, which is then kept for longer.
+        """A response of this client, whose keeping is prolonged.
 
-        Raises NotFound where there is none: another client's is none.
+        Raises NotFound for an unknown response; other clients' responses are unknown.
         """
         self._expire()
         shelf = self._shelves.get(client.name)
@@ -163,7 +163,8 @@ class ResponseStore:
             raise NotFound(
                 f"{param}: there is no response {response_id[:200]!r}: it was made with "
                 "store=false or another key, it has been deleted, or it was let go for newer ones "
-                "(--responses-mb, --max-responses, --responses-ttl): send the conversation itself",
+                "(--responses-mb, --tune max_responses, responses_ttl): send the conversation "
+                "itself",
                 param,
                 "response_not_found",
             )
@@ -173,7 +174,7 @@ class ResponseStore:
         return found
 
     def item(self, client: Client, item_id: str, param: str) -> bytes:
-        """An item of a conversation that is kept. Raises NotFound where there is none."""
+        """An item of a kept conversation. Raises NotFound for an unknown item."""
         self._expire()
         shelf = self._shelves.get(client.name)
         if shelf is None or item_id not in shelf.items:
@@ -186,7 +187,7 @@ class ResponseStore:
         return shelf.items[item_id]
 
     def delete(self, client: Client, response_id: str, param: str) -> None:
-        """Let a response go. Turns that others continue stay. Raises as `find`."""
+        """Delete a response. Turns continued by other responses stay. Raises as `find`."""
         self.find(client, response_id, param)
         self._shelves[client.name].drop(response_id)
         self._count()

@@ -1,7 +1,7 @@
-"""An answer as POST /v1/responses tells it: stream events in their order, and the response.
+"""An answer in the form of POST /v1/responses: stream events in their order, and the response.
 
-Owns output items: which is open, what it has become, and the numbers of events. Knows nothing of
-routes, of how events are written to a socket, or of how an answer is read (`text/answer.py`).
+Owns output items: the open item, its content so far, and the numbers of events. Knows nothing of
+routes, of writing to a socket, or of how an answer is read (`text/answer.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Ended = Literal["stop", "length", "cancelled"]
 
 
 class ResponseStream:
-    """One answer's stream: `begin`, `feed` as it comes, then `end` or `fail`.
+    """One answer's stream: `begin`, `feed` as text comes, then `end` or `fail`.
 
-    `response`: the response's body, which is kept up to date; its status is "in_progress".
+    `response`: the response's body, kept up to date; its status is "in_progress".
     """
 
     def __init__(self, response: dict[str, Any]) -> None:
@@ -42,17 +42,17 @@ class ResponseStream:
 
     @property
     def reasons(self) -> bool:
-        """Whether what came last was reasoning."""
+        """True if the last content was reasoning."""
         return self._item is not None and self._item["type"] == "reasoning"
 
     def begin(self) -> list[ResponseEvent]:
-        """What comes before the first token."""
+        """The events before the first token."""
         return [self._whole("response.created"), self._whole("response.in_progress")]
 
     def feed(
         self, parts: Iterable[AnswerEvent], logprobs: Sequence[Raw] = ()
     ) -> list[ResponseEvent]:
-        """What has come of the answer. Log-probabilities stand with the text that they became."""
+        """The events for new content. Log-probabilities stand with the text of their tokens."""
         self._logprobs += logprobs
         events = [told for part in parts for told in self._feed(part)]
         if self._item is not None and self._item["type"] != "message":
@@ -60,7 +60,7 @@ class ResponseStream:
         return events
 
     def end(self, how: Ended, usage: dict[str, Any], **more: Any) -> list[ResponseEvent]:
-        """What comes after the last token. `more`: fields of the response known only now."""
+        """The events after the last token. `more`: fields of the response known only now."""
         whole = how == "stop"
         events = [] if self._output else self._feed(Text(""))  # the model said nothing
         events += self._close("completed" if whole else "incomplete")
@@ -77,7 +77,7 @@ class ResponseStream:
         return [*events, self._whole("response.incomplete")]
 
     def fail(self, error: RequestError) -> list[ResponseEvent]:
-        """What comes when the answer fails on its way."""
+        """The events for an answer that fails on its way."""
         events = self._close("incomplete")
         code = "server_error"
         if isinstance(error, ImageError):
@@ -126,7 +126,7 @@ class ResponseStream:
         return content
 
     def _enter(self, kind: str, content: dict[str, Any]) -> list[ResponseEvent]:
-        """Begin an item with this content, unless one of its kind is open."""
+        """Begin an item with this content, unless an item of this kind is open."""
         if self._item is not None and self._item["type"] == kind:
             return []
         fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}

@@ -1,8 +1,8 @@
-"""What became of each picture of a request: the `saccade` field of answers, the log of slow
-requests, and the legs of a trace.
+"""The way of each image of a request: the `saccade` field of answers, the log of slow requests, and
+the legs of a trace.
 
-Owns the shapes, and how a request's pictures and what the front found of them are put together.
-Knows nothing of HTTP.
+Owns the shapes, and the join of a request's images with the front's findings. Knows nothing of
+HTTP.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Size(Struct):
 
 
 class ImageCost(Struct):
-    """A picture as its header describes it (upright), and what it comes to.
+    """An image by its header (upright), and its size after processing.
 
-    `place` is what the request calls it.
+    `place`: the request's name for the image.
     """
 
     place: str
@@ -62,10 +62,10 @@ class ImageCost(Struct):
 
 
 class ImageTimes(Struct):
-    """Milliseconds for one picture.
+    """Milliseconds for one image.
 
-    `wait` is what passed from submission to the embedding beside the others. `encoder`: what asking
-    another server for the embedding took.
+    `wait`: from submission to the embedding, outside of the other times. `encoder`: the time of
+    asking another server for the embedding.
     """
 
     fetch: float
@@ -77,8 +77,8 @@ class ImageTimes(Struct):
 
 
 class ImageStarts(Struct, omit_defaults=True):
-    """When a picture's stages began, in milliseconds from the arrival of the request; negative for
-    what another request had begun. UNSET: this request had no such stage.
+    """Begin of each stage of an image, in milliseconds from the arrival of the request; negative
+    for a stage begun by another request. UNSET: no such stage.
     """
 
     fetch: float
@@ -87,16 +87,15 @@ class ImageStarts(Struct, omit_defaults=True):
 
 
 class ImageMissed(Struct, omit_defaults=True):
-    """Why a picture was not found at a level above the one where it was found."""
+    """The reason why an image was missed at a level above the hit."""
 
     kv: Missed | None = None
     embedding: Missed | None = None
 
 
 class ImageTrace(ImageCost, kw_only=True):
-    """What became of one picture. `tier`: where its embedding was, if it was found there.
-    `encoder`: what came of asking an encoder for it, if one was asked: "embedding", or why it was
-    encoded here.
+    """The way of one image. `tier`: the embedding's tier, if found. `encoder`: the outcome of
+    asking an encoder, if any: "embedding", or the reason for encoding on this server.
     """
 
     found: Level
@@ -145,7 +144,7 @@ Figure = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A part of a request's way; its moments are `time.monotonic()`."""
+    """A part of a request's way; times are `time.monotonic()`."""
 
     name: str
     begun: float
@@ -154,8 +153,8 @@ class Leg:
 
 
 class RequestTimes(Struct):
-    """Milliseconds from the arrival of a request: to its submission to the engine, to when the
-    engine began with it, to the first token, to the end.
+    """Milliseconds from the arrival of a request to its submission to the engine, to the engine's
+    begin, to the first token, to the end.
     """
 
     prepared: float
@@ -165,8 +164,8 @@ class RequestTimes(Struct):
 
 
 class CacheTrace(Struct, omit_defaults=True):
-    """What became of a request's prompt: tokens that were found, those that were computed and are
-    now kept, by the time they are ("300s"), and why more were not found, where that was asked.
+    """The way of a request's prompt: tokens found, tokens computed and now kept, by the time of
+    keeping ("300s"), and the reason for further misses, if requested.
     """
 
     cached_tokens: int
@@ -175,8 +174,8 @@ class CacheTrace(Struct, omit_defaults=True):
 
 
 class Trace(Struct):
-    """What became of a request's pictures. `images` are in the order of the messages. `ignored`:
-    fields that this model has no switch for.
+    """The way of a request's images. `images`: in the order of the messages. `ignored`: fields
+    without a switch in this model.
     """
 
     images: Sequence[ImageTrace]
@@ -221,16 +220,16 @@ class Tracer:
 
     @property
     def first(self) -> float | None:
-        """`time.monotonic()` of the first token; None while there is none."""
+        """`time.monotonic()` of the first token; None before."""
         return self._first
 
     @property
     def levels(self) -> Counter[Level]:
-        """How many images were found at which level."""
+        """The number of images found at each level."""
         return Counter(found.level for found in self._found)
 
     def legs(self) -> Iterator[Leg]:
-        """What the request has gone through; of at most `MOST_TOLD` of its images."""
+        """The request's legs; with at most `MOST_TOLD` of its images."""
         yield Leg("prepare", self._arrival, self._ready)
         named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
         for image, place in named[:MOST_TOLD]:

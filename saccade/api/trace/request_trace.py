@@ -1,9 +1,8 @@
-"""What a trace tells of one request: its moments, from the head's arrival to the answer's last
-byte, and what it came to.
+"""The trace of one request: its times, from the head's arrival to the answer's last byte, and its
+outcome.
 
-Owns the journey of the request that is being served, and which paths have one. Everything in a
-journey is plain and small: no text, no image, nothing that holds one. Knows nothing of
-OpenTelemetry.
+Owns the timeline of the request being served, and the list of traced paths. A timeline's content is
+plain and small: no text, no image, no reference to either. Knows nothing of OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -35,11 +34,10 @@ MOST_STATE = 512
 
 
 class RequestTimeline:
-    """One request. Moments are `time.monotonic()`; `wall` is what to add for seconds since the
-    epoch.
+    """One request. Times are `time.monotonic()`; adding `wall` gives seconds since the epoch.
 
-    status: of the response; None while none has begun. whole: its last byte was sent. failed: the
-    code of what it ended with, if that was an error.
+    status: of the response; None before. whole: its last byte was sent. failed: the code of its
+    final error, if any.
     """
 
     def __init__(self, path: str, headers: Headers) -> None:
@@ -71,9 +69,9 @@ class RequestTimeline:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTold:
-    """What the answers of one request came to. limits: the request's sampling, in the words of the
-    conventions. finishes: why each ended that did, in the order of their ends. levels: where how
-    many images were found.
+    """The outcome of a request's answers. limits: the request's sampling, in the words of the
+    conventions. finishes: the reason of each ended answer, in order of ends. levels: number of
+    images found at each level.
     """
 
     arrival: float
@@ -123,7 +121,7 @@ def note_failure(error: RequestError) -> None:
 
 
 class Journeys:
-    """Gives `record` the journey of every request to a path of `OPERATIONS`, when it has ended."""
+    """Gives `record` the timeline of every ended request to a path of `OPERATIONS`."""
 
     def __init__(self, app: ASGIApp, record: Callable[[RequestTimeline], None]) -> None:
         self._app = app

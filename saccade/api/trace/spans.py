@@ -1,7 +1,7 @@
-"""Journeys as OpenTelemetry's spans, and their way to a collector.
+"""Timelines as OpenTelemetry's spans, and their way to a collector.
 
-Owns the names: those of OpenTelemetry's conventions for HTTP and for generative models where there
-are such, `saccade.` else. No attribute holds text or images of users. The only module that imports
+Owns the names: those of OpenTelemetry's conventions for HTTP and for generative models if defined,
+`saccade.` else. No attribute holds text or images of users. The only module that imports
 OpenTelemetry's libraries (extra `otel`); only the thread of `telemetry.py` calls it.
 """
 
@@ -47,7 +47,7 @@ class Spans:
         self._exporter = OTLPSpanExporter(url, timeout=EXPORT_SECONDS)
 
     def send(self, journeys: Sequence[RequestTimeline]) -> bool:
-        """Whether the collector has taken them."""
+        """Send timelines; True if the collector has taken them."""
         for journey in journeys:
             self._make(journey)
         made = self._made.get_finished_spans()

@@ -72,7 +72,7 @@ class Telemetry:
             self._metrics.inc("saccade_traces_dropped_total", dropped)
 
     def close(self) -> None:
-        """Send what waits, if that takes no longer than `CLOSE_SECONDS`."""
+        """Send waiting timelines, within `CLOSE_SECONDS`."""
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
 

@@ -72,6 +72,7 @@ class InternVLSpec:
         text, vision = self.text, self.vision
         return Cuts(
             text=((text.heads, "attention heads"), (text.intermediate, "MLP values")),
+            heads=text.heads,
             kv_heads=text.kv_heads,
             encoder=(
                 (vision.heads, "vision attention heads"),

@@ -107,6 +107,7 @@ class QwenVLSpec:
         experts = text.experts
         return Cuts(
             text=((text.heads, "attention heads"), *self._widths),
+            heads=text.heads,
             kv_heads=text.kv_heads,
             encoder=(
                 (vision.heads, "vision attention heads"),

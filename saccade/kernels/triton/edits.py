@@ -43,7 +43,7 @@ class EditTables:
     weights: torch.Tensor  # [S, 3] float32
     entries: torch.Tensor  # [S, E] int32
     amounts: torch.Tensor  # [S, E] float32
-    counts: torch.Tensor  # [lines, V] int32
+    counts: torch.Tensor  # [S, V] int32
 
 
 @triton.jit

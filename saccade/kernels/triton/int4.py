@@ -22,7 +22,7 @@ from saccade.kernels.int4 import CHUNK, Int4Matrix
 from saccade.kernels.tiling import Tiling, first_that_fills
 
 FEW = (Tiling(16, 64, 4, 8, 3), Tiling(16, 32, 4, 4, 4), Tiling(16, 16, 4, 4, 4))
-SOME = (Tiling(64, 128, 1, 8, 3), Tiling(64, 32, 2, 4, 3))
+SOME = (Tiling(64, 128, 1, 8, 3), Tiling(32, 32, 2, 4, 3))
 MANY = (Tiling(128, 128, 1, 8, 3), Tiling(64, 64, 1, 4, 3))
 """For at most 16 rows, at most 64, and more; of each the first that makes enough programs, else the
 last. What few rows cost is the weights' way, so programs are small and their inputs split among

@@ -1,4 +1,4 @@
-"""`paged.paged_attention` as Triton kernels: keys and values are read where they lie.
+"""`paged.paged_attention_reference` as Triton kernels: keys and values are read where they lie.
 
 Rows of one token (decode) are `triton/paged_decode.py`'s; all other rows are one launch, whatever
 their number and lengths; where tokens are few, keys are split, and a second one joins what comes of
@@ -238,7 +238,7 @@ def launch_paged(
     prefill: Tile | None = None,
     piece: int | None = None,
 ) -> torch.Tensor:
-    """`paged.paged_attention` in at most four launches, and one more where the step's list of
+    """`paged_attention_reference` in at most four launches, and one more where the step's list of
     pieces is not made; none waits for a value.
 
     prefill, piece: other than by the rules, for measurements and tests.

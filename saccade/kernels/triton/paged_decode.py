@@ -1,4 +1,4 @@
-"""Decode of `paged.paged_attention` as Triton kernels: rows of one token, whatever their lengths.
+"""Decode of `paged_attention_reference` as Triton kernels: rows of one token of any length.
 
 Owns how a row's keys are cut into pieces and who attends to them. A piece's size follows from its
 row's length alone, so a row has the same bits whatever is beside it. A list of all pieces, the

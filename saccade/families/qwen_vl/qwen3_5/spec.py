@@ -45,6 +45,7 @@ class Qwen35Spec(QwenVLSpec):
                 (delta.value_heads, "linear attention value heads"),
                 (text.intermediate, "MLP values"),
             ),
+            heads=text.heads,
             kv_heads=text.kv_heads,
             encoder=(
                 (vision.heads, "vision attention heads"),

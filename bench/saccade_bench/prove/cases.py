@@ -1,0 +1,331 @@
+"""What is tried on a server: each case is a few questions, and a verdict on their answers.
+
+Three witnesses give a mixed-up image away: the number that is read is another image's; more of the
+prompt is cached than of an image that was never seen; the answer's log-probabilities are another
+image's to the last digit. A case whose images the model cannot read, or whose fields the server
+refuses, is "not judged": it says nothing against the server, and nothing for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+
+from saccade_bench.eval.ocr import says
+from saccade_bench.prove import pictures
+from saccade_bench.prove.client import QUESTION, Asker, JudgedAnswer, Refused, url_of
+from saccade_bench.prove.pictures import NumberImage, plain
+
+Verdict = Literal["kept apart", "MIXED UP", "not judged"]
+SECOND = "What is the number in picture 2?"
+ABREAST = 8
+TRIES = 3
+FEW_PIXELS = 64 * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`why`: the evidence, in words."""
+
+    verdict: Verdict
+    why: str
+
+
+APART = Finding("kept apart", "")
+
+
+@dataclass(slots=True)
+class Trial:
+    """What a case has: a server, numbers that no other case shows, and how many images may be sent
+    at once in the case of many. `told` is called for each of those.
+    """
+
+    asker: Asker
+    numbers: Iterator[str]
+    many: int
+    host: str
+    told: Callable[[], None]
+
+    def number(self) -> str:
+        return next(self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class TwinCase:
+    """`differs`: in what the images differ that a sloppy cache would take for one."""
+
+    name: str
+    differs: str
+    run: Callable[[Trial], Awaitable[Finding]]
+
+
+async def twins(
+    trial: Trial, control: NumberImage, first: NumberImage, second: NumberImage
+) -> Finding:
+    """Two images of different content. `control` is made as `second` is, of another number."""
+    ask = trial.asker.ask
+    fresh = await ask([control])
+    if not says(fresh.text, control.number):
+        return _unread(control, fresh)
+    before, after = await ask([first]), await ask([second])
+    again = await ask([first])
+    if first.number and says(after.text, first.number):
+        return _mixed(f"asked about {second.number or 'the second'}, it says {after.text!r}")
+    if second.number and says(again.text, second.number):
+        return _mixed(f"asked about {first.number or 'the first'} again, it says {again.text!r}")
+    if (witness := _cached(after, fresh)) is not None:
+        return witness
+    if second.number and not says(after.text, second.number):
+        if after.text == before.text:
+            return _mixed(f"both answers are {after.text!r}; the second shows {second.number}")
+        return _unread(second, after)
+    return APART
+
+
+async def alike(
+    trial: Trial, control: NumberImage, first: NumberImage, second: NumberImage
+) -> Finding:
+    """Two images that no model reads differently: only figures tell."""
+    ask = trial.asker.ask
+    fresh = await ask([control])
+    await ask([first])
+    seen = await ask([first])
+    other = await ask([second])
+    still = await ask([first])
+    if (witness := _cached(other, fresh)) is not None:
+        return witness
+    if other.cached is not None and seen.cached is not None and other.cached < seen.cached:
+        return APART  # what the server had of the first, it did not use for the second
+    if seen.scores is None or seen.scores != still.scores:
+        return Finding("not judged", "the server's figures do not tell")
+    if other.scores == seen.scores:
+        return Finding("not judged", "equal log-probabilities, and no count of cached tokens")
+    return APART
+
+
+def _cached(answer: JudgedAnswer, fresh: JudgedAnswer) -> Finding | None:
+    """More of the prompt was cached than of an image that was never seen before."""
+    if answer.cached is None or fresh.cached is None or answer.cached <= fresh.cached:
+        return None
+    return _mixed(
+        f"{answer.cached} tokens of its prompt were cached, {fresh.cached} of an image's that was "
+        "never seen"
+    )
+
+
+def _mixed(why: str) -> Finding:
+    return Finding("MIXED UP", why)
+
+
+def _unread(shown: NumberImage, answer: JudgedAnswer) -> Finding:
+    return Finding(
+        "not judged", f"the model does not read such an image ({shown.number}: {answer.text!r})"
+    )
+
+
+def _pair(
+    make: Callable[[str, str], tuple[NumberImage, NumberImage]],
+) -> Callable[[Trial], Awaitable[Finding]]:
+    """A case of twins that show two numbers."""
+
+    async def run(trial: Trial) -> Finding:
+        control, _ = make(trial.number(), trial.number())
+        return await twins(trial, control, *make(trial.number(), trial.number()))
+
+    return run
+
+
+def _invisible(
+    make: Callable[[str], tuple[NumberImage, NumberImage]],
+) -> Callable[[Trial], Awaitable[Finding]]:
+    async def run(trial: Trial) -> Finding:
+        control, _ = make(trial.number())
+        return await alike(trial, control, *make(trial.number()))
+
+    return run
+
+
+def _plain(one: str, other: str) -> tuple[NumberImage, NumberImage]:
+    return plain(one), plain(other)
+
+
+async def turned(trial: Trial) -> Finding:
+    _, control = pictures.turns(trial.number())
+    return await twins(trial, control, *pictures.turns(trial.number()))
+
+
+async def shaped(trial: Trial) -> Finding:
+    return await twins(trial, plain(trial.number()), *pictures.shapes(trial.number()))
+
+
+async def swapped(trial: Trial) -> Finding:
+    """The same two images in two orders."""
+    one, other = plain(trial.number()), plain(trial.number())
+    for order in ([one, other], [other, one], [one, other]):
+        answer = await trial.asker.ask(order, SECOND)
+        if says(answer.text, order[0].number):
+            return _mixed(f"picture 2 shows {order[1].number}, and it says {answer.text!r}")
+        if not says(answer.text, order[1].number):
+            return _unread(order[1], answer)
+    return APART
+
+
+async def limited(trial: Trial) -> Finding:
+    """An image whole, and the same within few pixels."""
+    ask, limits = trial.asker.ask, {"max_pixels": FEW_PIXELS}
+    control, shown = plain(trial.number()), plain(trial.number())
+    small = await ask([control], mm_processor_kwargs=limits)
+    whole = await ask([shown])
+    limited = await ask([shown], mm_processor_kwargs=limits)
+    again = await ask([shown])
+    if small.prompt is None or small.prompt == whole.prompt:
+        return Finding("not judged", "the server does not heed mm_processor_kwargs.max_pixels")
+    if (limited.prompt, again.prompt) != (small.prompt, whole.prompt):
+        return _mixed(
+            f"prompts of {limited.prompt} and {again.prompt} tokens; of images never seen "
+            f"{small.prompt} and {whole.prompt}"
+        )
+    return APART
+
+
+async def salted(trial: Trial) -> Finding:
+    """The same image for two tenants."""
+    ask, shown = trial.asker.ask, plain(trial.number())
+    await ask([shown], cache_salt="prove one")
+    mine = await ask([shown], cache_salt="prove one")
+    fresh = await ask([plain(trial.number())], cache_salt="prove two")
+    theirs = await ask([shown], cache_salt="prove two")
+    if not mine.cached or fresh.cached is None:
+        return Finding("not judged", "the server does not say what was cached")
+    return _cached(theirs, fresh) or APART
+
+
+async def replaced(trial: Trial) -> Finding:
+    """One URL, where another image lies the second time."""
+    one, other = plain(trial.number()), plain(trial.number())
+    with _shelf(trial.host) as (url, put):
+        put(one)
+        first = await trial.asker.ask([url])
+        if not says(first.text, one.number):
+            return _unread(one, first)
+        put(other)
+        second = await trial.asker.ask([url])
+    if says(second.text, one.number):
+        return _mixed(f"{other.number} lies at the URL by now, and it says {second.text!r}")
+    return APART if says(second.text, other.number) else _unread(other, second)
+
+
+async def filmed(trial: Trial) -> Finding:
+    """An image, and a video of that one frame."""
+    control, shown = plain(trial.number()), plain(trial.number())
+
+    async def video(frame: NumberImage) -> JudgedAnswer:
+        part = {"type": "video", "video": [url_of(frame)], "fps": 1}
+        return await trial.asker.say([part, {"type": "text", "text": QUESTION}])
+
+    fresh = await video(control)
+    await trial.asker.ask([shown])
+    answer = await video(shown)
+    if answer.prompt != fresh.prompt:
+        return _mixed(f"a prompt of {answer.prompt} tokens; of a frame never seen {fresh.prompt}")
+    if not says(fresh.text, control.number):
+        return _unread(control, fresh)
+    return APART if says(answer.text, shown.number) else _unread(shown, answer)
+
+
+async def many(trial: Trial) -> Finding:
+    """Many images at once, and once more in another order, when the first may be evicted."""
+    shown = [plain(trial.number()) for _ in range(trial.many)]
+    gate = asyncio.Semaphore(ABREAST)
+    known = {each.number for each in shown}
+    read = 0
+
+    async def check(each: NumberImage) -> str | None:
+        """What the answer mixes this image up with, if anything."""
+        nonlocal read
+        async with gate:
+            answer = await trial.asker.ask([each])
+            trial.told()
+        if says(answer.text, each.number):
+            read += 1
+            return None
+        others = [number for number in known if says(answer.text, number)]
+        if not others:
+            return None
+        async with gate:  # the same pixels under another name: is it a misreading?
+            plainly = await trial.asker.ask([pictures.again(each, f"again {each.number}")])
+        if says(plainly.text, others[0]):
+            return None
+        return f"the image of {each.number} is taken for that of {others[0]}"
+
+    for order in (shown, shown[::-1]):
+        faults = [fault for fault in await asyncio.gather(*map(check, order)) if fault]
+        if faults:
+            return _mixed(f"{len(faults)} of {len(shown)}: {faults[0]}")
+    if read < len(shown):  # of twice as many answers
+        return Finding("not judged", f"the model read {read} of {2 * len(shown)}")
+    return APART
+
+
+@contextmanager
+def _shelf(host: str) -> Iterator[tuple[str, Callable[[NumberImage], None]]]:
+    """A URL, and what puts an image there."""
+    lies: list[NumberImage] = []
+
+    class Shelf(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown = lies[-1]
+            self.send_response(200)
+            self.send_header("content-type", shown.kind)
+            self.send_header("content-length", str(len(shown.encoded)))
+            self.send_header("cache-control", "no-store")
+            self.end_headers()
+            self.wfile.write(shown.encoded)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((host, 0), Shelf) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://{host}:{server.server_port}/image.png", lies.append
+        finally:
+            server.shutdown()
+
+
+CASES: Sequence[TwinCase] = (
+    TwinCase("plain", "the number that is drawn", _pair(_plain)),
+    TwinCase("palette", "the palette, not the pixels' data", _pair(pictures.palettes)),
+    TwinCase("alpha", "transparency, not colours", _pair(pictures.alphas)),
+    TwinCase("turn", "EXIF's orientation", turned),
+    TwinCase("shape", "width and height, not the pixels' bytes", shaped),
+    TwinCase("middle", "bytes after the first 16,384 and before the last", _pair(pictures.middles)),
+    TwinCase("sampled", "all but each 16th byte", _pair(pictures.sampled)),
+    TwinCase("pixel", "one pixel", _invisible(pictures.one_pixel)),
+    TwinCase("last byte", "the file's last byte", _invisible(pictures.last_byte)),
+    TwinCase("order", "the order of two images", swapped),
+    TwinCase("limits", "max_pixels", limited),
+    TwinCase("tenant", "cache_salt", salted),
+    TwinCase("url", "what lies at one URL", replaced),
+    TwinCase("video", "an image, and a video of that one frame", filmed),
+    TwinCase("many", "which of many images, at once and after eviction", many),
+)
+
+
+async def judge(case: TwinCase, trial: Trial) -> Finding:
+    """A case's finding; what the server refuses is not judged. Where the model misreads, other
+    numbers are tried.
+    """
+    try:
+        for _ in range(TRIES):
+            finding = await case.run(trial)
+            if finding.verdict != "not judged" or case.run is many:
+                break
+    except Refused as error:
+        finding = Finding("not judged", f"refused: {str(error)[:200]}")
+    return finding

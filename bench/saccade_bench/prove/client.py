@@ -1,0 +1,118 @@
+"""Questions about images to a server, and what of its answers may give a mixed-up image away."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from saccade.tools.server import refusal
+from saccade_bench.prove.pictures import NumberImage
+
+QUESTION = "What number is this?"
+MOST_TOKENS = 32
+TOP = 5
+BUSY = 429
+PAUSE = 0.5
+
+
+class Refused(Exception):
+    """The server's own words for what it does not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedAnswer:
+    """`cached`: prompt tokens that the server says it had. `scores`: the log-probabilities of each
+    token and of the likeliest beside it. None: the server does not say.
+    """
+
+    text: str
+    prompt: int | None
+    cached: int | None
+    scores: tuple[tuple[str, float], ...] | None
+
+
+class Asker:
+    """One server and one model of it. Use within `async with`."""
+
+    def __init__(self, address: str, model: str, headers: dict[str, str], timeout: float) -> None:
+        self.model = model
+        self._client = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout)
+        self._patience = timeout
+        self._scores = True
+
+    async def __aenter__(self) -> Asker:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.aclose()
+
+    async def ask(
+        self, images: Sequence[NumberImage | str], question: str = QUESTION, **extra: Any
+    ) -> JudgedAnswer:
+        """A greedy answer about images in this order, each a file or a URL, and then the question.
+
+        Raises Refused for a status of 4xx, httpx.HTTPError for what is wrong with the server.
+        """
+        parts = [{"type": "image_url", "image_url": {"url": url_of(image)}} for image in images]
+        return await self.say([*parts, {"type": "text", "text": question}], **extra)
+
+    async def say(self, parts: Sequence[dict[str, Any]], **extra: Any) -> JudgedAnswer:
+        """As `ask`, with the content's parts as they go over the wire."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": list(parts)}],
+            "temperature": 0,
+            "max_tokens": MOST_TOKENS,
+            **extra,
+        }
+        if self._scores:
+            try:
+                return await self._post({**body, "logprobs": True, "top_logprobs": TOP})
+            except Refused:  # it may be that the server has no such field
+                answer = await self._post(body)
+                self._scores = False
+                return answer
+        return await self._post(body)
+
+    async def _post(self, body: dict[str, Any]) -> JudgedAnswer:
+        until = time.monotonic() + self._patience
+        while True:
+            reply = await self._client.post("/v1/chat/completions", json=body)
+            if reply.status_code != BUSY or time.monotonic() > until:
+                break
+            await asyncio.sleep(PAUSE)
+        if 400 <= reply.status_code < 500:
+            raise Refused(refusal(reply.status_code, reply.text))
+        reply.raise_for_status()
+        return _read(reply.json())
+
+
+def url_of(image: NumberImage | str) -> str:
+    if isinstance(image, str):
+        return image
+    return f"data:{image.kind};base64,{base64.b64encode(image.encoded).decode()}"
+
+
+def _read(answer: dict[str, Any]) -> JudgedAnswer:
+    choice, usage = answer["choices"][0], answer.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    listed = (choice.get("logprobs") or {}).get("content")
+    scores = None
+    if listed:
+        scores = tuple(
+            (each["token"], each["logprob"])
+            for token in listed
+            for each in (token, *token.get("top_logprobs", ()))
+        )
+    return JudgedAnswer(
+        choice["message"].get("content") or "",
+        usage.get("prompt_tokens"),
+        details.get("cached_tokens"),
+        scores,
+    )

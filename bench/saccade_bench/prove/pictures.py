@@ -1,0 +1,195 @@
+"""Images that show a number, in encodings that hide from a cache how they differ.
+
+Owns the drawing and the bytes of files. Twins are made of two numbers; all else that a sloppy name
+for an image might be made of is the same in both: bytes at the beginning and the end, the pixel
+data without its palette, samples of the pixels, the size. Knows nothing of servers.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, PngImagePlugin
+
+from saccade.demo.draw import DEFAULT_FONT, DrawnText, Scene, render
+
+WIDTH, HEIGHT = 256, 128
+"""Of most images: both are multiples of what vision towers cut images into, so no server resizes
+them.
+"""
+PAPER, INK = (236, 244, 238), (20, 20, 24)
+FONT = 64
+STRIDE = 16
+"""`sampled` twins agree in each so-manieth byte."""
+BMP_HEADER = 54
+SHARED_BYTES = 16_384
+"""Bytes at the beginning and at the end that `middle` twins share."""
+
+Mask = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberImage:
+    """An encoded image. `number`: what it shows, "" where nobody could read it."""
+
+    encoded: bytes
+    number: str
+    kind: str = "image/png"
+
+
+def numbers(seed: int, count: int, digits: int = 5) -> list[str]:
+    """Numbers of which any two differ in two digits or more, so that one digit read wrongly never
+    turns one into another: the last digit is the sum of the others, modulo 10.
+    """
+    rng = random.Random(f"prove/{seed}")
+    heads = rng.sample(range(10 ** (digits - 2), 10 ** (digits - 1)), count)
+    return [f"{head}{sum(map(int, str(head))) % 10}" for head in heads]
+
+
+def mask(number: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Mask:
+    """Where ink is, bool [H, W]."""
+    width, height = size
+    text = DrawnText(number, DEFAULT_FONT, FONT, (0, 0, 0), 0, 0)
+    wide = sum(1 for _ in number) * 0.58 * FONT
+    placed = DrawnText(number, text.font, FONT, text.rgb, (width - wide) / 2, height / 2 + 22)
+    white = (255, 255, 255)
+    drawn = render(Scene(width, height, white, white, text=placed))
+    found: Mask = np.asarray(drawn.convert("L")) < 128
+    return found
+
+
+def pixels(ink: Mask) -> Pixels:
+    """uint8 [H, W, 3]."""
+    found: Pixels = np.where(ink[..., None], INK, PAPER).astype(np.uint8)
+    return found
+
+
+def png(image: Image.Image, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", **options)
+    return buffer.getvalue()
+
+
+def bmp(array: Pixels) -> bytes:
+    """Uncompressed, so that each byte of the file is one of the pixels, from the lowest row up."""
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "BMP")
+    return buffer.getvalue()
+
+
+def plain(number: str) -> NumberImage:
+    return NumberImage(png(Image.fromarray(pixels(mask(number)))), number)
+
+
+def again(shown: NumberImage, nonce: str) -> NumberImage:
+    """The same pixels in a file of other bytes."""
+    with Image.open(io.BytesIO(shown.encoded)) as image:
+        note = PngImagePlugin.PngInfo()
+        note.add_text("nonce", nonce)
+        return NumberImage(png(image.convert("RGB"), pnginfo=note), shown.number)
+
+
+def palettes(one: str, other: str) -> tuple[NumberImage, NumberImage]:
+    """Two files of the same pixel data: the palette says which of two numbers is seen."""
+    first, second = mask(one), mask(other)
+    indices = (first.astype(np.uint8) + 2 * second.astype(np.uint8)).astype(np.uint8)
+
+    def made(number: str, seen: Sequence[int]) -> NumberImage:
+        image = Image.fromarray(indices, "P")
+        colours = [INK if index in seen else PAPER for index in range(4)]
+        image.putpalette([value for colour in colours for value in colour])
+        return NumberImage(png(image), number)
+
+    return made(one, (1, 3)), made(other, (2, 3))
+
+
+def alphas(one: str, other: str) -> tuple[NumberImage, NumberImage]:
+    """Two files of the same black pixels: transparency says which of two numbers is seen, on
+    whatever light ground the server lays them.
+    """
+
+    def made(number: str) -> NumberImage:
+        opaque = np.where(mask(number), np.uint8(255), np.uint8(0))
+        black = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        return NumberImage(png(Image.fromarray(np.dstack([black, opaque]), "RGBA")), number)
+
+    return made(one), made(other)
+
+
+def turns(number: str) -> tuple[NumberImage, NumberImage]:
+    """The same pixels upside down, which nobody can read, and turned upright by EXIF."""
+    upside_down = Image.fromarray(pixels(mask(number))[::-1, ::-1].copy())
+
+    def made(orientation: int, seen: str) -> NumberImage:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        buffer = io.BytesIO()
+        upside_down.save(buffer, "JPEG", quality=95, exif=exif)
+        return NumberImage(buffer.getvalue(), seen, "image/jpeg")
+
+    return made(1, ""), made(3, number)
+
+
+def middles(one: str, other: str) -> tuple[NumberImage, NumberImage]:
+    """Two files that begin and end with the same `SHARED_BYTES`."""
+    note = random.Random("prove/note").randbytes(SHARED_BYTES)
+
+    def made(number: str) -> NumberImage:
+        whole = plain(number).encoded
+        header, rest = whole[:33], whole[33:]  # the signature and IHDR; all that follows
+        trailer = rest[-12:]  # IEND
+        return NumberImage(
+            header + _chunk(b"prVe", note) + rest[:-12] + _chunk(b"prVe", note) + trailer, number
+        )
+
+    return made(one), made(other)
+
+
+def sampled(one: str, other: str) -> tuple[NumberImage, NumberImage]:
+    """Two uncompressed files that agree in every `STRIDE`-th byte of the file and of its pixels."""
+
+    def made(number: str) -> NumberImage:
+        rows = pixels(mask(number))[::-1].copy()  # from the lowest row up, as in the file
+        rows.reshape(-1)[::STRIDE] = PAPER[0]
+        stored = rows[..., ::-1].copy()  # blue first
+        stored.reshape(-1)[-BMP_HEADER % STRIDE :: STRIDE] = PAPER[0]
+        rows = stored[..., ::-1]
+        return NumberImage(bmp(rows[::-1].copy()), number, "image/bmp")
+
+    return made(one), made(other)
+
+
+def shapes(number: str) -> tuple[NumberImage, NumberImage]:
+    """The same pixel bytes as an image that can be read, and as one of half the width."""
+    array = pixels(mask(number))
+    narrow = array.reshape(2 * HEIGHT, WIDTH // 2, 3)
+    return plain(number), NumberImage(png(Image.fromarray(narrow)), "")
+
+
+def one_pixel(number: str) -> tuple[NumberImage, NumberImage]:
+    """Two images that differ in one pixel of a corner: nobody can tell them apart by reading."""
+    array = pixels(mask(number))
+    changed = array.copy()
+    changed[4:5, 4:5] = INK
+    return NumberImage(png(Image.fromarray(array)), number), NumberImage(
+        png(Image.fromarray(changed)), number
+    )
+
+
+def last_byte(number: str) -> tuple[NumberImage, NumberImage]:
+    """Two uncompressed files that differ in their last byte: a colour of the upper right pixel."""
+    first = bmp(pixels(mask(number)))
+    return NumberImage(first, number, "image/bmp"), NumberImage(
+        first[:-1] + b"\x00", number, "image/bmp"
+    )
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG file that decoders pass over."""
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")

@@ -1,0 +1,110 @@
+"""`saccade prove`: the cases one after another, a table as they end, and the result for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from saccade.core.errors import ConfigError
+from saccade.tools.server import first_model, root, unreachable
+from saccade_bench.options import ProveOptions, TargetOptions
+from saccade_bench.prove.cases import CASES, Finding, Trial, TwinCase, judge
+from saccade_bench.prove.client import Asker
+from saccade_bench.prove.pictures import numbers
+
+TIMEOUT = 120.0
+EACH = 24
+"""Numbers that a case may need."""
+STYLES = {"kept apart": "green", "MIXED UP": "bold red", "not judged": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The findings by the cases' names."""
+
+    findings: dict[str, Finding]
+
+    @property
+    def mixed_up(self) -> list[str]:
+        return [name for name, each in self.findings.items() if each.verdict == "MIXED UP"]
+
+
+def prove(target: TargetOptions, options: ProveOptions) -> Proof:
+    """Try all cases on a server, print and keep what was found.
+
+    Raises ConfigError where it cannot begin, and when the server fails.
+    """
+    cases = chosen(options.cases)
+    address = root(target.base_url)
+    timeout = target.timeout or TIMEOUT
+    headers = dict(each.split("=", 1) for each in target.header if "=" in each)
+    if target.api_key:
+        headers["Authorization"] = f"Bearer {target.api_key}"
+    model = target.model or first_model(address, headers, timeout)
+    try:
+        proof = asyncio.run(_all(Asker(address, model, headers, timeout), cases, options))
+    except httpx.HTTPStatusError as error:
+        raise ConfigError(
+            f"{address} answers HTTP {error.response.status_code}: {error.response.text[:300]}"
+        ) from None
+    except httpx.HTTPError as error:
+        raise unreachable(address, error) from None
+    if options.output_file:
+        options.output_file.write_text(_json(address, model, proof))
+    return proof
+
+
+def chosen(names: tuple[str, ...]) -> list[TwinCase]:
+    """The cases of these names, all of them where none is named. Raises ConfigError."""
+    known = {case.name: case for case in CASES}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"--cases {unknown[0]!r}: cases are {', '.join(known)}")
+    return [known[name] for name in names] if names else list(CASES)
+
+
+async def _all(asker: Asker, cases: list[TwinCase], options: ProveOptions) -> Proof:
+    console = Console(highlight=False)
+    seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(48)
+    supply = iter(numbers(seed, EACH * len(CASES) + options.images))
+    found: dict[str, Finding] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    async with asker:
+        with Progress(*columns, console=console, transient=True) as bar:
+            for case in cases:
+                task = bar.add_task(
+                    case.name, total=2 * options.images if case.name == "many" else None
+                )
+                trial = Trial(
+                    asker, supply, options.images, options.host, partial(bar.advance, task)
+                )
+                finding = found[case.name] = await judge(case, trial)
+                bar.remove_task(task)
+                _print(console, case, finding)
+    proof = Proof(found)
+    judged = sum(each.verdict != "not judged" for each in found.values())
+    console.print(
+        f"{judged} of {len(found)} cases judged (seed {seed}): "
+        + (f"mixed up: {', '.join(proof.mixed_up)}" if proof.mixed_up else "no image was mixed up")
+    )
+    return proof
+
+
+def _print(console: Console, case: TwinCase, finding: Finding) -> None:
+    style = STYLES[finding.verdict]
+    console.print(
+        f"[{style}]{finding.verdict:10}[/]  {case.name:9}  {case.differs}"
+        + (f"\n{'':12}{'':11}{finding.why}" if finding.why else ""),
+        soft_wrap=True,
+    )
+
+
+def _json(address: str, model: str, proof: Proof) -> str:
+    findings = {name: asdict(each) for name, each in proof.findings.items()}
+    return json.dumps({"server": address, "model": model, "findings": findings}, indent=2) + "\n"

@@ -1,0 +1,115 @@
+"""Marks on the fields of option dataclasses: basic options, and tuning values.
+
+`saccade serve --help` shows basic options alone. A tuning value is a figure that Saccade otherwise
+decides, here for measuring and tests: no option, but set by `--tune NAME=VALUE` or as a field.
+Knows nothing of the values' use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar, get_origin, get_type_hints
+
+import msgspec
+
+from saccade.core.errors import ConfigError
+
+T = TypeVar("T")
+BASIC, TUNING = "basic", "tuning"
+"""Keys of a field's metadata; the second one's value is the meaning of the tuning value."""
+
+
+def basic(default: T) -> T:
+    """The field of a basic option."""
+    return field(default=default, metadata={BASIC: True})
+
+
+def tuned(default: T, meaning: str) -> T:
+    """The field of a tuning value; `meaning` is one line for people."""
+    return field(default=default, metadata={TUNING: meaning})
+
+
+def option(name: str) -> str:
+    """The command line's word for an option."""
+    return f"--{name.replace('_', '-')}"
+
+
+def setting(options: object, name: str, value: object) -> str:
+    """A field and its value in the command line's spelling, for refusals."""
+    marks = next(each.metadata for each in _fields(options) if each.name == name)
+    return f"--tune {name}={value}" if TUNING in marks else f"{option(name)} {value}"
+
+
+def basic_options(kinds: Sequence[type]) -> frozenset[str]:
+    """The basic options of option dataclasses, in the command line's spelling."""
+    return frozenset(
+        option(each.name) for kind in kinds for each in _fields(kind) if BASIC in each.metadata
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TuningValue:
+    """A tuning value by its name, its default, its type and its meaning."""
+
+    name: str
+    default: object
+    hint: Any
+    meaning: str
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.hint) is tuple
+
+    @property
+    def described(self) -> str:
+        """A line for people; the meaning tells a default that is None, () or "auto"."""
+        told = "" if self.default in (None, (), "auto") else f" ({self.default})"
+        return f"{self.name}{told}: {self.meaning}"
+
+    def read(self, text: str) -> object:
+        """The value that `text` means; a list's parts are divided by commas. Raises ConfigError."""
+        try:
+            parts = [part for part in text.split(",") if part]
+            return msgspec.convert(parts if self.is_list else text, self.hint, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"--tune {self.name}={text}: {error}") from None
+
+
+def tuning_values(kinds: Sequence[type]) -> dict[str, TuningValue]:
+    """The tuning values of option dataclasses by name, in field order."""
+    found = {}
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        for each in _fields(kind):
+            if meaning := each.metadata.get(TUNING):
+                found[each.name] = TuningValue(each.name, each.default, hints[each.name], meaning)
+    return found
+
+
+class Tuning:
+    """The tuning values of one command line."""
+
+    def __init__(self, given: Sequence[str], kinds: Sequence[type]) -> None:
+        """`given`: NAME=VALUE each. Raises ConfigError for an unknown name or a wrong value."""
+        known = tuning_values(kinds)
+        self._values: dict[str, object] = {}
+        for each in given:
+            name, _, text = each.partition("=")
+            if name not in known or not text:
+                raise ConfigError(
+                    f"--tune {each}: give NAME=VALUE; the names are {', '.join(sorted(known))}"
+                )
+            self._values[name] = known[name].read(text)
+
+    def of(self, options: T) -> T:
+        """`options` with the tuning values among its fields replaced. Raises ConfigError for a
+        value out of bounds.
+        """
+        own = {each.name for each in _fields(options)} & self._values.keys()
+        values = {name: self._values[name] for name in own}
+        return replace(options, **values)  # type: ignore[type-var]
+
+
+def _fields(options: object) -> Any:
+    return fields(options)  # type: ignore[arg-type]

@@ -1,0 +1,158 @@
+"""The language model's attention on CPUs by PyTorch's scaled dot products: a sequence at a time,
+but for those that decode after few tokens, which share a call.
+
+Consecutive pages are read in place, others are gathered. Owns how a step is cut into calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from saccade.kernels.attention import causal_attention, decode_attention
+from saccade.kernels.paged import PagedCache, PagedRows, PagedShape
+
+Read = Callable[[torch.Tensor], torch.Tensor]
+"""A sequence's keys or values, of a layer's whole cache."""
+Attend = Callable[[torch.Tensor, PagedCache], torch.Tensor]
+"""Attention of some of a step's queries, given a layer's whole cache."""
+
+ABREAST_VALUES = 1 << 15
+"""Keys of a sequence that decodes, in values: up to so many it costs less to copy them beside those
+of others than to have a call of its own (measured: LOG.md).
+"""
+FEWEST_ABREAST = 4
+"""Sequences that a shared call is worth while for."""
+
+
+class HostRows(NamedTuple):
+    """A step's rows as the host reads them: where each begins, its line of the page table, and its
+    keys.
+    """
+
+    rows: PagedRows
+    starts: list[int]
+    lines: list[int]
+    lengths: list[int]
+
+    def decoding(self, first: int, most: int | None = None) -> int:
+        """Where the rows of one token from `first` on end, those with at most so many keys."""
+        at, starts, lengths = first, self.starts, self.lengths
+        while (
+            at < len(lengths)
+            and starts[at + 1] - starts[at] == 1
+            and (most is None or lengths[at] <= most)
+        ):
+            at += 1
+        return at
+
+
+class SdpaAttention:
+    """Implements `kernels.paged.AttentionBackend`."""
+
+    def __init__(self, shape: PagedShape) -> None:
+        self._shape = shape
+        self._strides = (0, shape.head_dim, shape.kv_heads * shape.head_dim, 1)
+        self._calls: list[tuple[slice, Attend]] = []
+        # A window of it that begins `length` before the middle masks all but `length` keys.
+        self._abreast_keys = most = max(1, ABREAST_VALUES // (shape.kv_heads * shape.head_dim))
+        self._strip = torch.zeros(2 * most, dtype=shape.dtype)
+        self._strip[most:] = -torch.inf
+        self._places = np.arange(most)
+        self._lies = np.divmod(self._places, shape.page_size)  # page of a sequence, offset in it
+
+    def plan(self, rows: PagedRows) -> None:
+        table = rows.page_table.numpy()
+        host = HostRows(rows, rows.q_starts.tolist(), rows.lines.tolist(), rows.kv_lengths.tolist())
+        self._calls, row = [], 0
+        while row < len(host.lines):
+            end, attend = self._shared(host, row) or (
+                row + 1,
+                self._alone(table[host.lines[row]], host.lengths[row]),
+            )
+            self._calls.append((slice(host.starts[row], host.starts[end]), attend))
+            row = end
+
+    def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
+        if len(self._calls) == 1:
+            attended = self._calls[0][1](q, cache)
+        else:
+            attended = torch.cat([attend(q[rows], cache) for rows, attend in self._calls])
+        # Each is a mean of values: their scale may come last.
+        return attended if cache.value_scale == 1.0 else attended * cache.value_scale
+
+    def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
+        """The end of a run of rows from `first` on that share a call, and this; None where that row
+        is to have its own.
+        """
+        end = host.decoding(first, self._abreast_keys)
+        if end - first < FEWEST_ABREAST:
+            return None
+        table = host.rows.page_table.numpy()
+        return end, self._together(table, host.lines[first:end], host.lengths[first:end])
+
+    def _together(
+        self, table: npt.NDArray[np.int32], lines: list[int], lengths: list[int]
+    ) -> Attend:
+        """For rows of one token each, whose sequences have these lines of the page table."""
+        counts, longest = np.array(lengths), max(lengths)
+        page, offset = self._lies
+        pages = table[np.array(lines)[:, None], page[:longest]]
+        index = pages * np.int64(self._shape.page_size)
+        index += offset[:longest]  # [R, longest]
+        # What is masked is read all the same, and the rest of a page may hold anything.
+        index = np.where(self._places[:longest] < counts[:, None], index, index[:, :1])
+        windows = torch.from_numpy(len(self._places) - counts)
+        mask = self._strip.unfold(0, longest, 1).index_select(0, windows)
+        shape = (len(lengths), longest, self._shape.kv_heads, self._shape.head_dim)
+        read = self._reads(partial(_gather, torch.from_numpy(index.reshape(-1)), shape))
+        scale = self._shape.scale
+        return lambda q, kv: decode_attention(
+            q, read(kv.keys), read(kv.values), mask, scale * kv.key_scale
+        )
+
+    def _alone(self, line: npt.NDArray[np.int32], length: int) -> Attend:
+        """For the last tokens of one sequence, whose pages begin `line`."""
+        size, scale = self._shape.page_size, self._shape.scale
+        pages = line[: -(-length // size)]
+        first = int(pages[0])
+        if pages.tolist() == list(range(first, first + len(pages))):
+            shape = (1, self._shape.kv_heads, length, self._shape.head_dim)
+            read = self._reads(partial(self._slice, shape, first * size))
+        else:
+            read = self._reads(partial(self._gather_pages, torch.from_numpy(pages), length))
+        return lambda q, kv: causal_attention(
+            q, read(kv.keys), read(kv.values), scale * kv.key_scale
+        )
+
+    def _reads(self, read: Read) -> Read:
+        """`read`, as queries need it."""
+        if self._shape.kept == self._shape.dtype:
+            return read
+        return lambda kept: read(kept).to(self._shape.dtype)
+
+    def _slice(
+        self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Keys or values [1, Hkv, K, D] of one sequence, from kv slot `first` on."""
+        # One call where slicing and turning would be four: this runs twice per layer, sequence and
+        # token.
+        return cache.as_strided(shape, self._strides, first * self._strides[2])
+
+    def _gather_pages(self, pages: torch.Tensor, length: int, cache: torch.Tensor) -> torch.Tensor:
+        """The same, page by page: at worst half the time of token by token."""
+        size, heads, dim = self._shape.page_size, self._shape.kv_heads, self._shape.head_dim
+        paged = cache.view(-1, size, heads, dim).index_select(0, pages)
+        return paged.view(-1, heads, dim)[:length].transpose(0, 1).unsqueeze(0)
+
+
+def _gather(
+    index: torch.Tensor, shape: tuple[int, int, int, int], cache: torch.Tensor
+) -> torch.Tensor:
+    """Keys or values [R, Hkv, K, D] in the kv slots `index` [R * K]; shape: [R, K, Hkv, D]."""
+    return cache.index_select(0, index).view(shape).transpose(1, 2)

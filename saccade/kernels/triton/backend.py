@@ -1,0 +1,30 @@
+"""The language model's attention by Triton's kernels: keys and values are read where they lie, in
+as many launches whatever the number of sequences. The host waits for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from saccade.kernels.paged import PagedCache, PagedRows, PagedShape
+from saccade.kernels.triton.paged import launch_paged
+from saccade.kernels.triton.paged_decode import share_keys
+
+
+class TritonAttention:
+    """Implements `kernels.paged.AttentionBackend`."""
+
+    def __init__(self, shape: PagedShape) -> None:
+        self._kv_heads = shape.kv_heads
+        self._scale = shape.scale
+        self._rows: PagedRows | None = None
+
+    def plan(self, rows: PagedRows) -> None:
+        work = share_keys(rows, self._kv_heads) if rows.singles else None
+        self._rows = replace(rows, work=work)
+
+    def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
+        assert self._rows is not None, "a step is planned first"
+        return launch_paged(q, cache, self._rows, self._scale)

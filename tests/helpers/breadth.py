@@ -1,0 +1,69 @@
+"""Which of a test's cases are in the default run. The rest are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+Case = dict[str, int]
+"""Of each axis, which of its values."""
+
+
+def broad(cases: Iterable[Any], keep: Collection[Any]) -> list[Any]:
+    """`cases` for `pytest.mark.parametrize`, in their order; those not in `keep` are slow."""
+    cases = [*cases]
+    unknown = [case for case in keep if case not in cases]
+    assert not unknown, f"no case: {unknown}"
+    return [case if case in keep else _slow(case) for case in cases]
+
+
+def _slow(case: Any) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def cover(cases: Sequence[Case], strength: int) -> list[int]:
+    """The places of a few of `cases` that show all that these show: each value of each axis
+    (strength 1), each beside each of every other axis (2).
+    """
+    shown = [set(combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]
+    chosen, missing = list[int](), set[Any]().union(*shown)
+    while missing:
+        best = max(range(len(cases)), key=lambda at: len(shown[at] & missing))
+        chosen.append(best)
+        missing -= shown[best]
+    return sorted(chosen)
+
+
+def _case(item: pytest.Function) -> Case:
+    """Values are those of the test's lists, so the same objects; names that one `parametrize`
+    gives together are one axis.
+    """
+    case = {name: id(value) for name, value in item.callspec.params.items()}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        together = [name.strip() for name in names]
+        if len(together) > 1:
+            case[" ".join(together)] = hash(tuple(case.pop(name) for name in together))
+    return case
+
+
+def mark_the_rest(items: Sequence[pytest.Item]) -> None:
+    """Of a test under `pytest.mark.sparse`, the cases that show nothing new become slow;
+    `sparse(pairs=True)` keeps each pair of values.
+    """
+    tests: dict[tuple[Any, ...], list[pytest.Function]] = {}
+    for item in items:
+        if item.get_closest_marker("sparse") and not item.get_closest_marker("slow"):
+            assert isinstance(item, pytest.Function)
+            tests.setdefault((item.path, item.originalname), []).append(item)
+    for them in tests.values():
+        mark = them[0].get_closest_marker("sparse")
+        assert mark is not None
+        kept = cover([_case(item) for item in them], 2 if mark.kwargs.get("pairs") else 1)
+        for at, item in enumerate(them):
+            if at not in kept:
+                item.add_marker(pytest.mark.slow)

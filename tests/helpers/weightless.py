@@ -1,0 +1,212 @@
+"""Networks without weights on tensors without memory, which say that they are on a GPU: what a
+server would hold there is counted, by who asked for it. Triton's launches are left out.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.jit import KernelInterface
+
+from saccade.core.config import GIB, EngineConfig, Hardware
+from saccade.core.family import FamilySpec
+from saccade.core.options import EngineOptions, ModelOptions
+from saccade.engine.claims import StepBounds
+from saccade.engine.sizing import resolve
+from saccade.families.registry import family_model, load_spec
+from saccade.kernels import device as placement
+from saccade.kernels import triton as triton_kernels
+from saccade.nn.protocol import FamilyNet
+from saccade.nn.weights import Part
+from saccade.parallel import WHOLE
+from saccade.runtime import images, streams, worker
+from saccade.runtime.graphs import eager
+from saccade_bench.lab.checkpoint import make_checkpoint
+
+META = torch.device("meta")
+BF16 = torch.bfloat16
+CONTEXT_BYTES = GIB // 2
+"""Of CUDA and its libraries."""
+CARDS = {
+    "qwen3-vl-8b": 79.19,
+    "qwen3-vl-4b": 23.5,
+    "qwen3-vl-30b-a3b": 79.19,
+    "qwen3.5-9b": 23.5,
+}
+"""GiB that a card of 80 or 24 GB says it has."""
+
+
+class NoKernel:
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class NoStream:
+    """Streams and events of torch.cuda."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def wait(self, *_: object) -> None: ...
+
+    wait_stream = wait_event = record = synchronize = wait
+    __enter__ = __exit__ = wait
+    cudaHostRegister = cudaHostUnregister = lambda *_: 0  # noqa: N815 - CUDA's names
+
+    def query(self) -> bool:
+        return True
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of the device that were alive at a time, of tensors made within, and who made
+    those that are: functions of saccade by their names.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self.now = 0
+        self._live: dict[int, tuple[StorageWeakRef, int, str]] = {}
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {each._cdata for each in storages((args, kwargs))}
+        if func is torch.ops.aten.copy_.default and args[0].device != META:
+            return args[0]  # to the host: there is nothing to be copied
+        out = func(*args, **(kwargs or {}))
+        for each in storages(out):
+            if each._cdata not in self._live and each._cdata not in given:
+                self._live[each._cdata] = StorageWeakRef(each), each.nbytes(), maker()
+                self.now += each.nbytes()
+        self._sweep()
+        self.bytes = max(self.bytes, self.now)
+        return out
+
+    def _sweep(self) -> None:
+        for key in [key for key, (ref, *_) in self._live.items() if ref.expired()]:
+            self.now -= self._live.pop(key)[1]
+
+    def kept(self) -> dict[str, int]:
+        """Bytes that are alive now, by who made them."""
+        gc.collect()
+        self._sweep()
+        found = Counter[str]()
+        for _, nbytes, name in self._live.values():
+            found[name] += nbytes
+        return dict(found)
+
+
+def storages(values: object) -> Iterator[torch.UntypedStorage]:
+    """Of the device's tensors among these."""
+    for each in tree_leaves(values):
+        if isinstance(each, torch.Tensor) and each.device == META:
+            yield each.untyped_storage()
+
+
+def maker() -> str:
+    """The class or function of saccade that asked for memory."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_globals["__name__"].startswith("saccade."):
+        frame = frame.f_back
+    if frame is None:
+        return "the test"
+    name = frame.f_code.co_qualname.removesuffix(".__init__").split(".<locals>")[0]
+    return f"{frame.f_globals['__name__'].removeprefix('saccade.')}.{name}"
+
+
+@dataclass
+class NoWeights:
+    """Of the right shapes."""
+
+    device: torch.device = META
+    dtype: torch.dtype = BF16
+    nbytes: int = field(default=0)
+
+    def load(self, *parts: Part) -> torch.Tensor:
+        shape = (sum(part.wanted[0] for part in parts), *parts[0].wanted[1:])
+        made = torch.empty(shape, dtype=self.dtype, device=META)
+        self.nbytes += made.nbytes
+        return made
+
+    load_matrix = load
+
+    def load_experts(self, *_: object) -> None:
+        return None
+
+    def has(self, _name: str) -> bool:
+        return True
+
+    def fits(self, _part: Part, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, _name: str) -> torch.Tensor:
+        return weight
+
+
+@dataclass
+class Model:
+    name: str
+    spec: FamilySpec
+    net: FamilyNet
+    weights: int
+
+
+def pretend_cuda(patch: pytest.MonkeyPatch) -> None:
+    """Tensors on the meta device say that they are on a GPU, which takes whatever it is told."""
+    made = torch.empty
+
+    def empty(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return made(*args, **kwargs)
+
+    patch.setattr(torch, "empty", empty)
+    patch.setattr(torch.Tensor, "is_cuda", property(lambda self: self.device == META))
+    patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    patch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    for name in ("Stream", "Event", "stream", "current_stream", "device", "cudart"):
+        patch.setattr(torch.cuda, name, NoStream)
+    patch.setattr(streams, "_unpin", lambda _: None)
+    for module in (worker, images):
+        patch.setattr(module, "begin_captures", lambda *_: eager)
+
+
+@contextmanager
+def weightless(preset: str, folder: Path) -> Iterator[Model]:
+    """A model of `CARDS`. folder: for its JSON files."""
+    with pytest.MonkeyPatch.context() as patch:
+        for entry in iter_modules(triton_kernels.__path__):
+            module = import_module(f"saccade.kernels.triton.{entry.name}")
+            for name, each in list(vars(module).items()):
+                if isinstance(each, KernelInterface):
+                    patch.setattr(module, name, NoKernel())
+        patch.setattr(placement, "generation", lambda _: 90)
+        pretend_cuda(patch)
+        folder = make_checkpoint(preset, folder)
+        spec, weights = load_spec(folder), NoWeights()
+        net = family_model(spec).build(weights, WHOLE, WHOLE)
+        yield Model(preset, spec, net, weights.nbytes)
+
+
+def decide(model: Model) -> tuple[EngineConfig, Hardware]:
+    """As a server on its card would."""
+    total, used = int(CARDS[model.name] * GIB), model.weights + CONTEXT_BYTES
+    card = Hardware("cuda", "", total, total - used, 64 * GIB, arch=90)
+    return resolve(ModelOptions(), EngineOptions(), model.spec, "bfloat16", card), card
+
+
+def bounds(config: EngineConfig) -> StepBounds:
+    return StepBounds(
+        config.max_running, config.chunk_tokens, config.context_length, config.page_size
+    )

@@ -1,0 +1,52 @@
+"""Of a test's cases as few are in the default run as show all that it is about."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests.helpers.breadth import broad, cover
+
+
+def test_every_value_of_every_axis_is_covered_and_every_pair_where_that_is_asked() -> None:
+    cases = [{"a": a, "b": b, "c": c} for a, b, c in product(range(5), range(2), range(3))]
+    few = [cases[at] for at in cover(cases, 1)]
+    assert len(few) == 5 and {case["a"] for case in few} == {*range(5)}
+    assert {case["b"] for case in few} == {0, 1} and {case["c"] for case in few} == {0, 1, 2}
+    pairs = [cases[at] for at in cover(cases, 2)]
+    assert 15 <= len(pairs) < 20
+    for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
+        assert {(case[one], case[other]) for case in pairs} == {
+            (case[one], case[other]) for case in cases
+        }
+
+
+def test_values_that_go_together_are_one_axis_and_what_is_left_out_is_slow(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeconftest(
+        "import pytest\n"
+        "from tests.helpers.breadth import mark_the_rest\n"
+        "@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_collection_modifyitems(items):\n"
+        "    mark_the_rest(items)\n"
+    )
+    pytester.makeini("[pytest]\nmarkers =\n    sparse: few\n    slow: not these")
+    pytester.makepyfile(
+        "import pytest\n"
+        "@pytest.mark.sparse\n"
+        "@pytest.mark.parametrize(('a', 'b'), [(1, 2), (1, 3), (2, 2)])\n"
+        "@pytest.mark.parametrize('c', ['x', 'y'])\n"
+        "def test_it(a, b, c): ...\n"
+        "def test_other(): ...\n"
+    )
+    shown = pytester.runpytest_inprocess("-m", "not slow", "-p", "no:cacheprovider")
+    shown.assert_outcomes(passed=4, deselected=3)
+
+
+def test_what_is_kept_must_be_there() -> None:
+    kept, slow = broad(["a", "b"], keep=["a"])
+    assert kept == "a" and slow.marks[0].name == "slow" and slow.values == ("b",)
+    with pytest.raises(AssertionError, match="no case"):
+        broad(["a"], keep=["c"])
