@@ -324,3 +324,64 @@ def test_any_chat_model_embeds_with_its_last_state(
         found = post(server, "/v1/embeddings", {"input": TEXTS[0]})
         check(vectors(found), [chatter.embedding((TEXTS[0],), system)])
         assert "not calibrated" in server.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_hundred_pages_are_encoded_once_for_five_queries(ranker: Server) -> None:
+    pages = [{"content": parts((picture(64, 64, seed=1000 + i),))} for i in range(100)]
+    before = ranker.metric("saccade_images_encoded_total")
+    for query in ("red", "blue", "a star", "two squares", "the fox"):
+        results = post(ranker, "/rerank", {"query": query, "documents": pages})["results"]
+        assert len(results) == 100
+    assert ranker.metric("saccade_images_encoded_total") == before + 100
+
+
+@pytest.mark.slow
+def test_a_thousand_pairs_rank_as_the_reference_ranks_them(
+    embedder: Server, author: Author
+) -> None:
+    words = [
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "lazy",
+        "dog",
+        "red",
+        "blue",
+        "green",
+        "star",
+        "squares",
+    ]
+    pages: list[Content] = [
+        (picture(64, 32 * (1 + i % 4), seed=2000 + i), words[i % len(words)]) for i in range(50)
+    ]
+    queries: list[Content] = [(f"{words[i % 13]} {words[(5 * i + 2) % 13]}",) for i in range(20)]
+    chats = [[{"role": "user", "content": parts(each)}] for each in (*pages, *queries)]
+    found = vectors(post(embedder, "/v1/embeddings", {"messages": chats}))
+    expected = [author.embedding(each) for each in (*pages, *queries)]
+    check(found, expected)
+    ours = found[50:] @ found[:50].T
+    theirs = np.stack(expected[50:]) @ np.stack(expected[:50]).T
+    assert np.abs(ours - theirs).max() < 1e-5
+    order = np.argsort(-ours, axis=1)
+    ranked = np.take_along_axis(theirs, order, axis=1)
+    assert (np.diff(ranked, axis=1) < 1e-6).all(), "the same ranking but for equals"
+
+
+@pytest.mark.slow
+def test_coheres_sdk_is_answered(embedder: Server, ranker: Server) -> None:
+    cohere = pytest.importorskip("cohere")
+    client = cohere.ClientV2(api_key="key", base_url=embedder.url)
+    model = httpx.get(f"{embedder.url}/v1/models", headers=HEADERS).json()["data"][0]["id"]
+    told = client.embed(
+        model=model, input_type="search_document", texts=list(TEXTS), embedding_types=["float"]
+    )
+    assert np.array(told.embeddings.float_).shape == (len(TEXTS), 64)
+    client = cohere.ClientV2(api_key="key", base_url=ranker.url)
+    model = httpx.get(f"{ranker.url}/v1/models", headers=HEADERS).json()["data"][0]["id"]
+    ranked = client.rerank(model=model, query="which is blue?", documents=list(TEXTS), top_n=2)
+    scores = [each.relevance_score for each in ranked.results]
+    assert len(scores) == 2 and scores[0] >= scores[1]
