@@ -37,6 +37,8 @@ from saccade.text.special_tokens import Rendered
 
 MOST_TOKENS = 1 << 20
 """Of all prompts of a request together, images included."""
+MOST_SHARED = 8 * MOST_TOKENS
+"""The same of prompts that begin alike."""
 _FEW = 16
 """Prompts that are rendered and tokenised on the event loop; more go to a thread."""
 _ROOM = SamplingParams(max_tokens=1)
@@ -158,8 +160,10 @@ class PromptReader:
         intake.media.check_sources(sources)
         head, tails = await intake.in_thread(partial(self._encode_shared, asked, most))
         prompt = intake.prompt(ask, head, await self._open(ask, sources, client, room))
-        made = []
+        made, total = [], 0
         for tail, (_, reading) in zip(tails, asked.tails, strict=True):
+            total += len(prompt.tokens) + len(tail)
+            _check_total(total, MOST_SHARED)
             whole = replace(prompt, tokens=(*prompt.tokens, *tail))
             _check_fits(asked.place, len(whole.tokens), most)
             made.append(_prepared(ask, whole, reading, client))
@@ -287,10 +291,10 @@ def _check_fits(place: str, tokens: int, most: int) -> None:
         )
 
 
-def _check_total(tokens: int) -> None:
-    if tokens > MOST_TOKENS:
+def _check_total(tokens: int, most: int = MOST_TOKENS) -> None:
+    if tokens > most:
         raise InvalidRequest(
-            f"the request has over {MOST_TOKENS} tokens: send its inputs in several requests",
+            f"the request has over {most} tokens: send its inputs in several requests",
             code="too_many_tokens",
         )
 

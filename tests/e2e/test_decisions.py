@@ -74,8 +74,8 @@ def test_questions_share_one_image_and_answers_are_those_of_each_alone(server: S
     assert [each["name"] for each in together["answers"][3:]] == [f"{i}" for i in range(60)]
     usage = together["usage"]
     assert usage["output_tokens"] == 63
-    head = usage["input_tokens_details"]["cached_tokens"] / 62
-    assert head % 16 == 0 and head > 60, "all but the first take what they share"
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    assert cached >= 62 * 64, "all but the first take the pages of what they share"
     again = post(server, "/v1/decisions", body)
     assert again["answers"] == together["answers"]
     assert again["usage"]["input_tokens_details"]["cached_tokens"] == usage["input_tokens"]

@@ -29,7 +29,7 @@ from saccade.core.family import (
 )
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Image, Span
-from saccade.families.checkpoint import Checkpoint
+from saccade.families.checkpoint import Checkpoint, read_pooling
 from saccade.families.config_readers import text_section
 from saccade.families.qwen_vl.config import (
     LONGEST_SIDE,
@@ -281,7 +281,9 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
 def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
     """Read a Qwen-VL checkpoint's facts. Raises CheckpointError naming file and field."""
     parsed = parse_config(checkpoint)
-    text = text_section(checkpoint.config)
+    text, pooling = text_section(checkpoint.config), read_pooling(checkpoint.folder)
+    if pooling is not None and pooling.task == "embed":  # its files may have no head
+        parsed = replace(parsed, text=replace(parsed.text, tied=True))
     return QwenVLSpec(
         family=parsed.family,
         vision=parsed.vision,
