@@ -374,14 +374,18 @@ def test_a_thousand_pairs_rank_as_the_reference_ranks_them(
 @pytest.mark.slow
 def test_coheres_sdk_is_answered(embedder: Server, ranker: Server) -> None:
     cohere = pytest.importorskip("cohere")
-    client = cohere.ClientV2(api_key="key", base_url=embedder.url)
-    model = httpx.get(f"{embedder.url}/v1/models", headers=HEADERS).json()["data"][0]["id"]
-    told = client.embed(
-        model=model, input_type="search_document", texts=list(TEXTS), embedding_types=["float"]
-    )
-    assert np.array(told.embeddings.float_).shape == (len(TEXTS), 64)
-    client = cohere.ClientV2(api_key="key", base_url=ranker.url)
-    model = httpx.get(f"{ranker.url}/v1/models", headers=HEADERS).json()["data"][0]["id"]
-    ranked = client.rerank(model=model, query="which is blue?", documents=list(TEXTS), top_n=2)
+    with httpx.Client(timeout=60) as http:
+        client = cohere.ClientV2(api_key="key", base_url=embedder.url, httpx_client=http)
+        model = http.get(f"{embedder.url}/v1/models", headers=HEADERS).json()["data"][0]["id"]
+        told = client.embed(
+            model=model,
+            input_type="search_document",
+            texts=list(TEXTS),
+            embedding_types=["float"],
+        )
+        assert np.array(told.embeddings.float_).shape == (len(TEXTS), 64)
+        client = cohere.ClientV2(api_key="key", base_url=ranker.url, httpx_client=http)
+        model = http.get(f"{ranker.url}/v1/models", headers=HEADERS).json()["data"][0]["id"]
+        ranked = client.rerank(model=model, query="which is blue?", documents=list(TEXTS), top_n=2)
     scores = [each.relevance_score for each in ranked.results]
     assert len(scores) == 2 and scores[0] >= scores[1]
