@@ -223,6 +223,7 @@ class LLM:
             offer=set_to.offer,
             variables=set_to.variables,
         )
+        # The front's view of the conversation.
         params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         prepared = await self._front.prepare(
@@ -230,6 +231,7 @@ class LLM:
                 chat, set_fields, wish=set_to.wish, prompt_logprobs=set_to.prompt_logprobs
             )
         )
+        # Gather the events of the one answer.
         finish, tokens, cached = None, 0, 0
         parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []

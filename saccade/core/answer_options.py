@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.bounds import at_least
+from saccade.core.tuning import basic
 
 Pooling = Literal["auto", "last", "embed", "rank", "none"]
 """As `AnswerOptions.pooling`."""
@@ -15,10 +16,10 @@ Pooling = Literal["auto", "last", "embed", "rank", "none"]
 class AnswerOptions:
     """Properties of answers whose requests leave them open."""
 
-    default_max_tokens: int | None = None
-    """Tokens that an answer may have where its request names no limit (completions: 16, as OpenAI
-    has it). Derived: max_new_tokens of the checkpoint's generation_config.json, else as many as
-    the context leaves.
+    default_max_tokens: int | None = basic(None)
+    """Most tokens of an answer whose request names no limit (completions: 16, as in OpenAI's API).
+    Derived: max_new_tokens of the checkpoint's generation_config.json, else the rest of the
+    context.
     """
 
     pooling: Pooling = "auto"

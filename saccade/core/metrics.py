@@ -169,6 +169,26 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
     Metric("saccade_kv_evictions_total", "counter", "Pages evicted from the prefix cache"),
+    Metric(
+        "saccade_kv_kept_bytes", "gauge", "Bytes of KV pages and states kept in a tier", ("tier",)
+    ),
+    Metric("saccade_kv_kept_budget_bytes", "gauge", "Bytes that KV may take of a tier", ("tier",)),
+    Metric("saccade_kv_kept", "gauge", "KV pages and states kept in a tier", ("tier",)),
+    Metric("saccade_kv_kept_evictions_total", "counter", "KV pages evicted from a tier", ("tier",)),
+    Metric(
+        "saccade_kv_kept_total",
+        "counter",
+        "KV pages of a tier by what became of them: saved; not saved (disk full, or behind); read; "
+        "and, computed again: damaged, missing, not read (an error of the disk), late, slow (not "
+        "begun)",
+        ("tier", "outcome"),
+    ),
+    Metric(
+        "saccade_restored_tokens_total",
+        "counter",
+        "Cached prompt tokens that were read from a tier",
+        ("tier",),
+    ),
     Metric("saccade_snapshots", "gauge", "States of sequences that the prefix cache holds"),
     Metric("saccade_snapshot_evictions_total", "counter", "Snapshots that went for others' sake"),
     Metric(

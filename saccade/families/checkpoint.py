@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from blake3 import blake3
+
 from saccade.core.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
@@ -54,6 +56,17 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
             "Qwen/Qwen3-VL-2B-Instruct) either"
         )
     return _download(model, revision)
+
+
+def digest_weights(folder: Path) -> str:
+    """Of all that a checkpoint's weights are made from: the *.safetensors files and config.json,
+    byte for byte. At the speed of reading them; on all cores.
+    """
+    digest = blake3(max_threads=blake3.AUTO)
+    for path in sorted([*folder.glob("*.safetensors"), folder / "config.json"]):
+        digest.update(f"{path.name} {path.stat().st_size} ".encode())
+        digest.update_mmap(path)
+    return digest.hexdigest()
 
 
 def _download(repo: str, revision: str | None) -> Path:

@@ -354,6 +354,7 @@ def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
             return MessageText(part, place)
         case TextPart(text=text) | InputTextPart(text=text) | RefusalPart(refusal=text):
             return MessageText(text, place)
+        # OpenAI's image parts, and their variants.
         case ImagePart(image_url=str(url)):
             budget = _budget(None, part, place, limits)
             return ImageSource(image_url(url), place, budget, part.uuid or "")
@@ -375,6 +376,7 @@ def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
                 return ImageSource(KnownImage(part.uuid), place, budget)
             source_of = image_address(part.file_id, part.image_url, place, "file_id", "image_url")
             return ImageSource(source_of, place, budget, part.uuid or "")
+        # Files: the image is one of two fields.
         case ImageFilePart(image_file=file):
             path = f"{place}.image_file"
         case FilePart(file=file):

@@ -217,6 +217,7 @@ class InputProcessor:
         wish, offer = self._wish(ask), _offer(ask)
         share = client.share(ask.cache_salt)
         choose(_marks(ask), ask.cache)
+        # Refusals in order of their cost: nothing is fetched before the text fits.
         self.media.check_sources(_sources(ask))
         encoded = await self._encoded(ask, context_length)
         self._check_room(ask, len(encoded.tokens), context_length)
@@ -240,6 +241,7 @@ class InputProcessor:
             ),
             prompt_logprobs=ask.prompt_logprobs,
         )
+        # How the answer will be read.
         reading = ReadAs(
             prompt.reasoning if ask.separate_reasoning else None,
             self.manner.calls if offer.open else None,
@@ -386,6 +388,7 @@ class InputProcessor:
         where = self._reasoning_at(chat, rendered.text) if self.manner.reasons else None
         if not locate:
             return EncodedPrompt(tokens, where)
+        # Where parts end: by a second rendering with marks.
         messages, places = landmarks.flagged(given["messages"])
         try:
             flagged = self._render({**given, "messages": messages}).text
@@ -501,11 +504,13 @@ class InputProcessor:
         """
         if not prompt_tokens:
             raise InvalidRequest("the prompt is empty", ask.names["prompt"])
+        # The answer's room.
         room = context_length - prompt_tokens
         if room < 1:
             chat = isinstance(ask.prompt, Chat)
             param = ask.names["messages" if chat else "prompt"]
             raise too_long(param, f"{prompt_tokens} tokens", context_length, chat)
+        # Defaults for every open field.
         usual = max(self.defaults.max_tokens, ask.sampling.get("min_tokens", 0))
         given = {"max_tokens": usual, "seed": secrets.randbits(63), **ask.sampling}
         if (offer := _offer(ask)).tools and not offer.open:

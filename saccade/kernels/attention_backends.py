@@ -14,8 +14,8 @@ from typing import Literal
 
 import torch
 
-from saccade.kernels import device as placement
-from saccade.kernels.paged import AttentionBackend, PagedShape, ReferenceAttention
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.paged import AttentionBackend, PagedShape, ReferenceAttention
 from saccade.kernels.reference.sdpa import SdpaAttention
 
 AttentionName = Literal["triton", "x86", "sdpa", "reference"]
@@ -23,12 +23,13 @@ AttentionName = Literal["triton", "x86", "sdpa", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """runs: whether it does on a device, for queries of a dtype. captured: whether a step with it
-    may be a graph: all that changes between steps is read on the device, in `plan` as well.
+    """runs: whether it does beside these kernels, on a device, for queries of a dtype. captured:
+    whether a step with it may be a graph: all that changes between steps is read on the device, in
+    `plan` as well.
     """
 
     make: Callable[[PagedShape], AttentionBackend]
-    runs: Callable[[torch.device, torch.dtype], bool]
+    runs: Callable[[Ops, torch.device, torch.dtype], bool]
     captured: bool
 
 
@@ -45,27 +46,21 @@ def _x86(shape: PagedShape) -> AttentionBackend:
 
 
 BACKENDS: dict[AttentionName, Registered] = {
-    "triton": Registered(
-        _triton, lambda place, _: placement.runs_triton(torch.empty(0, device=place)), captured=True
-    ),
-    "x86": Registered(
-        _x86,
-        lambda place, dtype: placement.runs_jit(torch.empty(0, dtype=dtype, device=place)),
-        captured=False,
-    ),
-    "sdpa": Registered(SdpaAttention, lambda place, _: place.type == "cpu", captured=False),
+    "triton": Registered(_triton, lambda ops, *_: ops.kind == "triton", captured=True),
+    "x86": Registered(_x86, lambda ops, *_: ops.kind == "x86", captured=False),
+    "sdpa": Registered(SdpaAttention, lambda ops, *_: ops.kind != "triton", captured=False),
     "reference": Registered(
-        ReferenceAttention, lambda place, _: place.type == "cpu", captured=True
+        ReferenceAttention, lambda ops, *_: ops.kind != "triton", captured=True
     ),
 }
 
 
 def possible(
-    place: torch.device, dtype: torch.dtype, *, graphs: bool = False
+    ops: Ops, place: torch.device, dtype: torch.dtype, *, graphs: bool = False
 ) -> tuple[AttentionName, ...]:
     """Which run there, those that `auto` prefers first; with `graphs`, in these."""
     return tuple(
         name
         for name, each in BACKENDS.items()
-        if each.runs(place, dtype) and (each.captured or not graphs)
+        if each.runs(ops, place, dtype) and (each.captured or not graphs)
     )

@@ -69,18 +69,6 @@ def multiplies_blocks(device: torch.device) -> bool:
     return HOPPER <= generation(device) < HOPPER + 10
 
 
-def runs_triton(x: torch.Tensor) -> bool:
-    """Whether work on `x` is a Triton kernel's."""
-    return x.is_cuda
-
-
-def runs_jit(x: torch.Tensor) -> bool:
-    """Whether work on `x` is a Numba kernel's: those know bfloat16 on a CPU. In float32, PyTorch's
-    own operations are what parity is promised of.
-    """
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and has_numba()
-
-
 @cache
 def has_numba() -> bool:
     """Whether it is installed, and for a processor that its kernels were tried on."""

@@ -27,10 +27,15 @@ BYTES_PER_PIXEL = {
     "TIFF": 13,
     "WEBP": 20,
     "AVIF": 20,
+    "HEIF": 20,
 }
 """Most memory that decoding takes per pixel of the source, by format or format and mode: a little
 more than was measured. A JPEG's is that of a progressive one in 4:4:4; libwebp and Pillow hold a
 WebP five times.
+"""
+THREADS = {"HEIF": 1024}
+"""Threads that decoding may begin, one after another, by format: libde265 begins one for each tile,
+and a photo of 48 Mpx has 192.
 """
 RESIZE_BYTES = 12
 """Memory per pixel of a target: the result of the second pass, before it is copied."""

@@ -24,7 +24,7 @@ from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.content import Probe
-from saccade.media.decode_queue import BYTES_PER_PIXEL, Job, JobQueue, decoding_bytes
+from saccade.media.decode_queue import BYTES_PER_PIXEL, THREADS, Job, JobQueue, decoding_bytes
 from saccade.media.lanes import Lanes, WorkerLane, WorkerLost
 from saccade.media.stock import Stocks
 from saccade.media.worker import HEADER_BYTES, Decode, Decoded, Header, ReadHeaders
@@ -428,6 +428,7 @@ class DecodePool:
             job.probe.orientation,
             tuple((work.offset, work.job.recipe) for work in batch.works),
             batch.memory + SLACK_BYTES,
+            THREADS.get(job.probe.format, 0),
         )
         self._decoders.send(lane, order)
         answer = await lane.answer()

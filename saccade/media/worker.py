@@ -87,8 +87,8 @@ class ReadHeaders:
 @dataclass(frozen=True, slots=True)
 class Decode:
     """Decode the inbox's first `nbytes`, an image of `upright` (height, width), once, for each
-    target: (offset in the arena, what is made of it there). It may take `memory` bytes. `outbox`:
-    where each target begins in the worker's own memory.
+    target: (offset in the arena, what is made of it there). It may take `memory` bytes, and begin
+    `threads`. `outbox`: where each target begins in the worker's own memory.
     """
 
     worker: int
@@ -98,6 +98,7 @@ class Decode:
     orientation: int
     targets: tuple[tuple[int, ImageRecipe], ...]
     memory: int
+    threads: int = 0
 
     @property
     def outbox(self) -> tuple[int, ...]:
@@ -176,12 +177,13 @@ Bytes = npt.NDArray[np.uint8]
 @dataclass(frozen=True, slots=True, eq=False)
 class Desk:
     """What a worker has: its encoded bytes as a file, memory for pixels (none to read headers), and
-    the file that tells how large its address space is.
+    the file that tells how large its address space is. threads: it may begin some.
     """
 
     inbox: int
     outbox: Bytes
     statm: int
+    threads: bool = False
 
 
 def serve(channel: Channel[Answer, Order], desk: Desk) -> None:
@@ -234,8 +236,11 @@ def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
 def decode(order: Decode, desk: Desk) -> str | None:
     """Do one order; the reason why not, if not."""
     # here, not above: the worker that reads headers has no use for it
+    from saccade.media import heif
     from saccade.media.decode import decode_into
 
+    if order.threads and not desk.threads:
+        return heif.NO_THREADS
     with mmap.mmap(desk.inbox, order.nbytes, prot=mmap.PROT_READ) as held:
         data = memoryview(held)
         targets = []

@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from saccade.kernels.fp8 import Rows
-from saccade.kernels.rotary import Rotation, rotary_tables, section_axes
+from saccade.kernels.reference.fp8 import Rows
+from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
 from saccade.nn.attention import AttentionShape, CausalAttention
 from saccade.nn.embedding import TokenEmbedding, TokenHead
 from saccade.nn.mlp import GatedMLP

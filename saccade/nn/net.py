@@ -13,6 +13,7 @@ import torch
 
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import (
     Attention,
     Batch,
@@ -31,6 +32,7 @@ class TowerAlone:
     """Implements `TowerNet`."""
 
     spec: FamilySpec
+    ops: Ops
     vision: VisionNet
 
 
@@ -68,6 +70,7 @@ class WholeNet:
     """Implements `FamilyNet`."""
 
     spec: FamilySpec
+    ops: Ops
     vision: VisionNet
     text: LanguageModel
 

@@ -14,9 +14,11 @@ import torch
 
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
-from saccade.kernels.attention import Backend, Segments
-from saccade.kernels.layer import QKNorm
-from saccade.kernels.rotary import Rotation
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.rotary import Rotation
+from saccade.kernels.reference.segments import Segments
+from saccade.kernels.tower_attention import Backend
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -223,6 +225,11 @@ class TowerNet(Protocol):
 
     @property
     def spec(self) -> FamilySpec: ...
+
+    @property
+    def ops(self) -> Ops:
+        """The kernels that it was built with."""
+        ...
 
     @property
     def vision(self) -> VisionNet: ...

@@ -5,11 +5,23 @@ Owns what has been put into a step so far. Decides nothing.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from itertools import chain
 
 from saccade.cache.content import Content
-from saccade.core.plan import Deliver, Encode, Move, Open, Plan, Row, Splice, StateCopy
+from saccade.core.plan import (
+    NO_PAGE_MOVES,
+    Deliver,
+    Encode,
+    Move,
+    Open,
+    PageMoves,
+    Plan,
+    Row,
+    Splice,
+    StateCopy,
+)
 from saccade.core.types import ImageKey
 from saccade.sched.sequence import Run, Sequence
 
@@ -18,13 +30,14 @@ from saccade.sched.sequence import Run, Sequence
 class Flight:
     """A plan handed out and without a result. `rows`: one per row of the plan. `pages`: released by
     sequences for which the plan still writes; free once the plan was applied. `unmasked`: masks of
-    its rows are still to be sent.
+    its rows are still to be sent. `planned`: the time of handing out.
     """
 
     plan: Plan
     rows: list[tuple[Sequence, Run]]
     unmasked: bool
     pages: list[int] = field(default_factory=list)
+    planned: float = field(default_factory=time.monotonic)
 
 
 class PlanBuilder:
@@ -102,8 +115,10 @@ class PlanBuilder:
         self.tokens -= end - run.planned
         self._prefill.append((_row(sequence, run, end), sequence, run))
 
-    def build(self, step: int, close: list[int], tower: int, wait: bool) -> Plan:
-        """`tower`, `wait`: as in `Plan`."""
+    def build(
+        self, step: int, close: list[int], tower: int, wait: bool, pages: PageMoves = NO_PAGE_MOVES
+    ) -> Plan:
+        """`tower`, `wait`, `pages`: as in `Plan`."""
         splice: list[Splice] = []
         row = len(self._decode)
         for chunk, sequence, _ in self._prefill:
@@ -123,6 +138,7 @@ class PlanBuilder:
             restore=tuple(self.restore),
             snapshot=tuple(self.snapshot),
             wait=wait,
+            pages=pages,
         )
 
 

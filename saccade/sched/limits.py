@@ -56,7 +56,8 @@ class SchedulerLimits:
 @dataclass(slots=True)
 class Counts:
     """Counters, which only grow. `images_pixels`: images encoded again from pixels still in the
-    arena. `images_given`: images encoded by another server.
+    arena. `images_given`: images encoded by another server. `restored_tokens`: cached tokens that
+    came back from disk.
     """
 
     requests: int = 0
@@ -64,6 +65,7 @@ class Counts:
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: int = 0
     generated_tokens: int = 0
     images_encoded: int = 0
     patches_encoded: int = 0

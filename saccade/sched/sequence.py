@@ -97,13 +97,25 @@ class Run:
 
 
 @dataclass(slots=True)
+class Restore:
+    """What came back from disk for a waiting sequence. names: of its pages, so far as they were
+    asked for. done: it has had its turn. start, end: tokens that came, so far as they are cached.
+    """
+
+    names: list[bytes] = field(default_factory=list)
+    done: bool = False
+    start: int = 0
+    end: int = 0
+
+
+@dataclass(slots=True)
 class Account:
     """The cached and the kept part of a prompt.
 
     cached: prompt tokens found at the first admission; None before. admitted: time of the first
     admission (`time.monotonic()`); 0.0 before. kept: tokens up to which breakpoints keep the
     prompt. written: newly computed tokens among them, by the seconds they are kept. missed: the
-    reason for a shorter prefix than possible, if asked.
+    reason for a shorter prefix than possible, if asked. restore: pages that came back from disk.
     """
 
     cached: int | None = None
@@ -111,6 +123,7 @@ class Account:
     kept: int = 0
     written: Counter[int] = field(default_factory=Counter)
     missed: CacheMiss | None = None
+    restore: Restore = field(default_factory=Restore)
 
     def report(self, caching: Caching) -> CacheReport | None:
         """The report for the front; None if the request asked nothing of the caches."""
@@ -224,6 +237,16 @@ class Sequence:
         return run is not None and run.drawn == run.planned == self.length - 1
 
     @property
+    def restore(self) -> Restore:
+        """What came back from disk."""
+        return self.account.restore
+
+    @property
+    def restored(self) -> int:
+        """Of `cached`, tokens that came back from disk."""
+        return max(0, min(self.restore.end, self.cached or 0) - self.restore.start)
+
+    @property
     def untold(self) -> tuple[int, ...]:
         """Tokens of the answer that no delta has told."""
         return tuple(self.tokens[self.prompt_length + (self.told or 0) :])
@@ -303,7 +326,8 @@ class Sequence:
         last = {span.image: span.end for span in self.request.spans}
         for image, end in last.items():
             if end <= computed and image not in self.found:
-                self.found[image] = ImageOutcome(image, "kv")
+                restored = self.restore.start < end <= self.restore.end
+                self.found[image] = ImageOutcome(image, "kv", tier="disk" if restored else None)
         return self.run
 
     def preempt(self) -> None:
@@ -313,6 +337,7 @@ class Sequence:
         """
         assert self.state is State.RUNNING
         self.state, self.run, self.matched = State.WAITING, None, None
+        self.restore.done = False
 
     def finish(self) -> None:
         """Any state but finished -> finished."""

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.attention import Backend, Segments, varlen_attention
-from saccade.kernels.linear import Activation, linear, pack
-from saccade.kernels.norm import rms_norm
-from saccade.kernels.patchify import patchify
-from saccade.kernels.rotary import Rotation, rotary_tables
+from saccade.kernels.reference.activation import Activation
+from saccade.kernels.reference.patchify import patchify
+from saccade.kernels.reference.rotary import Rotation, rotary_tables
+from saccade.kernels.reference.segments import Segments
+from saccade.kernels.tower_attention import Backend, varlen_attention
+from saccade.kernels.triton.ops import TritonOps
 from saccade.nn.protocol import Batch
 from saccade.runtime.attention import attention_for
 
@@ -53,7 +54,7 @@ def test_products_and_activations(
         (noise(48, 96, seed=1) / 10).to(dtype),
         noise(48, seed=2).to(dtype),
     )
-    ours = linear(x.to(cuda), pack(weight.to(cuda)), bias.to(cuda), activation)
+    ours = TritonOps().linear(x.to(cuda), weight.to(cuda), bias.to(cuda), activation)
     close(ours, EXACT[activation](F.linear(x.double(), weight.double(), bias.double())))
 
 
@@ -62,7 +63,7 @@ def test_rms_norm(cuda: torch.device, dtype: torch.dtype) -> None:
     x, weight = (noise(33, 4, 72) * 3).to(dtype), noise(72, seed=1).to(dtype)
     wide = x.double()
     wanted = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
-    close(rms_norm(x.to(cuda), weight.to(cuda), 1e-6), wanted)
+    close(TritonOps().rms_norm(x.to(cuda), weight.to(cuda), 1e-6), wanted)
 
 
 def test_patches_have_the_same_bits_as_on_the_cpu(cuda: torch.device) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from saccade.kernels import device as placement
-from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
+from saccade.kernels.reference.paged import PagedCache, PagedRows, paged_attention_reference
 
 pytest.importorskip("triton")
 from saccade.kernels.triton.attention import Tile

@@ -225,6 +225,7 @@ LARGE: dict[str, dict[str, object]] = {
     "TIFF RGB": {"compression": "tiff_lzw"},
     "WEBP RGBA": {"lossless": True, "quality": 0, "method": 0},
     "AVIF RGBA": {"speed": 10, "quality": 30},
+    "HEIF RGBA": {"quality": 60, "chroma": 444, "enc_params": {"preset": "ultrafast"}},
 }
 
 

@@ -37,7 +37,7 @@ from saccade.engine.claims import (
     tower_bytes,
 )
 from saccade.engine.sizing import kv_page_bytes
-from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.triton.paged_decode import LEAST_PIECE, MOST_PIECES, launch_decode, share_keys
 from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.worker import Worker

@@ -17,7 +17,7 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StepResult
 from saccade.core.types import Image, ImageKey, SamplingParams, Span
 from saccade.families.registry import load_spec
-from saccade.kernels import long_attention as blockwise
+from saccade.kernels.reference import long_attention as blockwise
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import Attention, Batch, FamilyNet, LanguageModel
 from saccade.runtime.begun_step import Step

@@ -243,6 +243,25 @@ def reasoned(words: str) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": words}
 
 
+def test_effort_may_stand_where_chats_have_it() -> None:
+    """As Open WebUI 0.12 sends it, which makes a response of a chat (its routers/openai.py, line
+    1196) and leaves this name.
+    """
+    shared: dict[str, Any] = {
+        "temperature": 0.1,
+        "top_k": 40,
+        "min_p": 0.0,
+        "seed": 0,
+        "max_output_tokens": 64,
+    }
+    shared["chat_template_kwargs"] = {"enable_thinking": False}
+    assert chat_of(asked_of(user(text("x")), reasoning_effort="medium", **shared)).effort == (
+        "medium"
+    )
+    both = {"reasoning": {"effort": "high"}, "reasoning_effort": "low"}
+    assert chat_of(asked_of(user(text("x")), **both)).effort == "high"
+
+
 def test_tools_and_formats_are_read() -> None:
     schema = {"type": "object"}
     ask = asked_of(

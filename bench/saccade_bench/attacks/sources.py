@@ -35,7 +35,7 @@ def by_url(url: str) -> dict[str, object]:
 
 
 def ask(url: str, parts: list[dict[str, object]], **fields: object) -> tuple[str, float]:
-    """Status and error code, and the seconds that it took."""
+    """Status and error code, and the seconds of waiting."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": parts}],

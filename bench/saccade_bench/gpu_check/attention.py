@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.fp8 import FP8, to_fp8
-from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.reference.fp8 import FP8, to_fp8
+from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.triton.attention import Tile
 from saccade.kernels.triton.paged import launch_paged
 from saccade.kernels.triton.segments import launch_segments

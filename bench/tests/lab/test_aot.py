@@ -19,11 +19,11 @@ from saccade_bench.lab.aot import (
     PROMISED,
     RECORD,
     MachineCode,
-    Promise,
     compare,
     complaints,
     launched_kernels,
 )
+from saccade_bench.lab.aot_case import Promise
 from saccade_bench.lab.aot_cases import cases
 
 ROOT = Path(__file__).parents[3]

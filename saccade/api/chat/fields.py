@@ -414,6 +414,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationR
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
     sampling = sampling_fields(request.sampling, request.ending)
+    # Sampling, by its several names.
     sampling |= _completion_tokens(answer.max_completion_tokens, request.ending)
     if answer.top_logprobs and not answer.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
@@ -421,6 +422,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationR
         sampling["logprobs"] = answer.top_logprobs or 0
     silent = _show_prompt(sampling, request.reply, answer.prompt_logprobs, False)
     continues = _continues(conversation)
+    # The conversation: refused by its length before a message is built.
     check_lengths(conversation.messages, context_length, "messages")
     limits = conversation.mm_processor_kwargs or ImageLimits()
     chat = Chat(

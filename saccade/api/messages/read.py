@@ -99,6 +99,7 @@ def message_ask(
             "thread",
             "thread_unsupported_request",  # by which the SDK knows to do so
         )
+    # The messages, the system prompt first.
     check_lengths(inquiry.messages, context_length, "messages")
     conversation = _Conversation()
     if inquiry.system:
@@ -108,6 +109,7 @@ def message_ask(
         conversation.add(_MESSAGE.json(raw, place), place)
     if inquiry.cache_control is not None:
         conversation.keep(inquiry.cache_control)
+    # An answer begun by the client is continued.
     final = conversation.messages[-1]
     continues = final.role == "assistant" and "tool_calls" not in final.fields
     thinking = inquiry.thinking

@@ -380,6 +380,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
     form, delivery = request.form, request.delivery
     text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()
     kind = {"type": "text"} if text.format is None else _given(text.format)
+    # Fields that nothing here decides have the values of OpenAI's API.
     return {
         "id": name,
         "object": "response",
@@ -398,7 +399,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
         "parallel_tool_calls": form.parallel_tool_calls is not False,
         "previous_response_id": request.asked.previous_response_id,
         "prompt_cache_key": delivery.prompt_cache_key,
-        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "reasoning": {"effort": form.effort, "summary": reasoning.summary},
         "safety_identifier": delivery.safety_identifier,
         "service_tier": "default",
         "store": found.packed is not None,

@@ -110,7 +110,9 @@ class ResponseEnding(Struct, kw_only=True):
 
 
 class ResponseForm(Struct, kw_only=True):
-    """The content of the answer."""
+    """The content of the answer. reasoning_effort: `reasoning.effort` by its name in chats, as
+    programs send it that turn their chats into responses.
+    """
 
     text: ResponseText | None = None
     tools: list[dict[str, Any]] | None = None
@@ -120,6 +122,12 @@ class ResponseForm(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: list[str] | None = None
     reasoning: ReasoningConfig | None = None
+    reasoning_effort: Effort | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        inner = None if self.reasoning is None else self.reasoning.effort
+        return inner or self.reasoning_effort
 
 
 class ResponseDelivery(Struct, kw_only=True):
@@ -236,6 +244,7 @@ def response_ask(
     reader = ItemReader(asked.mm_processor_kwargs or ImageLimits())
     if asked.instructions is not None:
         reader.instruct(asked.instructions)
+    # The conversation: kept turns, then the new items.
     for item in before:
         reader.add(item, "previous_response_id")
     single = isinstance(asked.input, str)
@@ -250,10 +259,11 @@ def response_ask(
         ToolSet(
             tools, _tool_choice(form.tool_choice, tools), form.parallel_tool_calls is not False
         ),
-        effort=None if form.reasoning is None else form.reasoning.effort,
+        effort=form.effort,
         verbosity=text.verbosity,
         variables=asked.chat_template_kwargs or {},
     )
+    # Sampling, in the names of chats.
     sampling = sampling_fields(request.sampling, request.ending)
     if (most := sampling.pop("max_output_tokens", None)) is not None:
         sampling["max_tokens"] = most

@@ -15,9 +15,9 @@ import torch
 
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.config import LONGEST_SIDE, ImageRules, PatchEmbedding, VisionConfig
-from saccade.kernels.attention import Backend, varlen_attention
-from saccade.kernels.patchify import cut_patches, patchify
-from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
+from saccade.kernels.reference.patchify import cut_patches, patchify
+from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
+from saccade.kernels.tower_attention import Backend, varlen_attention
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
@@ -37,10 +37,11 @@ Norm = RMSNorm | LayerNorm
 class VisionBlock:
     """Attention, then an MLP, each on normalised input and added to the stream."""
 
-    __slots__ = ("heads", "mlp", "norm1", "norm2", "out", "qkv", "scale")
+    __slots__ = ("heads", "mlp", "norm1", "norm2", "ops", "out", "qkv", "scale")
 
     def __init__(self, weights: Weights, name: str, config: VisionConfig, shard: Shard) -> None:
         self.heads = shard.divide(config.heads, "vision attention heads")
+        self.ops = weights.ops
         self.scale = config.head_dim**-0.5
         self.norm1 = _norm(weights, f"{name}.norm1", config)
         self.norm2 = _norm(weights, f"{name}.norm2", config)
@@ -86,7 +87,7 @@ class VisionBlock:
 
     def _project(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)
-        rotate_(rotation, qkv[:, : 2 * self.heads])
+        self.ops.rotate_(rotation, qkv[:, : 2 * self.heads])
         return qkv
 
 
@@ -145,7 +146,7 @@ class PatchEmbed:
             torch.tensor(values, device=weights.device) * 255.0
             for values in (rules.mean, rules.std)
         )
-        self.linear = Linear(*_convolution(weights, config))
+        self.linear = Linear(weights.ops, *_convolution(weights, config))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 [H, W, 3] -> [N, hidden]"""
@@ -186,7 +187,7 @@ class FoldedPatchEmbed:
         )
         self.config = config
         self.dtype = weights.dtype
-        self.linear = Linear(folded.view(config.hidden, -1).to(self.dtype))
+        self.linear = Linear(weights.ops, folded.view(config.hidden, -1).to(self.dtype))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 [H, W, 3] -> [N, hidden]"""
@@ -210,6 +211,7 @@ class VisionTower:
         "deepstack",
         "layers",
         "merger",
+        "ops",
         "patch_embed",
         "position_table",
         "sin",
@@ -225,6 +227,7 @@ class VisionTower:
         patch_embed: PatchEmbedding,
     ) -> None:
         device = weights.device
+        self.ops = weights.ops
         self.config = config
         self.patch_embed = PATCH_EMBEDS[patch_embed](weights, config, rules)
         self.position_table = None
@@ -275,10 +278,8 @@ class VisionTower:
 
     def blocks(self, pack: Pack) -> Pieces:
         rotation = Rotation(self.cos, self.sin, pack.places, self.axis)
-        if not pack.rows.is_cuda:
-            rotation = (
-                rotation.ready()
-            )  # a GPU looks them up as it turns; here that would be done again in every layer
+        if not self.ops.looks_up:
+            rotation = rotation.ready()  # else that would be done again in every layer
         everywhere, *windows = [
             (cuts, [rotation.part(cut.rows) for cut in cuts]) for cuts in pack.cuts
         ]

@@ -2,8 +2,7 @@
 place.
 
 Owns nothing; works for any even head size, and for heads of which only the first values are turned.
-On a GPU all heads are one launch of `triton/rotary.py`; here is what that is tested against, and
-what CPUs run.
+`triton/rotary.py` is tested against it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-
-from saccade.kernels import device
 
 Pairs = Literal["halves", "neighbours"]
 """Which values are turned together: i and i + R / 2 (neox), or 2 i and 2 i + 1."""
@@ -89,19 +86,6 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
 
     Computed in float32, rounded once to the dtype of the heads.
     """
-    if device.runs_triton(x):
-        # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.triton.rotary import launch
-
-        launch(
-            x,
-            rotation.cos,
-            rotation.sin,
-            rotation.index,
-            rotation.axis,
-            halves=rotation.pairs == "halves",
-        )
-        return
     rotation = rotation.ready()
     size, halves = rotation.cos.shape[1], rotation.pairs == "halves"
     if size < x.shape[-1]:

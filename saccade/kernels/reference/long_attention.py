@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from saccade.kernels import device
+from saccade.kernels.device import has_numba
 
 LEAST_QUERIES = 64
 """Rows of a key head's products below which PyTorch's attention is as fast."""
@@ -80,7 +80,7 @@ def compile_ahead(like: torch.Tensor) -> None:
 
 def _weights(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """softmax(scores [R, K]) in the dtype of `like`; the scores are used up."""
-    if device.runs_jit(like):
+    if has_numba():
         # Imported where it runs: elsewhere Numba need not be installed.
         from saccade.kernels.x86.long_attention import softmax_to_bfloat16
 

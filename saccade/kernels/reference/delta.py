@@ -19,8 +19,6 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels import device
-
 CHUNK = 64
 """Tokens whose updates of a state are one product."""
 LENGTH_EPS = 1e-6
@@ -62,9 +60,7 @@ class StateRows:
         lines: torch.Tensor,
         singles: int,
     ) -> StateRows:
-        """What kernels on the device of these tensors need."""
-        if device.runs_triton(q_starts):
-            return cls(q_starts, kv_lengths, lines, singles)
+        """With the rows that do not pad, as the host reads them."""
         starts = q_starts.tolist()
         host = tuple(
             HostRow(line, start, end, length == end - start)
@@ -84,11 +80,6 @@ def causal_conv(
     weight [K, C], the newest input's last; states [lines, K - 1, C]: the last inputs of a sequence,
     the oldest first, which are brought up to date.
     """
-    if device.runs_triton(x):
-        # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.triton.delta import launch_conv
-
-        return launch_conv(x, weight, states, rows)
     wide = weight.to(_wide(x))
     out = torch.zeros_like(x)
     before = len(wide) - 1
@@ -119,10 +110,6 @@ def gated_delta(
     of queries and keys. decay (logarithms, at most 0), beta [T, Hv] float32. states [lines, Hv, Dk,
     Dv] float32 are brought up to date.
     """
-    if device.runs_triton(v):
-        from saccade.kernels.triton.delta import launch_delta
-
-        return launch_delta(q, k, v, decay, beta, states, rows)
     q, k = _unit(q, v.shape[1]), _unit(k, v.shape[1])
     q = q * q.shape[2] ** -0.5
     out = torch.zeros_like(v)

@@ -109,11 +109,6 @@ def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
     """x [T, in] in 8 bits, with a scale for each `group` inputs of each row, so that the largest of
     them becomes the largest there is.
     """
-    if device.runs_triton(x):
-        # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.triton.scaled import launch_quantise
-
-        return launch_quantise(x, group)
     parts = x.float().unflatten(1, (-1, group))
     scales = parts.abs().amax(2).clamp_(min=LEAST_AMOUNT) / LARGEST
     values = to_fp8(parts, scales.unsqueeze(2)).flatten(1)
@@ -156,16 +151,10 @@ def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
     return F.pad(each[:, 0], (0, -scales.shape[1] % 4)).contiguous().t()
 
 
-def fp8_linear(x: Rows, matrix: Fp8Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [T, in] @ matrix.T + bias, [T, out] in the dtype of `x`."""
-    if isinstance(x, torch.Tensor) and len(x) > FEW_ROWS and (group := rows_group(matrix)):
-        x = quantise_rows(x, group)
-    if isinstance(x, Fp8Rows):
-        return scaled_linear(x, matrix, bias)
-    if device.runs_triton(x):
-        from saccade.kernels.triton.fp8 import launch_fp8
-
-        return launch_fp8(x, matrix, bias)
+def whole_linear(
+    x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, in] @ matrix.T + bias, [T, out] in the dtype of `x`, rows being as they are."""
     return F.linear(x, dense(matrix).to(x.dtype), bias)
 
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels import device
-
 CHUNK = 128
 """Inputs of an output that lie in neighbouring words; matrices are padded to whole chunks."""
 LEAST_GROUP = 32
@@ -173,9 +171,4 @@ def int4_linear(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x [T, in] @ matrix.T + bias, [T, out] in the dtype of `x`."""
-    if device.runs_triton(x):
-        # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.triton.int4 import launch_int4
-
-        return launch_int4(x, matrix, bias)
     return F.linear(x, dense(matrix).to(x.dtype), bias)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels import device
-from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix, dense
+from saccade.kernels.reference.fp8 import Fp8Experts, Fp8Matrix, dense
 
 Stack = torch.Tensor | Fp8Experts
 """One matrix for each expert: [E, out, in] in the network's dtype, or in FP8."""
@@ -30,11 +29,6 @@ def stacked_mlp(
     outputs, then up's; down: [E, H, I]. There are `before` experts before the first of these E;
     what a row has of others adds nothing.
     """
-    if device.runs_triton(x):
-        # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.triton.experts import launch_experts
-
-        return launch_experts(x, experts, shares, up, down, before)
     each = x.new_zeros(*experts.shape, expert(down, 0).shape[0])
     for number in range(count_of(up)):
         rows, places = (experts == before + number).nonzero(as_tuple=True)

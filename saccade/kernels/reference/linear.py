@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels import device
-from saccade.kernels.activation import gelu_tanh
-from saccade.kernels.fp8 import (
+from saccade.kernels.reference.activation import Activation, activate
+from saccade.kernels.reference.fp8 import (
     Fp8Matrix,
-    Rows,
-    fp8_linear,
     pad_fp8_inputs,
     pad_fp8_outputs,
     rows_group,
 )
-from saccade.kernels.int4 import Int4Matrix, int4_linear, pad_int4_inputs, pad_int4_outputs
-from saccade.kernels.int8 import Int8Matrix, int8_linear
-from saccade.kernels.x86.vnni import runs_vnni
-from saccade.kernels.x86.vnni_layout import Int4Panels, pack_panels, panels_linear
+from saccade.kernels.reference.int4 import Int4Matrix, pad_int4_inputs, pad_int4_outputs
+from saccade.kernels.reference.int8 import Int8Matrix
+from saccade.kernels.x86.vnni_layout import Int4Panels
 
 Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix | Int4Panels
 """A weight of products. An Int8Matrix is packed, wherever there is one."""
-Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
 ROWS_FORESEEN = 1024
 """oneDNN chooses its blocks for products of so many rows; others are right too, and as fast."""
@@ -59,20 +53,13 @@ def missing(values: int, device: torch.device) -> int:
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """`weight` [out, in] in the form in which `linear` is fastest; nothing else can read it."""
+    """`weight` [out, in] in the form in which products are fastest; nothing else can read it."""
     if not _packs(weight):
         return weight
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
         weight.contiguous(), ROWS_FORESEEN
     )
     return packed
-
-
-def ready(weight: Matrix) -> Matrix:
-    """`weight` as `linear` takes it: one in 8 bits already is, and one in 4 bits on a GPU."""
-    if isinstance(weight, Int4Matrix) and not device.runs_triton(weight.words) and runs_vnni():
-        return pack_panels(weight)
-    return pack(weight) if isinstance(weight, torch.Tensor) else weight
 
 
 def pad_outputs(weight: Matrix, sizes: Sequence[int], more: int) -> Matrix:
@@ -116,42 +103,16 @@ def wanted_group(weight: Matrix) -> int:
     return rows_group(weight) if isinstance(weight, Fp8Matrix) else 0
 
 
-def linear(
-    x: Rows,
-    weight: Matrix,
-    bias: torch.Tensor | None = None,
-    activation: Activation = "none",
+def dense_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation,
 ) -> torch.Tensor:
-    """activation(x @ weight.T + bias) [..., out] with a weight from `pack` or `pack_int8`. Rows in
-    8 bits are for weights that want these.
-    """
-    if isinstance(weight, Fp8Matrix):
-        return activate(fp8_linear(x, weight, bias), activation)
-    assert isinstance(x, torch.Tensor)
-    if isinstance(weight, Int8Matrix):
-        return activate(int8_linear(x, weight, bias), activation)
-    if isinstance(weight, Int4Matrix):
-        return activate(int4_linear(x, weight, bias), activation)
-    if isinstance(weight, Int4Panels):
-        return activate(panels_linear(x, weight, bias), activation)
+    """activation(x @ weight.T + bias) [..., out] with a weight from `pack`."""
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)
     operation, algorithm = fused or FUSED["none"]
     y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, operation, [], algorithm)
     return y if fused else activate(y, activation)
-
-
-def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """The activation alone."""
-    match activation:
-        case "none":
-            return x
-        case "gelu":
-            return F.gelu(x)
-        case "gelu_tanh":
-            return gelu_tanh(x)
-        case "silu":
-            return F.silu(x)
-        case "quick_gelu":
-            return x * torch.sigmoid(1.702 * x)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels import device
-
 FEW_VALUES = 4096
 """On a CPU, PyTorch's RMS norm is a chain of ten operations, whose calls are all that a few values
 cost (measured: LOG.md).
@@ -22,25 +20,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     if weight.dtype != x.dtype:
         return rms_norm(x.float(), weight, eps).to(x.dtype)
-    if weight.dim() == 1 and device.runs_jit(x) and x.is_contiguous():
-        # Imported where it runs: elsewhere Numba need not be installed.
-        from saccade.kernels.x86.layer import compiled_rms_norm
-
-        return compiled_rms_norm(x, None, weight, eps)[1]
-    if x.device.type == "cpu" and x.numel() <= FEW_VALUES:
+    if x.numel() <= FEW_VALUES:
         return _by_layer_norm(x, eps) * weight
+    return whole_rms_norm(x, weight, eps)
+
+
+def whole_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The same by PyTorch's own function, whatever the number of values."""
+    if weight.dtype != x.dtype:
+        return whole_rms_norm(x.float(), weight, eps).to(x.dtype)
     if weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x, weight.shape[-1:], None, eps).mul_(weight)
-
-
-def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """rms_norm(x) * silu(gate) over the last dimension, in the dtype of `x`; the gate in
-    float32.
-    """
-    return (rms_norm(x, weight, eps) * F.silu(gate.float())).to(x.dtype)
 
 
 def _by_layer_norm(x: torch.Tensor, eps: float) -> torch.Tensor:

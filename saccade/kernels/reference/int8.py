@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from saccade.kernels.x86.vnni import LARGEST, LEAST_SCALE, runs_vnni
+from saccade.kernels.x86.vnni import runs_vnni
+from saccade.kernels.x86.vnni_call import LARGEST, LEAST_SCALE
 from saccade.kernels.x86.vnni_layout import STEPS, bytes_linear, pack_bytes, pad_scales
 
 ZERO = 128
