@@ -34,8 +34,9 @@ def page_name(parent: bytes, key: PageKey) -> bytes:
     tokens, shown = key
     name = blake2b(b"page" + parent, digest_size=NAME_BYTES)
     name.update(pack(f"<{1 + len(tokens)}q", len(tokens), *tokens))
-    for position, length, image, row in shown:
-        name.update(pack("<3q", position, length, row))
+    for position, length, image, row, time in shown:
+        name.update(pack("<3qB", position, length, row, time is not None))
+        name.update(pack("<q", time or 0))
         name.update(_text(image.digest) + _text(image.settings) + _text(image.salt.encode()))
     return name.digest()
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from saccade.core.bounds import at_least
 from saccade.core.tuning import basic
+
+Pooling = Literal["auto", "last", "embed", "rank", "none"]
+"""As `AnswerOptions.pooling`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,5 +22,17 @@ class AnswerOptions:
     context.
     """
 
+    pooling: Pooling = "auto"
+    """How embeddings and ranks are made. auto: as the checkpoint's files say
+    (Qwen3-VL-Embedding, Qwen3-VL-Reranker). embed, rank: as these have it, though the files do not
+    say. last: embeddings are the last state of a chat model, which nobody has trained for that, so
+    they are not calibrated. none: there are none.
+    """
+    readout_cache_mb: int = 64
+    """MiB of memory for embeddings, ranks and decisions that were made: asked again, they cost a
+    hash. 0 keeps none.
+    """
+
     def __post_init__(self) -> None:
         at_least(1, self, "default_max_tokens")
+        at_least(0, self, "readout_cache_mb")

@@ -88,6 +88,12 @@ DECLARED: tuple[Metric, ...] = (
         "what another request was having encoded)",
         ("source",),
     ),
+    Metric(
+        "saccade_readouts_total",
+        "counter",
+        "Embeddings, ranks and decisions: made by the model, or kept from before (cache)",
+        ("source",),
+    ),
     Metric("saccade_arena_bytes_in_use", "gauge", "Bytes of the shared pixel arena in use"),
     Metric("saccade_headers_read_total", "counter", "Image headers read by image workers"),
     Metric(

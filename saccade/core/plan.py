@@ -20,7 +20,9 @@ from saccade.core.types import (
     Grid,
     Image,
     ImageKey,
+    PromptReading,
     PromptScores,
+    Readout,
     SamplingParams,
     Span,
     TokenLogprobs,
@@ -53,7 +55,7 @@ class Open:
 
     `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
     are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
-    cached prefix). `prompt_logprobs`: as in `Request`.
+    cached prefix). `prompt_logprobs`, `reading`: as in `Request`.
     """
 
     slot: int
@@ -64,6 +66,7 @@ class Open:
     sampling: SamplingParams
     pages: tuple[int, ...]
     prompt_logprobs: int | None = None
+    reading: PromptReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class Row:
     table. `sample`: sample the next token. `masked`: the allowed tokens follow in `Masks`, once the
     tokens of the step before are known; the worker waits for the mask before sampling, not before
     computing. `tokens`: the row's last tokens, if neither `Open` nor a step has told them.
-    `scored`: prompt tokens [first, end) to score, each following a token of the row.
+    `scored`: prompt tokens [first, end) to score, each following a token of the row. `read`: number
+    of the row's last tokens to read, by `Open.reading`.
     """
 
     slot: int
@@ -83,6 +87,7 @@ class Row:
     masked: bool = False
     tokens: tuple[int, ...] = ()
     scored: tuple[int, int] | None = None
+    read: int = 0
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -289,7 +294,8 @@ PageEvent = tuple[bytes, Happened]
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
-    `logprobs[i]` is None if not requested. `scores`: one per row with `scored`, in row order.
+    `logprobs[i]` is None if not requested. `scores`, `readouts`: one per row with `scored`, or with
+    `read`, in row order.
 
     `encoded`: images encoded since the last step, with the milliseconds (of the whole pack, shared
     by patches) and the end time (`time.monotonic()`, common to all processes of a machine). Their
@@ -311,3 +317,4 @@ class StepResult:
     failed: tuple[ImageKey, ...] = ()
     exhausted: bool = False
     pages: tuple[PageEvent, ...] = ()
+    readouts: tuple[Readout, ...] = ()

@@ -251,6 +251,17 @@ class Caching:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReading:
+    """What is told of a prompt in place of an answer, of which no token is drawn: of each of its
+    `last` tokens the logits of `labels`, or, where none are named, the state after the last layer
+    and its norm.
+    """
+
+    labels: tuple[int, ...] = ()
+    last: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One answer to generate. `tokens` are token ids only (image placeholders included, never
     hashes or sentinels).
@@ -260,6 +271,7 @@ class Request:
     address). `group`: common to the answers of one HTTP request; "": a group of its own. `grammar`:
     the form of the answer (`text.grammar.Grammar.text`); "": any text. `prompt_logprobs`:
     alternatives to report beside each prompt token and its log-probability; None: no prompt scores.
+    `reading`: the request ends with its prompt, without an answer.
     """
 
     id: str
@@ -274,6 +286,12 @@ class Request:
     grammar: str = ""
     caching: Caching = Caching()
     prompt_logprobs: int | None = None
+    reading: PromptReading | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the answer."""
+        return self.sampling.max_tokens if self.reading is None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +334,15 @@ class PromptScores:
         for at in range(begin, end):
             mine = slice(at * width, (at + 1) * width)
             yield list(ids[mine]), list(logprobs[mine]), ranks[at]
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """What a `PromptReading` tells of C tokens, from place `start` on: float32 [C, width]."""
+
+    start: int
+    width: int
+    values: bytes
 
 
 Missed = Literal[
@@ -423,7 +450,8 @@ class Delta:
     "internal_error" if its end concerns no other request. `scores` continue the last ones, and come
     before any token. `admitted`: `time.monotonic()` of the request's first slot, beside `images`;
     0.0 if it never got a slot. `embedding`: offset and bytes in the arena, for a request for
-    nothing else; the embedding stays until the request is aborted.
+    nothing else; the embedding stays until the request is aborted. `readout`: continues the last
+    one; the last stands beside the finish.
     """
 
     id: str
@@ -438,3 +466,4 @@ class Delta:
     scores: PromptScores | None = None
     admitted: float = 0.0
     embedding: tuple[int, int] | None = None
+    readout: Readout | None = None

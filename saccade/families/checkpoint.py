@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from blake3 import blake3
 
@@ -253,6 +253,36 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         processor=processor,
         video=video,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingFiles:
+    """A checkpoint's files, as sentence-transformers writes them, say that it embeds or ranks.
+    labels: token ids of a ranker's answers, yes and no; none where they do not say.
+    """
+
+    task: Literal["embed", "rank"]
+    labels: tuple[int, ...] = ()
+
+
+def read_pooling(folder: Path) -> PoolingFiles | None:
+    """What the checkpoint was trained for beside chats, if anything. Raises CheckpointError for
+    embeddings that are not made of the last token.
+    """
+    for path in sorted(folder.glob("*_LogitScore/config.json")):
+        scores = read_json(path)
+        names = ("true_token_id", "false_token_id")
+        return PoolingFiles("rank", tuple(scores.integer(n) for n in names if scores.has(n)))
+    for path in sorted(folder.glob("*_Pooling/config.json")):
+        pooling = read_json(path)
+        last = pooling.data.get("pooling_mode") == "lasttoken"
+        if not last and not pooling.flag("pooling_mode_lasttoken"):
+            raise CheckpointError(
+                f"{path}: embeddings of this model are not made of its last token, which is all "
+                "that is supported"
+            )
+        return PoolingFiles("embed")
+    return None
 
 
 def read_json(path: Path, *, required: bool = True) -> Section:

@@ -186,6 +186,7 @@ class ChatMessage(Marked, kw_only=True):
 
 
 _MESSAGE: Reader[ChatMessage] = Reader(ChatMessage)
+_PART: Reader[ContentPart] = Reader(ContentPart)
 
 
 class _Content(Struct):
@@ -307,6 +308,22 @@ def message_from_object(given: Mapping[str, Any], place: str) -> Message:
         ]
     _name_kinds(fields, place)
     return _message(_MESSAGE.value(fields, place), place, PartDefaults())
+
+
+def image_part(given: object) -> ContentPart:
+    """A content part from Python: an object that is one, or an image. Raises InvalidRequest."""
+    if isinstance(given, Mapping):
+        return _PART.value(dict(given), "content")
+    return ImageObjectPart(image=given)
+
+
+def read_parts(
+    content: str | Sequence[str | ContentPart], place: str, limits: PartDefaults
+) -> tuple[Part, ...]:
+    """Content that stands in no message. Raises InvalidRequest that names what is wrong."""
+    if isinstance(content, str):
+        return (MessageText(content, place),)
+    return tuple(_part(part, f"{place}[{i}]", limits) for i, part in enumerate(content))
 
 
 def _name_kinds(message: object, place: str) -> None:

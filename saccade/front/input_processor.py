@@ -7,19 +7,17 @@ of HTTP and nothing of the engine but its context length.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from llguidance import LLTokenizer
 
 from saccade.core.client import ANYBODY, Client
-from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.errors import InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import (
     LARGEST,
@@ -101,27 +99,6 @@ class PreparedRequest:
             for span in self.request.spans
             if (self.opened[span.image].budget is None) == video
         )
-
-
-def load_sampling_defaults(directory: Path) -> SamplingParams:
-    """Sampling by `generation_config.json`, over OpenAI's defaults: temperature 1, and answers as
-    long as the room allows.
-    """
-    path = directory / "generation_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    given = {name: config[name] for name in names if config.get(name) is not None}
-    if config.get("max_new_tokens") is not None:
-        given["max_tokens"] = config["max_new_tokens"]
-    if config.get("do_sample") is False:
-        given["temperature"] = 0.0
-    try:
-        return replace(SamplingParams(temperature=1.0, max_tokens=LARGEST), **given)
-    except InvalidRequest as error:
-        raise CheckpointError(f"{path}: {error}") from None
 
 
 class InputProcessor:
@@ -270,7 +247,7 @@ class InputProcessor:
         if least > (_COUNTED if opened else 1) * context_length:
             param = ask.names["messages" if opened else "prompt"]
             raise too_long(param, f"at least {least} tokens", context_length, bool(opened))
-        make = partial(self._prompt, ask, encoded, opened)
+        make = partial(self.prompt, ask, encoded, opened)
         return await self.in_thread(make) if least > context_length else make()
 
     async def _open(
@@ -290,7 +267,7 @@ class InputProcessor:
         """The prompt with its images opened."""
         opened = await self._open(ask, client, room)
         encoded = await self._with_videos(ask, encoded, opened, context_length)
-        return self._prompt(ask, encoded, opened)
+        return self.prompt(ask, encoded, opened)
 
     async def _with_videos(
         self,
@@ -311,9 +288,10 @@ class InputProcessor:
             raise too_long(ask.names["messages"], f"at least {least} tokens", context_length, True)
         self._sampling(ask, least, context_length)
 
-    def _prompt(
+    def prompt(
         self, ask: GenerationRequest, encoded: EncodedPrompt, opened: Sequence[Opened]
     ) -> Prompt:
+        """The prompt in the engine's terms, of encoded text and opened images."""
         shown = [image for each in opened for image in each.images]
         steps = [step for each in opened for step in each.steps]
         images = [each.image for each in shown]

@@ -123,33 +123,49 @@ class PromptEncoder:
     async def encode(
         self, ask: GenerationRequest, context_length: int, videos: Sequence[str] = ()
     ) -> EncodedPrompt:
-        """`videos`: what stands for each; none given: its template's mark, which is a token."""
-        if isinstance(prompt := ask.prompt, tuple):
-            return EncodedPrompt(self._check_tokens(prompt))
-        if isinstance(prompt, Chat):
-            locate = bool(prompt.marks) or ask.cache.diagnose
-            render = partial(
-                self._encode_chat,
-                prompt,
-                ask,
-                context_length,
-                bool(ask.add_special_tokens),
-                locate,
-                videos,
-            )
-            long = prompt.num_characters + sum(map(len, videos)) > _LONG_TEXT
-            many = len(prompt.messages) > _MANY_MESSAGES or long
-            return await self.in_thread(render) if many else render()
-        special = ask.add_special_tokens is not False
-        encode = partial(self._encode, prompt, "prompt", context_length, special)
-        return EncodedPrompt(await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode())
+        """As `encode_now`, a long prompt in a thread."""
+        encode = partial(self.encode_now, ask, context_length, videos)
+        long = takes_long(ask) or sum(map(len, videos)) > _LONG_TEXT
+        return await self.in_thread(encode) if long else encode()
 
-    def _check_tokens(self, tokens: tuple[int, ...]) -> list[int]:
+    def encode_now(
+        self, ask: GenerationRequest, context_length: int, videos: Sequence[str] = ()
+    ) -> EncodedPrompt:
+        """The prompt as tokens, each image one. `videos`: the text for each video; none given: its
+        template's mark, which is a token. Raises InvalidRequest that names the field.
+        """
+        if isinstance(prompt := ask.prompt, tuple):
+            return EncodedPrompt(self._check_tokens(prompt, ask.names["prompt"]))
+        if isinstance(prompt, Chat):
+            return self._encode_chat(prompt, ask, context_length, videos)
+        special = ask.add_special_tokens is not False
+        return EncodedPrompt(self._encode(prompt, ask.names["prompt"], context_length, special))
+
+    def render(self, chat: Chat, ask: GenerationRequest, context_length: int) -> Rendered:
+        """A chat's text. Raises InvalidRequest for more than the context can hold."""
+        param = ask.names["messages"]
+        if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
+            raise too_long(param, f"{chat.num_characters} characters", context_length, True)
+        return self._render(self._given(chat, ask))
+
+    def tokens_of(
+        self, rendered: Rendered, param: str, context_length: int, special: bool = False
+    ) -> list[int]:
+        """Of a chat's text, or of a part of it. Raises InvalidRequest that names `param`."""
+        self._check_length(rendered.text, param, context_length, True)
+        try:
+            if self._literals is None:
+                return self._tokenizer.encode(rendered.text, special, context_length)
+            return self._literals.encode(rendered, special, context_length)
+        except TooManyTokens as error:
+            raise too_long(param, str(error), context_length, True) from None
+
+    def _check_tokens(self, tokens: tuple[int, ...], param: str) -> list[int]:
         if outside := [token for token in tokens if token >= self._spec.vocab_size]:
             raise InvalidRequest(
-                f"prompt: token {outside[0]} is not below the vocabulary size, "
+                f"{param}: token {outside[0]} is not below the vocabulary size, "
                 f"{self._spec.vocab_size}",
-                "prompt",
+                param,
             )
         return list(tokens)
 
@@ -165,38 +181,19 @@ class PromptEncoder:
         chat: Chat,
         ask: GenerationRequest,
         context_length: int,
-        special: bool,
-        locate: bool,
         videos: Sequence[str] = (),
     ) -> EncodedPrompt:
-        """`locate`: find where its parts end. `videos`: as in `encode`."""
-        param = ask.names["messages"]
-        if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
-            raise too_long(param, f"{chat.num_characters} characters", context_length, True)
-        given: Any = {
-            "messages": [message.for_template() for message in chat.messages],
-            "tools": [tool.for_template() for tool in chat.offer.tools] or None,
-            "add_generation_prompt": chat.add_generation_prompt,
-            "continue_final_message": chat.continue_final_message,
-            "variables": self._variables(chat),
-            "names": ask.names,
-        }
-        if self._manner.calls is None:
-            given["tools"] = None
-        plain = self._render(given)
+        """`videos`: as in `encode_now`. The ends of a chat's parts are found if something asks for
+        them.
+        """
+        special = bool(ask.add_special_tokens)
+        plain = self.render(chat, ask, context_length)
         rendered, moved = self._tell_videos(plain, chat, videos)
-        self._check_length(rendered.text, param, context_length, True)
-        try:
-            tokens = (
-                self._tokenizer.encode(rendered.text, special, context_length)
-                if self._literals is None
-                else self._literals.encode(rendered, special, context_length)
-            )
-        except TooManyTokens as error:
-            raise too_long(param, str(error), context_length, True) from None
+        tokens = self.tokens_of(rendered, ask.names["messages"], context_length, special)
         where = self._reasoning_at(chat, rendered.text) if self._manner.reasons else None
-        if not locate:
+        if not (chat.marks or ask.cache.diagnose):
             return EncodedPrompt(tokens, where)
+        given = self._given(chat, ask)
         messages, places = landmarks.flagged(given["messages"])
         try:
             flagged = self._render({**given, "messages": messages}).text
@@ -241,6 +238,18 @@ class PromptEncoder:
             _replaced(plain.marked, starts, len(mark), told),
         )
         return rendered, lambda at: at + grown[bisect_left(starts, at)]
+
+    def _given(self, chat: Chat, ask: GenerationRequest) -> dict[str, Any]:
+        """The template's input."""
+        tools = [tool.for_template() for tool in chat.offer.tools]
+        return {
+            "messages": [message.for_template() for message in chat.messages],
+            "tools": (tools or None) if self._manner.calls is not None else None,
+            "add_generation_prompt": chat.add_generation_prompt,
+            "continue_final_message": chat.continue_final_message,
+            "variables": self._variables(chat),
+            "names": ask.names,
+        }
 
     def _render(self, given: Any) -> Rendered:
         if self._literals is not None:
@@ -291,6 +300,13 @@ class PromptEncoder:
         if least > context_length:
             has = f"{len(text)} characters, so at least {least} tokens"
             raise too_long(param, has, context_length, chat)
+
+
+def takes_long(ask: GenerationRequest) -> bool:
+    """True for a prompt to be rendered and tokenised in a thread."""
+    if isinstance(prompt := ask.prompt, Chat):
+        return len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
+    return len(prompt) > _LONG_TEXT
 
 
 def _replaced(text: str, starts: Sequence[int], length: int, told: Sequence[str]) -> str:

@@ -194,9 +194,13 @@ class Decoder(Generic[M]):
                 delta = None
         return x if delta is None else x + delta
 
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, hidden]."""
+        return self.norm(states)
+
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab_size] in float32."""
-        return self.head(self.norm(states)).float()
+        return self.head(self.normed(states)).float()
 
 
 def attention_decoder(

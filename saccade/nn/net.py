@@ -83,5 +83,9 @@ class WholeNet:
         return self.text(batch, attention)
 
     @torch.inference_mode()
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        return self.text.normed(states)
+
+    @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return self.text.logits(states)

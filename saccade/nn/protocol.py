@@ -247,6 +247,10 @@ class LanguageModel(Protocol):
         """As `FamilyNet.forward`."""
         ...
 
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """As `FamilyNet.normed`."""
+        ...
+
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """As `FamilyNet.logits`."""
         ...
@@ -265,6 +269,12 @@ class FamilyNet(TowerNet, Protocol):
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """What all T tokens come to, [T, hidden], after the last layer; `attention` has planned for
         `batch`. Reads nothing but its arguments, so that a graph of it can be captured.
+        """
+        ...
+
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """Some rows [R, hidden] of what `forward` returned after the last norm, as the head takes
+        them.
         """
         ...
 

@@ -19,7 +19,7 @@ from saccade.runtime.disk import DiskTier
 from saccade.runtime.finite import NO_TOKEN
 from saccade.runtime.page_memory import PageMemory
 from saccade.runtime.sampler import Report
-from saccade.runtime.scores import Scored
+from saccade.runtime.scores import RowsRead, Scored
 from saccade.runtime.vision import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
@@ -43,6 +43,7 @@ class Step:
         self._tokens = torch.empty(0, dtype=torch.int64)
         self._report: Report | None = None
         self._scored: tuple[Scored, ...] = ()
+        self._read: RowsRead | None = None
         self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
         self._begun = time.monotonic()
@@ -75,6 +76,12 @@ class Step:
             self._scored += (Scored(each.start, ids, logprobs, ranks),)
             self._note_copies(each.ids)
 
+    def read(self, found: RowsRead) -> None:
+        """Begin to copy what was read of prompts to the host."""
+        states, logits = to_host(found.states), to_host(found.logits)
+        self._read = RowsRead(found.wanted, states, logits)
+        self._note_copies(found.states)
+
     def check(self, finite: torch.Tensor, places: Sequence[int]) -> None:
         """Begin to copy which rows of the batch [R] have states that are numbers. `places`: of the
         plan's rows among them.
@@ -91,6 +98,7 @@ class Step:
         """There was no memory for the plan's rows."""
         self._exhausted = True
         self._tokens, self._report = torch.empty(0, dtype=torch.int64), None
+        self._read = None
 
     def adapted(self, unfinished: bool) -> None:
         self._unfinished = unfinished
@@ -131,6 +139,7 @@ class Step:
             self._vision.failures(),
             self._exhausted,
             self._pages.collect() if self._pages else (),
+            () if self._read is None else self._read.read(),
         )
 
     def _broken(self, tokens: Sequence[int]) -> tuple[int, ...]:

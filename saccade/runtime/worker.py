@@ -121,7 +121,7 @@ class Worker:
                 self._sampler.close(slot)
         for opened in plan.open:
             self._batcher.open(opened)
-            if self._sampler:
+            if self._sampler and opened.reading is None:
                 self._sampler.open(
                     opened.slot, opened.sampling, opened.tokens, opened.prompt_length
                 )
@@ -160,6 +160,10 @@ class Worker:
             states = self._net.forward(batch, self._attention)  # [T, hidden]
         if wanted := self._batcher.scored(rows, frame):
             step.score(self._scorer(states, wanted))
+        if to_read := self._batcher.to_read(rows, frame):
+            found = self._scorer.read(states, to_read)
+            if found is not None:
+                step.read(found)
         if not all(row.sample for row in rows):
             # Whatever is no number in a sequence reaches the state of its last token.
             finite = finite_rows(states.index_select(0, batch.q_starts[1:].long() - 1))  # [R]

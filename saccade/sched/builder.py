@@ -100,6 +100,7 @@ class PlanBuilder:
                 sampling=request.sampling,
                 pages=tuple(run.pages),
                 prompt_logprobs=request.prompt_logprobs,
+                reading=request.reading,
             )
         )
 
@@ -110,7 +111,7 @@ class PlanBuilder:
         self._decode.append((_row(sequence, run, run.planned + 1), sequence, run))
 
     def prefill(self, sequence: Sequence, run: Run, end: int) -> None:
-        """Compute up to `end`; if nothing is left then, draw the next token."""
+        """Compute up to `end`; if nothing is left then, draw the next token, if any is wanted."""
         self.tokens -= end - run.planned
         self._prefill.append((_row(sequence, run, end), sequence, run))
 
@@ -143,7 +144,7 @@ class PlanBuilder:
 
 def _row(sequence: Sequence, run: Run, end: int) -> Row:
     """The row that computes `[run.planned, end)`; counts those tokens as planned."""
-    start, sample = run.planned, end == sequence.length
+    start, sample = run.planned, end == sequence.length and sequence.request.reading is None
     decoding = run.drawn == start == end - 1
     unknown = () if decoding else tuple(sequence.tokens[max(start, run.opened) : end])
     pages = tuple(run.pages[run.announced :])
@@ -152,7 +153,8 @@ def _row(sequence: Sequence, run: Run, end: int) -> Row:
         run.drawing, run.drawn = run.drawing + 1, end
     masked = sample and sequence.guide is not None
     scored = sequence.to_score(start, end)
-    return Row(run.slot, start, end - start, pages, sample, masked, unknown, scored)
+    read = sequence.to_read(start, end)
+    return Row(run.slot, start, end - start, pages, sample, masked, unknown, scored, read)
 
 
 def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:

@@ -185,8 +185,7 @@ class KVCacheManager:
 
     def _needs_soon(self, sequence: Sequence) -> int:
         """Pages for the present tokens and the next few."""
-        sampling = sequence.request.sampling
-        most = min(sequence.prompt_length + sampling.max_tokens, self._token_limit)
+        most = min(sequence.prompt_length + sequence.request.most_tokens, self._token_limit)
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
     def hold(self, sequence: Sequence, path: list[Node]) -> Node | None:

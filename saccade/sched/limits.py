@@ -84,11 +84,12 @@ def refusal(
     length = len(request.tokens)
     if length == 0:
         return "the prompt has no tokens"
-    if length >= token_limit:
+    answer = int(request.reading is None)
+    if length + answer > token_limit:
         what = "the context length" if token_limit == limits.context_length else "the KV cache"
+        kept = ", of which one is for the answer" if answer else ""
         return (
-            f"the prompt has {length} tokens; {what} holds {token_limit}, of which one is for the "
-            "answer: shorten the prompt"
+            f"the prompt has {length} tokens; {what} holds {token_limit}{kept}: shorten the prompt"
         )
     if not images_fit:
         return (

@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
 
 from saccade.cache.embeddings import EmbeddingCache
@@ -25,7 +26,7 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InternalError, RequestError
 from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan, Row, StepResult
-from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
+from saccade.core.types import Delta, FinishReason, ImageKey, Readout, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder
 from saccade.sched.cache_control import CacheControlTracker
@@ -423,11 +424,13 @@ class GenerationScheduler:
             self.pool.release(flight.pages)
             return deltas
         drawn, scores = zip(result.tokens, result.logprobs, strict=True), iter(result.scores)
+        readouts = iter(result.readouts)
         for place, (row, (sequence, run)) in enumerate(
             zip(flight.plan.rows, flight.rows, strict=True)
         ):
             token, logprobs = next(drawn) if row.sample else (-1, None)
             found = next(scores) if row.scored else None
+            readout = next(readouts) if row.read else None
             if sequence.run is run and place in result.broken:
                 # Before its pages are findable: nobody else computes with them.
                 deltas.append(self._finish(sequence, "error", NOT_FINITE, code=InternalError.code))
@@ -441,6 +444,8 @@ class GenerationScheduler:
                     deltas.append(Delta(sequence.request.id, scores=found))
                 if row.sample and not known:
                     deltas.append(self._append(sequence, token, logprobs))
+                if readout is not None:
+                    deltas.append(self._tell_readout(sequence, run, readout))
         self.pool.release(flight.pages)
         return deltas
 
@@ -452,6 +457,13 @@ class GenerationScheduler:
         for key in [key for key in run.pins if not sequence.needs(key)] if run.pins else ():
             run.pins.remove(key)
             self.embeddings.unpin(key)
+
+    def _tell_readout(self, sequence: Sequence, run: Run, readout: Readout) -> Delta:
+        """A sequence that draws nothing ends with its prompt."""
+        sequence.scored = run.computed
+        if run.computed < sequence.prompt_length:
+            return Delta(sequence.request.id, readout=readout)
+        return replace(self._finish(sequence, "stop"), readout=readout)
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
         sequence.tokens.append(token)

@@ -141,7 +141,7 @@ class Sequence:
     device had no room for the next image beside those present: any step is better than none.
     encoded: images encoded on behalf of this sequence: why they were missing, and their source.
     found: source of each image, by its index, as far as known. scored: the first prompt token still
-    to be scored, by the results so far; all tokens count as scored if no scores are requested.
+    to be scored or read, by the results so far; all tokens count as such if none is requested.
     guide: the allowed form of the answer; None: any text. told: answer tokens told in deltas; None
     before the first delta.
     """
@@ -184,6 +184,8 @@ class Sequence:
         self.scored = len(request.tokens)
         if request.prompt_logprobs is not None:
             self.scored = 1  # nothing stands before the first
+        elif request.reading is not None:
+            self.scored = max(0, len(request.tokens) - request.reading.last)
 
     @property
     def client(self) -> str:
@@ -257,19 +259,28 @@ class Sequence:
 
     @property
     def shareable(self) -> int:
-        """Tokens that may come from the prefix cache, which holds no scores."""
-        done = self.scored >= self.prompt_length
-        return len(self.content.tokens) if done else self.scored - 1
+        """Tokens that may come from the prefix cache, which holds no scores and no states."""
+        if self.scored >= self.prompt_length:
+            return len(self.content.tokens)
+        return self.scored - (self.request.reading is None)
 
     def to_score(self, start: int, end: int) -> tuple[int, int] | None:
         """The prompt tokens [first, end) that a row of tokens [start, end) is to score, if any."""
+        if self.request.reading is not None:
+            return None
         first, last = max(start + 1, self.scored), min(end + 1, self.prompt_length)
         return (first, last) if first < last else None
 
+    def to_read(self, start: int, end: int) -> int:
+        """How many of the tokens [start, end) of a row, its last ones, are to be read."""
+        return 0 if self.request.reading is None else max(0, end - max(start, self.scored))
+
     def may_draw(self, token_limit: int) -> bool:
         """True if one more token may be planned beyond the plans in flight: the answer has room for
-        it, and its mask is or will be ready in time.
+        it, and its mask is or will be ready in time. Always true without an answer.
         """
+        if self.request.reading is not None:
+            return True
         guide = self.guide
         if guide is not None and not (
             guide.quick if self.length > len(self.tokens) else guide.ready

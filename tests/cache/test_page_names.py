@@ -48,14 +48,20 @@ def test_any_change_in_any_part_of_a_page_changes_its_name(
     changed = (*tokens[:place], tokens[place] + 1, *tokens[place + 1 :])
     others: list[PageKey] = [(changed, shown), ((*tokens, 0), shown), (tokens[:-1], shown)]
     if shown:
-        at, length, key, row = shown[0]
+        at, length, key, row, time = shown[0]
         keys = [
             replace(key, digest=bytes([key.digest[0] ^ 1]) + key.digest[1:]),
             replace(key, settings=key.settings + b"\0"),
             replace(key, salt=key.salt + "\0"),
         ]
-        first = [(at + 1, length, key, row), (at, length + 1, key, row), (at, length, key, row + 1)]
-        first += [(at, length, each, row) for each in keys]
+        later = 0 if time is None else time + 1
+        first = [
+            (at + 1, length, key, row, time),
+            (at, length + 1, key, row, time),
+            (at, length, key, row + 1, time),
+            (at, length, key, row, later),
+            *((at, length, each, row, time) for each in keys),
+        ]
         others += [(tokens, (each, *shown[1:])) for each in first]
         others += [(tokens, shown[1:]), (tokens, (*shown, shown[0]))]
     names = [page_name(parent, each) for each in (page, *others)]

@@ -190,6 +190,9 @@ class Useless:
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         return self._text(batch, attention)
 
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(self._text.normed(states), torch.nan)
+
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return torch.full_like(self._text.logits(states), torch.nan)
 

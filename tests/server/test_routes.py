@@ -135,7 +135,7 @@ def test_responses_are_described(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations", "/v1/batches"]
+    "path", ["/v1/moderations", "/v1/audio/speech", "/v1/images/generations", "/v1/batches"]
 )
 def test_what_other_servers_do_is_refused_with_what_this_one_does(
     served: Served, path: str

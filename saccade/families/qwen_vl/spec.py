@@ -18,10 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
-from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
+from saccade.core.family import (
+    Cuts,
+    KVSpec,
+    LargestImage,
+    PixelBounds,
+    ScoreTemplates,
+    Templates,
+    heads_cache,
+)
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Image, Span
-from saccade.families.checkpoint import Checkpoint
+from saccade.families.checkpoint import Checkpoint, read_pooling
 from saccade.families.config_readers import text_section
 from saccade.families.qwen_vl.config import (
     LONGEST_SIDE,
@@ -34,8 +42,23 @@ from saccade.families.qwen_vl.config import (
 from saccade.families.qwen_vl.video import QwenVideo, read_video
 from saccade.nn.text_config import TextConfig
 
+SCORES = ScoreTemplates(
+    instruction="Represent the user's input.",
+    query="Retrieve images or text relevant to the user's query.",
+    judge="Judge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".',
+    task="Given a search query, retrieve relevant candidates that answer the query.",
+    marks=("<Instruct>: ", "<Query>:", "\n<Document>:"),
+    empty="NULL",
+    labels=("yes", "no"),
+    min_pixels=4 * 32 * 32,
+    max_pixels=1800 * 32 * 32,
+)
+"""Of Qwen3-VL-Embedding and Qwen3-VL-Reranker."""
 TEMPLATES = Templates(
-    tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<|vision_start|>")
+    tools=Path(__file__).parent / "tools.jinja",
+    marks=("<|im_start|>", "<|vision_start|>"),
+    scores=SCORES,
 )
 
 
@@ -245,7 +268,9 @@ def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: 
 def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
     """Read a Qwen-VL checkpoint's facts. Raises CheckpointError naming file and field."""
     parsed = parse_config(checkpoint)
-    text = text_section(checkpoint.config)
+    text, pooling = text_section(checkpoint.config), read_pooling(checkpoint.folder)
+    if pooling is not None and pooling.task == "embed":  # its files may have no head
+        parsed = replace(parsed, text=replace(parsed.text, tied=True))
     return QwenVLSpec(
         family=parsed.family,
         vision=parsed.vision,
