@@ -126,7 +126,7 @@ class PromptReader:
             for ask, each in zip(asks, encoded, strict=True):
                 shown = tuple(found[id(source)] for source in _sources(ask.request))
                 total += len(each.tokens) + sum(
-                    one.image.num_tokens - 1 for each_one in shown for one in each_one.images
+                    image.image.num_tokens - 1 for opened in shown for image in opened.images
                 )
                 _check_total(total)
                 prompt = intake.prompt(ask.request, each, shown)

@@ -16,7 +16,8 @@ from saccade.core.types import ImageKey
 
 NUMBERS = st.integers(0, 2**31 - 1)
 KEYS = st.builds(ImageKey, st.binary(min_size=32, max_size=32), st.binary(max_size=16), st.text())
-SHOWN = st.lists(st.tuples(NUMBERS, NUMBERS, KEYS, NUMBERS), max_size=3).map(tuple)
+TIMES = st.none() | NUMBERS
+SHOWN = st.lists(st.tuples(NUMBERS, NUMBERS, KEYS, NUMBERS, TIMES), max_size=3).map(tuple)
 PAGES = st.tuples(st.lists(NUMBERS, min_size=1, max_size=20).map(tuple), SHOWN)
 ROOTS = st.tuples(st.binary(max_size=20), st.text(max_size=5), st.text(max_size=5))
 IDENTITY = PageIdentity("weights", "cpu float32", "auto", "layers", 16)
