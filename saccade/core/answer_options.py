@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.bounds import at_least
-from saccade.core.tuning import basic
+from saccade.core.tuning import basic, tuned
 
 Pooling = Literal["auto", "last", "embed", "rank", "none"]
 """As `AnswerOptions.pooling`."""
@@ -28,10 +28,9 @@ class AnswerOptions:
     say. last: embeddings are the last state of a chat model, which nobody has trained for that, so
     they are not calibrated. none: there are none.
     """
-    readout_cache_mb: int = 64
-    """MiB of memory for embeddings, ranks and decisions that were made: asked again, they cost a
-    hash. 0 keeps none.
-    """
+    readout_cache_mb: int = tuned(
+        64, "MiB of memory for embeddings, ranks and decisions that may be asked again; 0: none."
+    )
 
     def __post_init__(self) -> None:
         at_least(1, self, "default_max_tokens")

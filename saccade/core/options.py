@@ -263,8 +263,7 @@ class MediaOptions:
         "MiB of shared memory for decoded images on their way to the engine; room for the model's "
         "largest image at least.",
     )
-    fetch_timeout: float = 10.0
-    """Seconds for fetching one image by URL, redirects included."""
+    fetch_timeout: float = tuned(10.0, "Seconds for fetching one image by URL, redirects included.")
     decode_timeout: float = tuned(20.0, "Seconds for decoding one image.")
     decode_memory_mb: int = tuned(
         2560,

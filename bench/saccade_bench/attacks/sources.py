@@ -21,7 +21,7 @@ from PIL import Image
 from saccade_bench.abuse import attack
 
 CHAT = "/v1/chat/completions"
-FETCHING = ("--allow-private-media", "--fetch-timeout", "2")
+FETCHING = ("--allow-private-media", "--tune", "fetch_timeout=2")
 
 
 def png(side: int = 64) -> bytes:
