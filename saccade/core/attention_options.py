@@ -16,5 +16,6 @@ class AttentionOptions:
     """Attention of the language model; --mm-attention-backend is the vision tower's. triton: our
     own kernels (cuda). x86: compiled for processors, in bfloat16 (cpu, needs the extra cpu). sdpa:
     PyTorch's, a call for each sequence (cpu). reference: slow and plain, to compare with (cpu).
-    auto: the first of these that runs.
+    fa3: FlashAttention-3 for prompts (Hopper, 16 bits). flashinfer: FlashInfer for rows that decode
+    (cuda, 16 bits, no graphs of steps). auto: the first of these that runs.
     """

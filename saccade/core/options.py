@@ -140,8 +140,9 @@ class EngineOptions:
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
     """Attention of the vision tower. triton: our own kernel (cuda). flash: torch's variable-length
-    flash attention (cuda, 16 bits). cudnn: cuDNN's in graphs, triton without. fa4: the package
-    flash-attn-4 (cuda, 16 bits). sdpa: one call per image size. auto: by the GPU's architecture.
+    flash attention (cuda, 16 bits). cudnn: cuDNN's in graphs, triton without. fa3, fa4: the modules
+    flash_attn_interface (Hopper) and flash_attn.cute (cuda), 16 bits. sdpa: one call per image
+    size. auto: by the GPU's architecture.
     """
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""

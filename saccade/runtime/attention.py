@@ -48,8 +48,10 @@ def pick_attention(
     if wanted in names:
         return wanted
     shown = f"{place.type} in {str(dtype).removeprefix('torch.')}"
-    why = f"it does not run on {shown}"
-    if wanted in possible(place, dtype):
+    why, other = f"it does not run on {shown}", BACKENDS[wanted]
+    if not other.installed:
+        why = f"{other.package} is not installed ({other.install})"
+    elif wanted in possible(place, dtype):
         why = "its steps are no graphs: it needs --disable-cuda-graph"
     raise ConfigError(f"--attention-backend {wanted}: {why}; here: auto, {', '.join(names)}")
 
@@ -68,7 +70,7 @@ def attention_for(
     lengths and pages from there alone.
 
     states: of the layers that keep them in place of keys and values. dtype: of queries, where the
-    cache has another. scales: none are ones.
+    cache has another. scales: none are ones. Raises ConfigError.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
     caches = {
@@ -77,6 +79,10 @@ def attention_for(
     }
     keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
     name = pick_attention(backend, keys.device, dtype or keys.dtype, graphs=graphs)
+    if not BACKENDS[name].kept and keys.dtype != (dtype or keys.dtype):
+        raise ConfigError(
+            f"--attention-backend {name}: it reads no cache of 8 bits; use --kv-cache-dtype auto"
+        )
     heads, dim = keys.shape[1:]
     shape = PagedShape(heads, dim, page_size, keys.dtype, dtype or keys.dtype)
     return PagedAttention(caches, shape, BACKENDS[name].make(shape), states)

@@ -184,9 +184,11 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
     assert bound.args == ("demo",)
     assert bound.arguments["engine"].vit_graph_buckets == (128, 256)
     assert bound.arguments["server"].served_model_name == ("a", "b")
-    with pytest.raises(CycloptsError, match='"auto", "triton", "flash", "cudnn", "fa4", "sdpa"'):
+    with pytest.raises(
+        CycloptsError, match='"auto", "triton", "flash", "cudnn", "fa3", "fa4", "sdpa"'
+    ):
         app.parse_args(
-            ["serve", "--mm-attention-backend", "fa3"], exit_on_error=False, print_error=False
+            ["serve", "--mm-attention-backend", "fa9"], exit_on_error=False, print_error=False
         )
 
 

@@ -37,11 +37,17 @@ from saccade.engine.claims import (
     tower_bytes,
 )
 from saccade.engine.sizing import kv_page_bytes
-from saccade.kernels.paged import PagedCache, PagedRows, plan_decode
-from saccade.kernels.triton.paged_decode import LEAST_PIECE, MOST_PIECES, launch_decode
+from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.triton.paged_decode import (
+    LEAST_PIECE,
+    MOST_PIECES,
+    launch_decode,
+    share_keys,
+)
 from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.worker import Worker
 from saccade_bench.lab.qwen import qwen
+from tests.helpers.breadth import broad
 from tests.helpers.weightless import BF16, CARDS, META, Model, Peak, bounds, decide, weightless
 
 ALWAYS = ("qwen3-vl-8b", "qwen3.5-9b")
@@ -78,7 +84,7 @@ class Made:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in CARDS],
+    params=broad(CARDS, keep=ALWAYS),
 )
 def made(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Made]:
     with weightless(request.param, tmp_path_factory.mktemp("buffers") / "model") as model:
@@ -182,7 +188,7 @@ def test_decoding_takes_what_is_claimed_for_pieces_of_keys(made: Made) -> None:
     keys = torch.empty((1 << 10, kv_heads, dim), dtype=BF16, device=META)
     q = torch.empty((rows, heads, dim), dtype=BF16, device=META)
     out = torch.empty_like(q)
-    work = plan_decode(paged, kv_heads)
+    work = replace(paged, work=share_keys(paged, kv_heads))
     with Peak() as peak:
         launch_decode(q, PagedCache(keys, keys), work, 0.1, out)
     claimed = decode_bytes(spec, steps)

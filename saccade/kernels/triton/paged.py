@@ -253,7 +253,7 @@ def launch_paged(
             rows = replace(rows, work=share_keys(rows, kv_heads, piece or LEAST_PIECE))
         launch_decode(q, cache, rows, scale, out)
     if len(rows.kv_lengths) > rows.singles and len(q) > rows.singles:
-        _launch_prefill(q, cache, rows, scale, out, prefill, piece or LEAST_PIECE_PREFILL)
+        launch_prefill(q, cache, rows, scale, out, prefill, piece or LEAST_PIECE_PREFILL)
     return out
 
 
@@ -277,15 +277,16 @@ def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
     return max(1, min(splits, -(-capacity // piece)))
 
 
-def _launch_prefill(
+def launch_prefill(
     q: torch.Tensor,
     cache: PagedCache,
     rows: PagedRows,
     scale: float,
     out: torch.Tensor,
-    tile: Tile | None,
-    piece: int,
+    tile: Tile | None = None,
+    piece: int = LEAST_PIECE_PREFILL,
 ) -> None:
+    """Attention of the tokens behind the first `rows.singles`, to `out`."""
     heads, dim = q.shape[1], q.shape[2]
     kv_heads, cut = cache.keys.shape[1], HeadCut.of(dim)
     group = heads // kv_heads
