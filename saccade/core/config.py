@@ -20,8 +20,8 @@ on an 8B model.
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
-EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
-LanguageAttention = Literal["triton", "x86", "sdpa", "reference"]
+EncoderAttention = Literal["triton", "flash", "cudnn", "fa3", "fa4", "sdpa"]
+LanguageAttention = Literal["triton", "x86", "sdpa", "reference", "fa3", "flashinfer"]
 """Names of `kernels/attention_backends.py`."""
 QuantizationMode = Literal["auto", "int8", "int4", "none"]
 KVDtype = Literal["auto", "fp8_e4m3"]

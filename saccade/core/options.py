@@ -115,8 +115,8 @@ class EngineOptions:
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = tuned(
         "auto",
-        "Attention of the vision tower: triton, flash, cudnn, fa4 (on cuda) or sdpa; auto: by the "
-        "GPU's architecture.",
+        "Attention of the vision tower: triton, flash, cudnn, fa3, fa4 (on cuda) or sdpa; auto: by "
+        "the GPU's architecture.",
     )
     disable_cuda_graph: bool = False
     """Replay no CUDA graphs, neither of the language model nor of the vision tower."""

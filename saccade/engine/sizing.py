@@ -94,7 +94,7 @@ TOWER_ATTENTION: dict[int, EncoderAttention] = {9: "triton", 10: "triton"}
 for heads of 72 was read to use no product of that architecture and to spill, where ours uses them
 and does not; estimates for 14,400 patches are 126 and 91 ms. `make gpu-check` is to settle it.
 """
-FLASH_LIKE = ("flash", "cudnn", "fa4")
+FLASH_LIKE = ("flash", "cudnn", "fa3", "fa4")
 """What needs a GPU and a dtype of 16 bits."""
 
 LARGE_IMAGE = 1440, 2560
@@ -379,6 +379,11 @@ def pick_tower_attention(
         )
     if wanted == "triton" and not cuda:
         raise ConfigError("--tune mm_attention_backend=triton: it needs --device cuda")
+    if wanted == "fa3" and (arch != 90 or find_spec("flash_attn_interface") is None):
+        raise ConfigError(
+            "--tune mm_attention_backend=fa3: it needs a GPU of compute capability 9.0, and the "
+            "module flash_attn_interface (FlashAttention-3), which are not both here; use auto"
+        )
     if wanted == "fa4" and not has_fa4():
         raise ConfigError(
             "--tune mm_attention_backend=fa4: the package flash-attn-4 is not installed; use auto"

@@ -66,6 +66,11 @@ def multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
 
 def multiplies_blocks(device: torch.device) -> bool:
     """Whether such products may have scales in blocks: PyTorch asks for Hopper."""
+    return is_hopper(device)
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether products leave from shared memory by the warp group, into registers."""
     return HOPPER <= generation(device) < HOPPER + 10
 
 

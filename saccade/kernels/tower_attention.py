@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from saccade.kernels.reference.segments import Segments, sdpa_segments
 
-Backend = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
+Backend = Literal["triton", "flash", "cudnn", "fa3", "fa4", "sdpa"]
 """Of attention within segments.
 
 triton: our own kernel (CUDA), can be captured in a graph. flash: torch's (CUDA, 16 bits), can be
-captured too. cudnn: cuDNN's (the same), which plans for half a second whenever a shape is new. fa4:
-FlashAttention-4's (the same), where that package is. sdpa: everywhere. cudnn and fa4 are NOT YET
-RUN.
+captured too. cudnn: cuDNN's (the same), which plans for half a second whenever a shape is new. fa3,
+fa4: FlashAttention-3's (Hopper) and -4's (the same), where those packages are. sdpa: everywhere.
+cudnn, fa3 and fa4 are NOT YET RUN.
 """
 
 
@@ -79,6 +79,22 @@ def _cudnn_segments(
     )
 
 
+def _fa3_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """As `_flash_segments`, by FlashAttention-3."""
+    from flash_attn_interface import flash_attn_varlen_func
+
+    bounds, longest = segments.bounds, segments.longest
+
+    def launch(*qkv: torch.Tensor) -> Sequence[torch.Tensor]:
+        found = flash_attn_varlen_func(*qkv, bounds, bounds, longest, longest, softmax_scale=scale)
+        # Until 2025 it gave a row's denominators, too.
+        return (found,) if isinstance(found, torch.Tensor) else found
+
+    return _in_eights(launch, q, k, v)
+
+
 def _fa4_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
@@ -120,6 +136,7 @@ BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {
     "triton": _triton_segments,
     "flash": _flash_segments,
     "cudnn": _cudnn_segments,
+    "fa3": _fa3_segments,
     "fa4": _fa4_segments,
     "sdpa": sdpa_segments,
 }

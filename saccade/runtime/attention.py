@@ -51,8 +51,10 @@ def pick_attention(
     if wanted in names:
         return wanted
     shown = f"{place.type} in {str(dtype).removeprefix('torch.')}"
-    why = f"it does not run on {shown}"
-    if wanted in possible(ops, place, dtype):
+    why, other = f"it does not run on {shown}", BACKENDS[wanted]
+    if not other.installed:
+        why = f"{other.package} is not installed ({other.install})"
+    elif wanted in possible(ops, place, dtype):
         why = "its steps are no graphs: it needs --disable-cuda-graph"
     raise ConfigError(f"--attention-backend {wanted}: {why}; here: auto, {', '.join(names)}")
 
@@ -72,7 +74,7 @@ def attention_for(
     lengths and pages from there alone.
 
     states: of the layers that keep them in place of keys and values. dtype: of queries, where the
-    cache has another. scales: none are ones. ops: None are those of the device.
+    cache has another. scales: none are ones. ops: None are those of the device. Raises ConfigError.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
     caches = {
@@ -83,6 +85,10 @@ def attention_for(
     place, dtype = keys.device, dtype or keys.dtype
     ops = ops or pick_ops(place, dtype)
     name = pick_attention(backend, ops, place, dtype, graphs=graphs)
+    if not BACKENDS[name].kept and keys.dtype != dtype:
+        raise ConfigError(
+            f"--attention-backend {name}: it reads no cache of 8 bits; use --kv-cache-dtype auto"
+        )
     heads, dim = keys.shape[1:]
     shape = PagedShape(heads, dim, page_size, keys.dtype, dtype)
     return PagedAttention(caches, shape, BACKENDS[name].make(shape), ops, states)
