@@ -117,7 +117,7 @@ def flat(group: str) -> Parameter:
 
 NO_TUNING = re.compile(rf"^(?!({'|'.join(TUNING)})$)")
 """Names of fields that are options."""
-Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", consume_multiple=False)]
+Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", group="Tuning", consume_multiple=False)]
 
 
 @app.command(

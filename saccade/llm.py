@@ -30,13 +30,15 @@ from saccade.core.options import (
     ModelOptions,
     ParallelOptions,
 )
-from saccade.core.types import SamplingParams, TokenLogprobs
+from saccade.core.types import PromptReading, SamplingParams, TokenLogprobs
 from saccade.front.assemble import build_front
-from saccade.front.content import message_from_object
-from saccade.front.conversation import Chat, Message
-from saccade.front.input_processor import GenerationRequest
+from saccade.front.content import PartDefaults, image_part, message_from_object, read_parts
+from saccade.front.conversation import Chat, Message, Part
 from saccade.front.loading import LoadingView
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.readings import PromptReader, Vectors, rank_scores, read_ask, unit_vectors
 from saccade.front.request_manager import Finish, RequestManager
+from saccade.front.score_prompts import Scoring
 from saccade.text.answer import AnswerEvent, Call, gather
 from saccade.text.grammar import OutputConstraint, read_wish
 from saccade.text.tool_calls import CallEnded
@@ -47,6 +49,10 @@ Conversation = Sequence[Mapping[str, Any]]
 """OpenAI messages.
 
 A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path.
+"""
+Content = Any
+"""A text, an image (a PIL image, a uint8 array [H, W, 3], a path, a content part), or a list of
+both.
 """
 Form = Mapping[str, Any]
 """What answers must look like, as a request's JSON would say it."""
@@ -105,10 +111,11 @@ class LLM:
         )
         self._thread.start()
         try:
-            self._front: RequestManager = self._wait(_start(str(model), *chosen))
+            self._front: RequestManager = self._wait(_start(str(model), *chosen, self._answers))
         except BaseException:
             self._end_loop()
             raise
+        self._reader = PromptReader(self._front)
 
     @overload
     def chat(
@@ -216,6 +223,7 @@ class LLM:
             offer=set_to.offer,
             variables=set_to.variables,
         )
+        # The front's view of the conversation.
         params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         prepared = await self._front.prepare(
@@ -223,6 +231,7 @@ class LLM:
                 chat, set_fields, wish=set_to.wish, prompt_logprobs=set_to.prompt_logprobs
             )
         )
+        # Gather the events of the one answer.
         finish, tokens, cached = None, 0, 0
         parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
@@ -250,6 +259,52 @@ class LLM:
             read.calls,
             tuple(scored),
         )
+
+    def embed(
+        self,
+        inputs: Sequence[Content],
+        *,
+        instruction: str | None = None,
+        dimensions: int | None = None,
+    ) -> Vectors:
+        """Embeddings [N, D] of texts, images, or lists of both, each of length 1. dimensions: only
+        the first so many values, made of length 1 again.
+
+        The model is a Qwen3-VL-Embedding checkpoint, or any with `pooling="last"`, whose embeddings
+        are not calibrated. Raises a RequestError that names the field.
+        """
+        scoring = self._front.scoring
+        scoring.check_embeds()
+        most = self._front.intake.spec.hidden_size
+        if dimensions is not None and not 1 <= dimensions <= most:
+            raise InvalidRequest(
+                f"dimensions: expected from 1 to {most}, got {dimensions}", "dimensions"
+            )
+        asks = [
+            read_ask(scoring.embed_chat(_parts(each, place, scoring), instruction), place)
+            for i, each in enumerate(inputs)
+            for place in (f"inputs[{i}]",)
+        ]
+        return unit_vectors(self._wait(self._reader.read(asks)) if asks else [], dimensions)
+
+    def score(
+        self, query: Content, documents: Sequence[Content], *, instruction: str | None = None
+    ) -> list[float]:
+        """How well each document answers the query, from 0 to 1: texts, images, or lists of both.
+
+        The model is a Qwen3-VL-Reranker checkpoint. Raises a RequestError that names the field.
+        """
+        scoring = self._front.scoring
+        scoring.check_ranks()
+        asked = _parts(query, "query", scoring)
+        reading = PromptReading(scoring.labels)
+        asks = [
+            read_ask(chat, place, reading)
+            for i, each in enumerate(documents)
+            for place in (f"documents[{i}]",)
+            for chat in (scoring.rank_chat(asked, _parts(each, place, scoring), instruction),)
+        ]
+        return rank_scores(self._wait(self._reader.read(asks)) if asks else [])
 
     def metrics(self) -> dict[str, float]:
         """The counters and gauges of a server's /metrics, by name; metrics with labels are left
@@ -299,8 +354,9 @@ async def _start(
     parallel: ParallelOptions,
     media: MediaOptions,
     caches: CacheOptions,
+    answers: AnswerOptions,
 ) -> RequestManager:
-    front = build_front(model, options, engine, parallel, media, caches=caches)
+    front = build_front(model, options, engine, parallel, media, caches=caches, answers=answers)
     try:
         with LoadingView(Console(stderr=True), lines=False) as view:
             await front.start(view.show)
@@ -333,6 +389,15 @@ def _take(kind: type[T], options: dict[str, Any]) -> T:
     """An instance of `kind` from the options among its fields, which are removed from `options`."""
     names = {field.name for field in fields(kind)} & options.keys()  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names})
+
+
+def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
+    """A text, an image, or several of both, as parts."""
+    if isinstance(content, str):
+        return read_parts(content, place, PartDefaults.of(scoring.limits, None))
+    listed = content if isinstance(content, list | tuple) else [content]
+    parts = [part if isinstance(part, str) else image_part(part) for part in listed]
+    return read_parts(parts, place, PartDefaults.of(scoring.limits, None))
 
 
 def _check_list(conversation: object) -> None:

@@ -22,8 +22,8 @@ import torch
 from saccade.core.config import EncoderConfig, KVConfig, KVDtype, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
-from saccade.kernels import device
 from saccade.kernels.triton import sample as sample_gpu
+from saccade.kernels.triton.ops import TritonOps
 from saccade.runtime import worker
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.harness import Harness, set_threads
@@ -70,7 +70,7 @@ def run(preset: str, kept: KVDtype) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_checkpoint(preset, Path(scratch) / "model")
         cpu = torch.device("cpu")
-        net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cpu)
+        net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cpu, ops=TritonOps())
         unit = net.spec.patch_unit
         towers = tuple(-(-size // unit) * unit for size in (64, 1024))
         try:
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> list[str]:
         bad = []
         set_threads()
-        with stubbed() as stub, patch.object(device, "runs_triton", lambda _: True):
+        with stubbed() as stub:
             for preset in args.presets:
                 before = stub.launches
                 bad += run(preset, "fp8_e4m3" if preset == "tiny-qwen3-vl" else "auto")

@@ -29,7 +29,12 @@ GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(checkpoint: Callable[..., Path]) -> Iterator[LLM]:
     with LLM(
-        checkpoint("qwen3_vl"), dtype="float32", threads=1, media_workers=1, max_total_tokens=8192
+        checkpoint("qwen3_vl"),
+        dtype="float32",
+        threads=1,
+        media_workers=1,
+        max_total_tokens=8192,
+        default_max_tokens=2,
     ) as llm:
         yield llm
 
@@ -310,9 +315,23 @@ def test_an_answer_may_be_held_to_a_form(llm: LLM) -> None:
         llm.chat(ask("a"), hot, structured_outputs={"json": {"not": {}}})
 
 
-def test_answers_are_as_long_as_the_option_says_where_a_call_says_nothing() -> None:
-    question = [{"role": "user", "content": "Hello"}]
-    with LLM("demo", default_max_tokens=2) as short:
-        answer = short.chat(question)
-        assert (answer.completion_tokens, answer.finish_reason) == (2, "length")
-        assert short.chat(question, SamplingParams(max_tokens=3)).completion_tokens == 3
+def test_answers_are_as_long_as_the_option_says_where_a_call_says_nothing(llm: LLM) -> None:
+    assert llm.chat(ask("Hello")).completion_tokens <= 2
+    longer = SamplingParams(max_tokens=3, ignore_eos=True)
+    assert llm.chat(ask("Hello"), longer).completion_tokens == 3
+
+
+def test_a_chat_goes_on_from_disk_in_another_process(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "threads": 1, "media_workers": 1}
+    options |= {"max_total_tokens": 8192, "kv_cache_dir": str(tmp_path / "kv")}
+    question = ask([picture(96, 64, seed=3), "what is there, and how many of each? " * 4])
+    with LLM(checkpoint("qwen3_vl"), **options) as llm:
+        first, warm = llm.chat(question, GREEDY), llm.chat(question, GREEDY)
+    with LLM(checkpoint("qwen3_vl"), **options) as llm:
+        again = llm.chat(question, GREEDY)
+        metrics = llm.metrics()
+    assert again.text == first.text == warm.text
+    assert again.cached_tokens == warm.cached_tokens > 0
+    assert metrics["saccade_images_encoded_total"] == 0

@@ -157,6 +157,27 @@ def uses_of_ray(source: Source) -> Iterator[str]:
             yield "imports ray"
 
 
+def in_circles(sources: Sequence[Source]) -> set[str]:
+    """Modules that import each other, through any number of others or inside functions; and those
+    that import such.
+    """
+    names = {source.module for source in sources}
+    ways = {
+        source.module: {target for target, _ in imports(source)} & names - {source.module}
+        for source in sources
+    }
+    while free := {name for name, targets in ways.items() if not targets}:
+        ways = {name: targets - free for name, targets in ways.items() if name not in free}
+    return set(ways)
+
+
+def test_no_modules_import_each_other() -> None:
+    assert not in_circles(FILES)
+    back = planted("kernels/reference/norm.py", "def f():\n    import saccade.kernels.ops")
+    rest = [source for source in FILES if source.module != "kernels.reference.norm"]
+    assert {"kernels.ops", "kernels.reference.norm"} <= in_circles([*rest, *back])
+
+
 def test_ray_is_imported_by_one_module_which_nothing_imports() -> None:
     assert not offenders(uses_of_ray)
     text = "def f():\n    import ray.serve\n    from saccade.route import ray"

@@ -103,6 +103,8 @@ CHAT_TEMPLATE = """\
                     {{- 'Picture ' + images.count | string + ': ' -}}
                 {%- endif -%}
                 {{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+            {%- elif part.type == 'video' -%}
+                {{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
             {%- elif part.text is defined -%}
                 {{- part.text -}}
             {%- endif -%}

@@ -1,3 +1,3 @@
-"""What measures Saccade, and any OpenAI-compatible server: a distribution of its own, beside the
-server.
+"""Measurements of Saccade, and of any OpenAI-compatible server: a distribution of its own, beside
+the server.
 """

@@ -12,7 +12,7 @@ from saccade_bench.lab.cli import checkpoints, simulation
 
 
 def main() -> int:
-    """The command line of `saccade`, with these commands in it."""
+    """The command line of `saccade`, with the measuring commands."""
     for command in (bench, probe, evaluation, simulation, checkpoints):
         if command.name[0] in app:
             del app[command.name[0]]

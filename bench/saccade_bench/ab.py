@@ -42,7 +42,7 @@ ENOUGH_RUNS, ENOUGH_REQUESTS = 3, 20
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two servers."""
+    """A server of the comparison."""
 
     label: str
     command: str
@@ -62,13 +62,13 @@ class AccuracyPair:
 
     @property
     def equal(self) -> bool:
-        """Whether no difference is shown: it lies within two standard errors."""
+        """True if no difference shows: it lies within two standard errors."""
         return abs(self.difference) <= 2 * self.stderr
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of it. `accuracy` is None where no questions were asked."""
+    """The result of a comparison. `accuracy` is None without questions."""
 
     speed: tuple[Comparison, ...]
     accuracy: AccuracyPair | None
@@ -77,9 +77,7 @@ class Verdict:
     """Runs of each side, and requests of the smallest."""
 
     def lines(self, first: str, second: str) -> list[str]:
-        """Two sentences; before them a warning, where so little was measured that neither says
-        much.
-        """
+        """Two sentences, after a warning if too little was measured to say much."""
         told = [f"Speed, {second} against {first}: " + "; ".join(map(phrase, self.speed)) + "."]
         if self.runs < ENOUGH_RUNS or self.requests < ENOUGH_REQUESTS:
             told.insert(
@@ -203,9 +201,9 @@ def judge(
 
 @contextmanager
 def running(side: Side, logs: Path, options: AbOptions) -> Iterator[str]:
-    """The server's address, once it answers; it is stopped at the end.
+    """The server's address, once it answers; the server is stopped at the end.
 
-    Raises ConfigError with the end of its output if it never does.
+    Raises ConfigError with the end of its output if it never answers.
     """
     port = free_port()
     path = logs / f"{side.label.replace(os.sep, '_')}-{port}.log"
@@ -251,9 +249,7 @@ def _await(
 
 
 def answers_models(url: str) -> bool:
-    """Whether a chat can be had: the models are named and, where there is such a page, /health is
-    content.
-    """
+    """True if a chat is possible: the models are named and /health, if present, is content."""
     try:
         with httpx.Client(base_url=url, timeout=5) as client:
             return client.get("/v1/models").is_success and client.get("/health").status_code in (
@@ -265,7 +261,7 @@ def answers_models(url: str) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the server to end, then end whatever it has left behind."""
+    """End the server, then its leftover processes."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:

@@ -60,9 +60,9 @@ ATTACKS: dict[str, Attack] = {}
 def attack(
     name: str, *options: str, key: bool = True
 ) -> Callable[[Callable[[str], str]], Callable[[str], str]]:
-    """Adds a row: the function gets the server's URL and says what came of it.
+    """Adds a row: the function gets the server's URL and returns the outcome.
 
-    With `key=False` the server asks for a key that the attacker does not have.
+    With `key=False` the server asks for a key that the attacker lacks.
     """
 
     def add(run: Callable[[str], str]) -> Callable[[str], str]:
@@ -93,7 +93,7 @@ class Row:
 
 @contextmanager
 def running(source: Path, log: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A command that listens: its URL and its process."""
+    """A listening command: its URL and its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -115,7 +115,7 @@ def running(source: Path, log: Path, *words: str) -> Iterator[tuple[str, subproc
 
 
 def measure(each: Attack, source: Path, folder: Path, routed: bool) -> Row:
-    """Start a server, attack it (or the router in front of it), look on, stop it."""
+    """Start a server, attack it (or the router in front), watch, stop it."""
     log = folder / f"{each.name.replace(' ', '-')}.log"
     few = ("--threads", "1", "--media-workers", "1", "--files-dir", str(folder / "files"))
     with ExitStack() as stack:
@@ -152,7 +152,7 @@ def _attack(name: str, url: str, answer: multiprocessing.SimpleQueue[str]) -> No
 
 
 def run_apart(name: str, url: str) -> str:
-    """What the attack says of itself."""
+    """The attack's own words about its outcome."""
     context = multiprocessing.get_context("spawn")
     answer = context.SimpleQueue()
     process = context.Process(target=_attack, args=(name, url, answer), daemon=True)

@@ -140,7 +140,7 @@ def run_prove(
     options: Annotated[ProveOptions, Flat] = ProveOptions(),
 ) -> int:
     """Send twins: images that differ in one thing, and must have answers of their own. The status
-    is 1 when any were mixed up.
+    is 1 if any were mixed up.
     """
     from saccade_bench.prove.run import prove as run
 

@@ -1,5 +1,5 @@
-"""How far a long command is: a bar in a terminal, elsewhere a line every few seconds. Knows nothing
-of what is counted.
+"""Progress of a long command: a bar in a terminal, elsewhere a line every few seconds. Knows
+nothing of the counted things.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LINE_SECONDS = 5.0
 
 
 class Tell(Protocol):
-    """Hears how many are done, as often as one likes, and perhaps something to say of them."""
+    """Hears the number of things done, at any rate, perhaps with words about them."""
 
     def __call__(self, done: int, beside: str = "") -> None: ...
 

@@ -115,8 +115,8 @@ def time_transformers(judge: Any, tokens: list[int], pixels: np.ndarray, count: 
 
 
 def time_saccade(client: httpx.Client, pixels: tuple[np.ndarray, np.ndarray], count: int) -> Timing:
-    """From two requests with new pictures, of one token and of `count`: a stream would hold back
-    what makes only half a character.
+    """Measured by two requests with new images, of one token and of `count`: a stream would hold
+    back half a character.
     """
     first = time_answer(client, pixels[0], 1)
     return Timing(first, (count - 1) / (time_answer(client, pixels[1], count) - first))
@@ -180,7 +180,7 @@ def run(folder: Path, args: argparse.Namespace) -> dict[str, list[Timing]]:
 
 
 def expand(folder: Path, judge: Any, pixels: np.ndarray) -> list[int]:
-    """The prompt's tokens as transformers takes them: one placeholder per image token."""
+    """The prompt's tokens for transformers: one placeholder per image token."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""What a user may set for the tools: each field is one option, the string below it its help.
+"""The options of the tools: each field is one option, the string below the field its help.
 
 Owns names, defaults and checks. Names are those of the serving benchmarks in common use, so that
 published commands carry over.
@@ -31,7 +31,7 @@ DatasetName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """Which server to ask, and how."""
+    """The server to ask."""
 
     base_url: str = "http://127.0.0.1:8000"
     """The server, with or without /v1."""
@@ -52,7 +52,7 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How many requests, and when."""
+    """The number and the times of requests."""
 
     num_prompts: int = 100
     """Requests to send; for chats (multiturn-image, agent), chats to hold."""
@@ -81,7 +81,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """What the pictures are."""
+    """The images."""
 
     image_count: int = 1
     """Pictures per request; for chats, new pictures per round."""
@@ -100,7 +100,7 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How long questions and answers are."""
+    """The lengths of questions and answers."""
 
     random_input_len: int = 128
     """Text tokens of each question, by the server's own count (measured before the clock starts).
@@ -122,7 +122,7 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """What is asked."""
+    """The requests' content."""
 
     dataset_name: DatasetName = "image"
     """image: new pictures every time. random-mm: sizes and counts from buckets. multiturn-image:
@@ -176,7 +176,7 @@ class RandomMM:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What is printed and kept."""
+    """The printed and the kept output."""
 
     output_file: Path | None = None
     """Append the run to this file, as JSON lines: the run, every request, the summary."""
@@ -196,7 +196,7 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOptions:
-    """How far to climb."""
+    """The bounds of the climb."""
 
     resolutions: tuple[str, ...] = ("720p", "1080p", "1440p")
     """Picture sizes to probe, one after another."""
@@ -225,7 +225,7 @@ class ProbeOptions:
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """What is asked."""
+    """The questions."""
 
     num_prompts: int | None = None
     """Questions to ask. Derived: 200; of ocrbench and mmmu all."""
@@ -252,7 +252,7 @@ class EvalOptions:
 
 @dataclass(frozen=True, slots=True)
 class AbOptions:
-    """Which two servers, and how often."""
+    """The two servers, and the number of runs."""
 
     a: str
     """Command line of the first server; {port} stands for a free port."""
@@ -283,7 +283,7 @@ class AbOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """Where the report goes."""
+    """The place of the report."""
 
     output: Path = Path("report")
     """Folder for report.html and the plots as PNGs."""
@@ -295,7 +295,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProveOptions:
-    """Which images a server is asked about."""
+    """The images of the questions."""
 
     cases: tuple[str, ...] = ()
     """Cases to try. Derived: all of them."""

@@ -1,9 +1,9 @@
-"""`saccade probe`: how many pictures one request may have before a server fails, by resolution.
+"""`saccade probe`: the number of images in one request at which a server fails, by resolution.
 
-Owns the climb: requests with 1, 2, 3 ... new pictures, one at a time, up to the first failure; the
-table, the JSON lines and the plot. Every picture is new, so that every request is cold. Knows of
-the server only its address; its memory is read from /metrics, or from the operating system if it
-runs on this machine.
+Owns the climb: requests with 1, 2, 3 ... new images, one at a time, up to the first failure; the
+table, the JSON lines and the plot. Every image is new, so that every request is cold. Knows of the
+server only its address; its memory is read from /metrics, or from the operating system on the same
+machine.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ QUESTION = "How many pictures are there?"
 
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
-    """One request: its pictures, what came, and the server's resident memory afterwards (bytes,
-    None if it cannot be read).
+    """One request: its images, the outcome, and the server's resident memory afterwards (bytes,
+    None if unreadable).
     """
 
     resolution: str
@@ -47,7 +47,7 @@ class ProbeStep:
 
 
 def probe(target: TargetOptions, options: ProbeOptions) -> list[ProbeStep]:
-    """Climb for every resolution, print and keep. Raises ConfigError where it cannot begin."""
+    """Climb for every resolution, print and keep. Raises ConfigError if the climb cannot begin."""
     steps: list[ProbeStep] = []
     console = Console(highlight=False, quiet=options.quiet)
     live = Live(table(steps), console=console, refresh_per_second=4)
@@ -71,7 +71,7 @@ def probe(target: TargetOptions, options: ProbeOptions) -> list[ProbeStep]:
 async def _climb_all(
     target: TargetOptions, options: ProbeOptions, live: Live, told: Callable[[ProbeStep], None]
 ) -> None:
-    """Shows the table only once there is a server, and something to ask it."""
+    """Show the table only with a server, and a question to ask."""
     extra = parse_extra(target.extra_request_body)
     sizes = [parse_resolution(resolution, "--resolutions") for resolution in options.resolutions]
     async with BenchClient(replace(target, timeout=target.timeout or TIMEOUT)) as client:
@@ -140,9 +140,7 @@ def _step(
 
 
 async def memory(client: BenchClient, base_url: str) -> int | None:
-    """Resident bytes: the server's processes on this machine, else what it says in /metrics, else
-    None.
-    """
+    """Resident bytes: of the server's processes on this machine, else by /metrics, else None."""
     url = urlsplit(base_url)
     if url.hostname in ("127.0.0.1", "localhost", "::1") and url.port:
         found = _resident(url.port)
@@ -156,8 +154,8 @@ async def memory(client: BenchClient, base_url: str) -> int | None:
 
 
 def _resident(port: int) -> int | None:
-    """Proportional memory of the process that listens on a port and of its children; None if it is
-    not to be seen.
+    """Proportional memory of the process that listens on a port and of its children; None if
+    invisible.
     """
     try:
         owner = next(

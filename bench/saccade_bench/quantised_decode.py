@@ -27,7 +27,9 @@ import torch
 
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.registry import family_model, load_spec
-from saccade.kernels.linear import Matrix
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.linear import Matrix
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.decoder import Decoder, attention_decoder
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
@@ -46,9 +48,10 @@ class Tiled:
     `nn.weights.Weights`.
     """
 
-    def __init__(self, ways: Ways) -> None:
+    def __init__(self, ways: Ways, ops: Ops | None = None) -> None:
         self.dtype, self.device = torch.bfloat16, torch.device("cpu")
         self._ways = ways
+        self.ops = ops or pick_ops(self.device, self.dtype)
         self._block = torch.randn((1 << 20) + 1, generator=torch.Generator().manual_seed(0))
 
     def load(self, *parts: Part) -> torch.Tensor:
@@ -78,7 +81,7 @@ class Tiled:
 
 
 def batch_of(rows: int, context: int, width: int) -> Batch:
-    """One token of each of `rows` sequences, of which `context` tokens are cached."""
+    """One token of each of `rows` sequences, with `context` cached tokens each."""
     pages = -(-(context + 1) // PAGE)
     table = torch.arange(1, 1 + rows * pages, dtype=torch.int32).view(rows, pages)
     return Batch(
@@ -109,7 +112,7 @@ def step(model: Decoder[Any], cache: KVCache, batch: Batch) -> tuple[float, floa
 
 
 def faster(before: list[tuple[float, float]], now: list[tuple[float, float]]) -> dict[str, float]:
-    """How many times as fast, by medians of CPU time and clock, and by the least CPU time."""
+    """Speed ratios, by medians of CPU time and clock, and by the least CPU time."""
     cpu, wall = (
         statistics.median(one[axis] for one in before) / statistics.median(one[axis] for one in now)
         for axis in (0, 1)

@@ -49,7 +49,7 @@ class Scaled:
 
 
 class Growing:
-    """A fleet to which a third server comes."""
+    """A fleet that a third server joins."""
 
     def __init__(self, shared: Shared, knows: bool) -> None:
         """`knows`: the router asks a filter."""
@@ -89,7 +89,7 @@ class Growing:
 
 
 def scale_out(store: bool, knows: bool, popular: int) -> Scaled:
-    """One image a request, a hundredth of them new."""
+    """One image per request, a hundredth of them new."""
     wanted = TraceOptions(
         num_prompts=2 * REQUESTS, pictures=popular, repeat_ratio=0.99, rate=2 * RATE
     )
@@ -104,7 +104,9 @@ def scale_out(store: bool, knows: bool, popular: int) -> Scaled:
 
 
 def twice(servers: int, routing: Routing) -> tuple[int, int]:
-    """Different images, and those that two encoded at once, behind routers without a filter."""
+    """(different images, images encoded by two servers at once), behind routers without a
+    filter.
+    """
     wanted = TraceOptions(
         num_prompts=REQUESTS, pictures=2000, repeat_ratio=0.98, rate=servers * RATE
     )

@@ -63,8 +63,9 @@ Answer = tuple[int, bytes]
 
 @dataclass(frozen=True)
 class Sample:
-    """After so many requests. By process: MB resident of its own (`anonymous`: not the shared
-    arena, not mapped files) and in all, descriptors, threads. `metrics`: what should come back.
+    """The state after so many requests. By process: MB resident of its own (`anonymous`: without
+    the shared arena and mapped files) and in all, descriptors, threads. `metrics`: values that
+    should come back.
     """
 
     requests: int
@@ -77,7 +78,7 @@ class Sample:
 
 
 def sample(server: Server, requests: int, seconds: float) -> Sample:
-    """What the server's processes hold now."""
+    """The present resources of the server's processes."""
     anonymous, resident, descriptors, threads = {}, {}, {}, {}
     for name, process in processes(server.process.pid):
         try:
@@ -111,7 +112,7 @@ def sample(server: Server, requests: int, seconds: float) -> Sample:
 
 
 def processes(front: int) -> Iterator[tuple[str, psutil.Process]]:
-    """The server's processes with their names; several of a kind are numbered by age."""
+    """The server's processes with their names; equal kinds are numbered by age."""
     root = psutil.Process(front)
     yield "front", root
     number: Counter[str] = Counter()
@@ -190,7 +191,7 @@ class Soaker:
         self.statuses: Counter[str] = Counter()
 
     def one(self) -> None:
-        """Send one request; a status that it should not have is kept as such."""
+        """Send one request; an unexpected status is kept."""
         weights = [weight for weight, _ in self._kinds]
         _, kind = self._draw.choices(self._kinds, weights)[0]
         try:
@@ -244,7 +245,7 @@ class Soaker:
         return self._chat(self._words(60)), {200}
 
     def talk(self) -> tuple[str, set[int]]:
-        """A chat of several turns, as the last of them sends it."""
+        """A chat of several turns, in the form of its last turn."""
         first = self._about(self._part(self._draw.randrange(KNOWN_IMAGES)))
         messages: list[dict[str, object]] = [{"role": "user", "content": first}]
         for _ in range(self._draw.randint(1, 4)):

@@ -1,4 +1,4 @@
-"""How the tools' plots look.
+"""The look of the tools' plots.
 
 Owns colours, sizes and the way from a figure to PNG bytes; needs matplotlib (extra `bench`).
 """

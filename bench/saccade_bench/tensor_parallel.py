@@ -118,8 +118,8 @@ def other(*arguments: str, fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]
 
 
 def broadcast(table: Table) -> None:
-    """Encoding and writing (what the engine waits for), and until the plan is decoded in the other
-    process.
+    """Encoding and writing (the engine's waiting time), and the time until the plan is decoded in a
+    second process.
     """
     child = Child.spawn("saccade_bench.tensor_parallel", Listening())
     channel: Channel[Plan, Decoded] = Channel(child.socket, Codec(Plan, Decoded))
@@ -149,7 +149,7 @@ def all_reduce(table: Table) -> None:
 
 
 class Timed:
-    """Executes plans on worker processes and notes what each kind of step took."""
+    """Executes plans on worker processes and records the time of each kind of step."""
 
     def __init__(
         self,

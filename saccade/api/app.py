@@ -46,6 +46,7 @@ from saccade.api.chat.write import (
     TokenText,
     Writer,
 )
+from saccade.api.decisions.handlers import decision_routes
 from saccade.api.encode import encode_routes
 from saccade.api.files import file_routes
 from saccade.api.handlers import Endpoint, RequestHandler, json_response, send_json
@@ -53,6 +54,7 @@ from saccade.api.messages.handlers import message_routes
 from saccade.api.prompt_logprobs import PromptTeller, PromptView, scroll_count, texts_of
 from saccade.api.responses.handlers import response_routes
 from saccade.api.responses.store import ResponseStore
+from saccade.api.scores.handlers import score_routes
 from saccade.api.stream import AnswerContext, Choices, UsageWanted
 from saccade.api.trace.image_trace import ImageCost
 from saccade.api.trace.request_trace import Journeys, RequestTimeline, note_failure
@@ -182,6 +184,8 @@ def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> lis
         Route("/openapi.json", api.openapi),
         Route("/docs", api.docs),
         *response_routes(door, store),
+        *score_routes(door),
+        *decision_routes(door),
         *file_routes(door.front.intake.media, admission.bodies, admission.largest),
         state_route(door, api.started),
     ]

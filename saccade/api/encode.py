@@ -36,7 +36,8 @@ from saccade.front.input_processor import PreparedRequest
 from saccade.front.request_manager import AnswerUpdate
 from saccade.media.content import Budget
 from saccade.media.fairness import Requester
-from saccade.media.media import ImageSource, OpenedImage
+from saccade.media.opened import OpenedImage
+from saccade.media.sources import ImageSource
 
 PIECE = 256 * 1024
 """Bytes that are handed to the connection at a time."""

@@ -29,7 +29,8 @@ from saccade.core.options import ObservabilityOptions
 from saccade.edge.admission import Admission
 from saccade.edge.body import Held
 from saccade.edge.headers import request_id
-from saccade.front.input_processor import GenerationRequest, PreparedRequest
+from saccade.front.input_processor import PreparedRequest
+from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import RequestManager
 
 log = logging.getLogger("saccade")
@@ -74,12 +75,15 @@ class RequestHandler:
             way.model, way.streamed = model, bool(reply.stream)
         prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
-        encoded = {opened.encoded for each in prepared for opened in each.opened}
+        encoded = {
+            frame.encoded for each in prepared for opened in each.opened for frame in opened.frames
+        }
         held.resize(sum(len(each.data) for each in encoded) + score_bytes(prepared))
         tally = UsageCounter(
             sum(len(each.request.tokens) for each in prepared),
             prepared[0].n,
-            sum(span.length for each in prepared for span in each.request.spans),
+            sum(each.shown_tokens(video=False) for each in prepared),
+            sum(each.shown_tokens(video=True) for each in prepared),
         )
         told = AnswerContext(prepared, tally, Tracer(prepared, reply.trace))
         try:

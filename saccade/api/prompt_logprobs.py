@@ -29,7 +29,8 @@ from saccade.api.stream import Choices
 from saccade.core.errors import InvalidRequest, RequestError
 from saccade.core.types import PromptScores
 from saccade.front.conversation import Chat
-from saccade.front.input_processor import GenerationRequest, InputProcessor, PreparedRequest
+from saccade.front.input_processor import InputProcessor, PreparedRequest
+from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import AnswerUpdate
 from saccade.text.detokenize import Vocabulary
 
@@ -101,10 +102,10 @@ class StreamedBody:
 
 def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> StreamedBody:
     """`count`, with its tokens written piece by piece, and beside each its string by `name`."""
-    runs = [_pieces(iter(count.tokens), _PIECE)]
+    runs = [in_pieces(iter(count.tokens), _PIECE)]
     if name is not None:
-        runs.append(_pieces(map(name, count.tokens), _PIECE))
-    tokens, strings = (_mark(index) for index in range(2))
+        runs.append(in_pieces(map(name, count.tokens), _PIECE))
+    tokens, strings = (stands_for(index) for index in range(2))
     return StreamedBody(
         structs.replace(count, tokens=tokens, token_strs=UNSET if name is None else strings), runs
     )
@@ -184,7 +185,7 @@ class PromptTeller:
     def _later(self, run: Iterator[bytes]) -> list[Any]:
         """Stands for a run of entries in a list."""
         self._runs.append(run)
-        return _mark(len(self._runs) - 1)
+        return stands_for(len(self._runs) - 1)
 
 
 class ScoredPrompt:
@@ -199,7 +200,7 @@ class ScoredPrompt:
         self._name = vocabulary.name_of
 
     def names(self) -> Iterator[bytes]:
-        return _pieces((_text(self._name(token)) for token in self._tokens), _PIECE)
+        return in_pieces((_text(self._name(token)) for token in self._tokens), _PIECE)
 
     def offsets(self, length: int) -> Iterator[bytes]:
         """The offset of each token's text in the prompt's, of `length` characters."""
@@ -211,11 +212,11 @@ class ScoredPrompt:
                 yield min(offset, length)
                 offset += len(decoder.decode(self._name(token)))
 
-        return _pieces(offsets(), _PIECE)
+        return in_pieces(offsets(), _PIECE)
 
     def logprobs(self) -> Iterator[bytes]:
         found = (logprobs[0] for _, logprobs, _ in self._read())
-        return _pieces(chain((None,), found, self._missing()), _PIECE)
+        return in_pieces(chain((None,), found, self._missing()), _PIECE)
 
     def alternatives(self, top: int) -> Iterator[bytes]:
         """The `top` likeliest tokens by their text, in the form of OpenAI's text completions."""
@@ -223,7 +224,7 @@ class ScoredPrompt:
             by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
             for ids, logprobs, _ in self._read()
         )
-        return _pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
+        return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def entries(self, top: int) -> Iterator[bytes]:
         """The token and the `top` likeliest by their ids, in vLLM's form."""
@@ -236,7 +237,7 @@ class ScoredPrompt:
             return found
 
         found = (entry(*each) for each in self._read())
-        return _pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
+        return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def _missing(self) -> Iterator[None]:
         """Entries of the last tokens, which nobody computed if the answer can only be empty."""
@@ -248,12 +249,12 @@ class ScoredPrompt:
                 yield from each.read(start, start + _PIECE // 16)
 
 
-def _mark(run: int) -> list[Any]:
+def stands_for(run: int) -> list[Any]:
     """Stands for a run in a list."""
     return [Raw(b"%b%d%b" % (_MARK, run, _MARK))]
 
 
-def _pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:
+def in_pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:
     """JSON of `entries`, `size` at a time, as parts of a list."""
     before = b""
     while part := list(islice(entries, size)):

@@ -44,7 +44,6 @@ from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
 from saccade.engine.startup_report import describe_intake
 from saccade.front.assemble import build_front
-from saccade.front.input_processor import InputProcessor
 from saccade.front.loading import LoadingView
 from saccade.front.request_manager import RequestManager
 
@@ -189,12 +188,13 @@ def serve(
         check_installed()
     names = server.served_model_name or (model,)
 
-    def announce(address: str, ready: Ready, intake: InputProcessor) -> None:
+    def announce(address: str, ready: Ready, front: RequestManager) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
         settle()
-        sent = describe_intake(media) if intake.spec.sees_images else ()
-        decided = (("model", served), *ready.decided, *sent, *intake.manner.described())
-        decided = (*decided, ("answers", f"{intake.usual_length} where a request names no limit"))
+        sent = describe_intake(media) if front.intake.spec.sees_images else ()
+        decided = (("model", served), *ready.decided, *sent, *front.intake.manner.described())
+        usual = f"{front.intake.usual_length} where a request names no limit"
+        decided = (*decided, *front.scoring.described(), ("answers", usual))
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
             print(f"{name:>{width}}  {value}")
@@ -210,7 +210,7 @@ def serve(
 
             def on_ready(address: str, ready: Ready) -> None:
                 view.close()
-                announce(address, ready, front.intake)
+                announce(address, ready, front)
 
             started = await serving.run_until_told(on_ready, view.show)
         if not started and front.state != "failed":

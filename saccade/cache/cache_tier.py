@@ -9,11 +9,12 @@ nothing of other tiers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Hashable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
 
-from saccade.core.types import ImageKey
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True)
@@ -25,27 +26,25 @@ class _Item:
     holds: int = 0
 
 
-class CacheTier:
+class CacheTier(Generic[K]):
     """Items by key. Held items are not evicted, even beyond the budget; nor are items in `pinned`,
     whose owner reports each removal (`unpinned`).
     """
 
-    def __init__(
-        self, budget_bytes: int, pinned: Container[ImageKey] = (), shared: bool = False
-    ) -> None:
+    def __init__(self, budget_bytes: int, pinned: Container[K] = (), shared: bool = False) -> None:
         """`shared`: other servers put and take, too; an evicted item is only forgotten."""
         self._pinned = pinned
         self.shared = shared
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.held_bytes = 0
-        self.held: set[ImageKey] = set()
+        self.held: set[K] = set()
         self.evictions = 0
         self._floor = 0.0
         self._clock = 0
-        self._items: dict[ImageKey, _Item] = {}
+        self._items: dict[K, _Item] = {}
         self._heap: list[
-            tuple[float, int, ImageKey]
+            tuple[float, int, K]
         ] = []  # with stale entries: one counts if its stamp is the item's
 
     def __contains__(self, key: object) -> bool:
@@ -54,7 +53,7 @@ class CacheTier:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, key: ImageKey, nbytes: int, worth: float) -> None:
+    def put(self, key: K, nbytes: int, worth: float) -> None:
         """Add an item, even beyond the budget.
 
         `worth`: the saving per byte, times the number of uses.
@@ -64,19 +63,19 @@ class CacheTier:
         self.used_bytes += nbytes
         self.use(key, worth)
 
-    def take(self, key: ImageKey) -> int:
+    def take(self, key: K) -> int:
         """Remove an unheld item; returns its bytes."""
         assert key not in self.held
         nbytes = self._items.pop(key).nbytes
         self.used_bytes -= nbytes
         return nbytes
 
-    def use(self, key: ImageKey, worth: float) -> None:
+    def use(self, key: K, worth: float) -> None:
         """`key` is used now."""
         self._items[key].worth = worth
         self._refresh(key)
 
-    def hold(self, key: ImageKey) -> None:
+    def hold(self, key: K) -> None:
         """Keep an item until as many `release`s."""
         item = self._items[key]
         item.holds += 1
@@ -84,7 +83,7 @@ class CacheTier:
             self.held.add(key)
             self.held_bytes += item.nbytes
 
-    def release(self, key: ImageKey) -> None:
+    def release(self, key: K) -> None:
         item = self._items[key]
         item.holds -= 1
         if item.holds == 0:
@@ -92,16 +91,16 @@ class CacheTier:
             self.held_bytes -= item.nbytes
             self._refresh(key)
 
-    def unpinned(self, key: ImageKey) -> None:
+    def unpinned(self, key: K) -> None:
         """An item may be evicted again, as if just used."""
         self._refresh(key)
 
-    def make_room(self, nbytes: int, keep: Collection[ImageKey] = ()) -> list[ImageKey]:
+    def make_room(self, nbytes: int, keep: Collection[K] = ()) -> list[K]:
         """Evict until `nbytes` more fit, or only held and pinned items are left; items in `keep` go
         last.
         """
-        evicted: list[ImageKey] = []
-        kept: list[tuple[float, int, ImageKey]] = []
+        evicted: list[K] = []
+        kept: list[tuple[float, int, K]] = []
         while self._heap and self.used_bytes + nbytes > self.budget_bytes:
             entry = heappop(self._heap)
             if self._stale(entry):
@@ -118,7 +117,7 @@ class CacheTier:
         self.evictions += len(evicted)
         return evicted
 
-    def clear(self, keep: Collection[ImageKey]) -> list[ImageKey]:
+    def clear(self, keep: Collection[K]) -> list[K]:
         """Remove every item not in `keep`, which names all held items; returns their keys. Counts
         as no eviction.
         """
@@ -127,18 +126,18 @@ class CacheTier:
             self.take(key)
         return gone
 
-    def _evict(self, entry: tuple[float, int, ImageKey]) -> ImageKey:
+    def _evict(self, entry: tuple[float, int, K]) -> K:
         self._floor = max(self._floor, entry[0])
         self.take(entry[2])
         return entry[2]
 
-    def _stale(self, entry: tuple[float, int, ImageKey]) -> bool:
+    def _stale(self, entry: tuple[float, int, K]) -> bool:
         item = self._items.get(entry[2])
         if item is None or item.stamp != entry[1] or item.holds > 0:
             return True
         return entry[2] in self._pinned
 
-    def _refresh(self, key: ImageKey) -> None:
+    def _refresh(self, key: K) -> None:
         self._clock += 1
         item = self._items[key]
         item.priority, item.stamp = self._floor + item.worth, self._clock

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from saccade.core.types import Image, ImageKey, Span
 
-PageKey = tuple[tuple[int, ...], tuple[tuple[int, int, ImageKey, int], ...]]
-"""Token ids, and (position in the page, length, picture, embedding row of the first) for every
-stretch of picture in the page.
-"""
+Stretch = tuple[int, int, ImageKey, int, int | None]
+"""(position in the page, length, picture, embedding row of the first, `Span.time`)."""
+PageKey = tuple[tuple[int, ...], tuple[Stretch, ...]]
+"""Token ids, and every stretch of picture in the page."""
 
 
 def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
@@ -36,10 +36,8 @@ class Content:
     images: tuple[Image, ...]
     salt: str = ""
 
-    def shown(self, start: int, end: int) -> tuple[tuple[int, int, ImageKey, int], ...]:
-        """(position after `start`, length, image, embedding row) of every run of image tokens in
-        `[start, end)`.
-        """
+    def shown(self, start: int, end: int) -> tuple[Stretch, ...]:
+        """Every run of image tokens in `[start, end)`."""
         if not self.spans or start >= self.spans[-1].end:
             return ()
         stretches = []
@@ -51,6 +49,7 @@ class Content:
                     high - low,
                     self.images[span.image].key,
                     span.offset + low - span.start,
+                    span.time,
                 )
             )
         return tuple(stretches)

@@ -137,9 +137,13 @@ class EmbeddingCache:
         return key in self.disk and not self.ready(key)
 
     @property
-    def tiers(self) -> dict[Tier, CacheTier]:
+    def tiers(self) -> dict[Tier, CacheTier[ImageKey]]:
         """The tiers that have room for anything, nearest first."""
-        every: dict[Tier, CacheTier] = {"device": self.device, "host": self.host, "disk": self.disk}
+        every: dict[Tier, CacheTier[ImageKey]] = {
+            "device": self.device,
+            "host": self.host,
+            "disk": self.disk,
+        }
         return {
             tier: shelf for tier, shelf in every.items() if tier == "device" or shelf.budget_bytes
         }
@@ -235,7 +239,7 @@ class EmbeddingCache:
         for client, key in self.pins.in_order():
             self._let_go(client, key)
         keep = self.device.held | self.disk.held | self._staged
-        shelves: tuple[tuple[Place, CacheTier], ...] = (
+        shelves: tuple[tuple[Place, CacheTier[ImageKey]], ...] = (
             ("device", self.device),
             ("host", self.host),
             ("disk", self.disk),
@@ -349,7 +353,7 @@ class EmbeddingCache:
     def _bytes(self, key: ImageKey) -> int:
         return self._known[key].num_tokens * self.bytes_per_token
 
-    def _bytes_on(self, shelf: CacheTier, key: ImageKey) -> int:
+    def _bytes_on(self, shelf: CacheTier[ImageKey], key: ImageKey) -> int:
         """Bytes of the embedding in a tier."""
         return self._file_bytes(self._bytes(key)) if shelf is self.disk else self._bytes(key)
 
@@ -380,13 +384,13 @@ class EmbeddingCache:
             else [*dropped, Move(key, "device", "host", self._known[key].num_tokens)]
         )
 
-    def _shelve(self, shelf: CacheTier, key: ImageKey) -> list[ImageKey]:
+    def _shelve(self, shelf: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
         """Put `key` on `shelf`; returns the evicted keys, perhaps `key` itself."""
         shelf.put(key, self._bytes_on(shelf, key), self._worth(key))
         return self._make_room(shelf, 0)
 
     def _make_room(
-        self, shelf: CacheTier, nbytes: int, keep: Collection[ImageKey] = ()
+        self, shelf: CacheTier[ImageKey], nbytes: int, keep: Collection[ImageKey] = ()
     ) -> list[ImageKey]:
         """`CacheTier.make_room`, evicting pinned embeddings if nothing else is left."""
         self.end_pins()

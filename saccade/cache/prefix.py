@@ -20,14 +20,20 @@ page that a snapshot was taken after. Snapshots go with their pages, or before t
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
 
 from saccade.cache.content import Content, PageKey
+from saccade.cache.kept_pages import KeptPages
+from saccade.cache.page_names import page_name, root_name
 from saccade.cache.pages import DUMMY_PAGE, PagePool
 from saccade.cache.pins import PinBook
 from saccade.cache.snapshots import Snapshots
 
+MOST_UNSAVED = 1024
+GONE = -1
+"""`used` of a page that has left the trie."""
 NO_PINS: dict[str, int] = {}
 """Of nodes that nobody has pinned: shared, never changed."""
 
@@ -36,7 +42,7 @@ class Node:
     """One cached page, or a root (depth 0, no page). `depth` counts pages from the root.
 
     pinned: by client, its pin that ends at this node, and the pinned children. snapshot: the line
-    of the state after this page; None without a snapshot.
+    of the state after this page; None without a snapshot. name: computed at the first use.
     """
 
     __slots__ = (
@@ -44,6 +50,7 @@ class Node:
         "depth",
         "holders",
         "key",
+        "name",
         "page",
         "parent",
         "pinned",
@@ -62,6 +69,7 @@ class Node:
         self.used = 0
         self.pinned = NO_PINS
         self.snapshot: int | None = None
+        self.name: bytes | None = None
         self.holders = 0  # of roots only: a root goes when nobody holds it and nothing is below it
 
 
@@ -76,10 +84,15 @@ class PrefixCache:
         pool: PagePool,
         pins: PinBook[Node] | None = None,
         snapshots: Snapshots[Node] | None = None,
+        kept: KeptPages | None = None,
     ) -> None:
         """`pins`: an empty book, whose share is in pages; None: nothing can be pinned.
-        `snapshots`: for a model that keeps a state per sequence.
+        `snapshots`: for a model that keeps a state per sequence. `kept`: where pages that leave the
+        pool go; None: nowhere.
         """
+        self.kept = kept
+        # last pages of what sequences have left; the oldest are saved when they are evicted
+        self._unsaved: deque[Node] = deque(maxlen=MOST_UNSAVED)
         self.snapshots = snapshots
         self.pins = PinBook() if pins is None else pins
         self.pinned = 0
@@ -160,6 +173,8 @@ class PrefixCache:
                 self.evictable += 1
         self._let_go(held)
         self._offer(node)
+        if self.kept is not None and node.depth:
+            self._unsaved.append(node)
         self._pool.release(duplicates)
         self._pool.release(pages[whole:])
         return node
@@ -194,8 +209,10 @@ class PrefixCache:
             node.snapshot = None
         return line
 
-    def evict(self, n: int) -> int:
-        """Free up to `n` unheld pages, pinned ones last. Returns their number."""
+    def evict(self, n: int, *, keep: bool = True) -> int:
+        """Free up to `n` unheld pages, pinned ones last. Returns their number. `keep`: save them in
+        `kept`, if there is such a place.
+        """
         self.end_pins()
         freed: list[int] = []
         while len(freed) < min(n, self.evictable):
@@ -204,8 +221,10 @@ class PrefixCache:
                 self._give_way()
                 continue
             assert node.parent is not None
+            if self.kept is not None and keep:
+                self.kept.keep(self.name(node), node.page, node.snapshot)
             del node.parent.children[node.key]
-            node.used = -1
+            node.used = GONE
             if self.snapshots is not None and node.snapshot is not None:
                 self.snapshots.detach(node)
             freed.append(node.page)
@@ -220,7 +239,45 @@ class PrefixCache:
         """Forget every page that nobody holds, and every pin."""
         for client, node in self.pins.in_order():
             self._unpin(client, node)
-        self.evict(self.evictable)
+        self.evict(self.evictable, keep=False)
+        self._unsaved.clear()
+
+    # ---- beyond the pool
+
+    def name(self, node: Node) -> bytes:
+        """As pages are called outside the trie (`page_names.py`)."""
+        assert self.kept is not None, "nobody else asks for names"
+        unnamed: list[Node] = []
+        while node.name is None and node.parent is not None:
+            unnamed.append(node)
+            node = node.parent
+        name = node.name or root_name(self.kept.identity, node.salt)
+        for each in reversed(unnamed):
+            each.name = name = page_name(name, each.key)
+        return name
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether `save` may have something to do."""
+        return bool(self._unsaved)
+
+    def save(self, nbytes: int) -> None:
+        """Keep a copy of pages that sequences have left, about so many bytes, the first pages of a
+        sequence first.
+        """
+        assert self.kept is not None
+        while self._unsaved and nbytes > 0:
+            node, chain = self._unsaved[0], []
+            while node.parent is not None:
+                if node.used != GONE:
+                    chain.append(node)
+                node = node.parent
+            for each in reversed(chain):
+                nbytes -= self.kept.keep(self.name(each), each.page, each.snapshot)
+                if nbytes <= 0:
+                    return
+            self.kept.used([self.name(each) for each in reversed(chain)])
+            self._unsaved.popleft()
 
     # ---- pins
 

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from saccade.core.bounds import at_least
+from saccade.core.tuning import basic, tuned
+
+Pooling = Literal["auto", "last", "embed", "rank", "none"]
+"""As `AnswerOptions.pooling`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """Properties of answers whose requests leave them open."""
 
-    default_max_tokens: int | None = None
-    """Tokens that an answer may have where its request names no limit (completions: 16, as OpenAI
-    has it). Derived: max_new_tokens of the checkpoint's generation_config.json, else as many as
-    the context leaves.
+    default_max_tokens: int | None = basic(None)
+    """Most tokens of an answer whose request names no limit (completions: 16, as in OpenAI's API).
+    Derived: max_new_tokens of the checkpoint's generation_config.json, else the rest of the
+    context.
     """
+
+    pooling: Pooling = "auto"
+    """How embeddings and ranks are made. auto: as the checkpoint's files say
+    (Qwen3-VL-Embedding, Qwen3-VL-Reranker). embed, rank: as these have it, though the files do not
+    say. last: embeddings are the last state of a chat model, which nobody has trained for that, so
+    they are not calibrated. none: there are none.
+    """
+    readout_cache_mb: int = tuned(
+        64, "MiB of memory for embeddings, ranks and decisions that may be asked again; 0: none."
+    )
 
     def __post_init__(self) -> None:
         at_least(1, self, "default_max_tokens")
+        at_least(0, self, "readout_cache_mb")

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from saccade.core.errors import ConfigError
+
 log = logging.getLogger("saccade")
 
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -64,6 +66,21 @@ class Claim:
                 )
         with tempfile.TemporaryFile(dir=folder) as made:
             return os.fstat(made.fileno()).st_uid
+
+
+def check_folder(option: str, name: str, claim: Claim) -> None:
+    """Raises ConfigError unless the folder `name` is claimed by `claim`, or can be."""
+    folder = Path(name).expanduser()
+    standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not name or not standing.is_dir():
+        raise ConfigError(f"{option} {name!r}: {standing} is not a folder")
+    if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {name!r}: nothing can be made in {standing}")
+    if standing == folder:
+        try:
+            claim.check(folder)
+        except OSError as error:
+            raise ConfigError(f"{option} {name!r}: {error.strerror}") from None
 
 
 def warn_of_others(option: str, folder: Path) -> None:

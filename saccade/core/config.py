@@ -20,8 +20,8 @@ on an 8B model.
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
-EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
-LanguageAttention = Literal["triton", "x86", "sdpa", "reference"]
+EncoderAttention = Literal["triton", "flash", "cudnn", "fa3", "fa4", "sdpa"]
+LanguageAttention = Literal["triton", "x86", "sdpa", "reference", "fa3", "flashinfer"]
 """Names of `kernels/attention_backends.py`."""
 QuantizationMode = Literal["auto", "int8", "int4", "none"]
 KVDtype = Literal["auto", "fp8_e4m3"]
@@ -88,16 +88,31 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PageTierConfig:
+    """A place for KV pages: `disk_bytes` of files in `folder`; None: nowhere.
+    identity: what they depend on (`page_store.PageIdentity.digest`). `ranks`: that hold a part of
+    each.
+    """
+
+    folder: str | None = None
+    disk_bytes: int = 0
+    identity: bytes = b""
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class KVConfig:
     """The storage of keys and values.
 
     dtype: auto is the network's own. scales: divisors of each layer's keys and values in an 8-bit
-    cache; empty: all 1. attention: the backend that reads them.
+    cache; empty: all 1. attention: the backend that reads them. pages: where pages go that leave
+    the pool.
     """
 
     dtype: KVDtype = "auto"
     scales: tuple[tuple[float, float], ...] = ()
     attention: Literal["auto", LanguageAttention] = "auto"
+    pages: PageTierConfig = PageTierConfig()
 
 
 @dataclass(frozen=True, slots=True)

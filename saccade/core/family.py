@@ -18,6 +18,7 @@ import numpy.typing as npt
 from saccade.core.config import Dtype, KVDtype
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid, Image, Span
+from saccade.core.video import VideoRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +152,40 @@ class Cuts:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreTemplates:
+    """How a family's checkpoints that embed or rank were trained to be asked.
+
+    instruction: the system message of what is embedded, where the client says none; query: the same
+    of a search's query. judge: the system message of a ranker; task: its instruction, where the
+    client says none. marks: what stands before a ranker's instruction, query and document. empty:
+    stands where there is no content. labels: of a document that answers, and of one that does not.
+    min_pixels, max_pixels: of an image that names no bounds.
+    """
+
+    instruction: str
+    query: str
+    judge: str
+    task: str
+    marks: tuple[str, str, str]
+    empty: str
+    labels: tuple[str, str]
+    min_pixels: int
+    max_pixels: int
+
+
+@dataclass(frozen=True, slots=True)
 class Templates:
     """Chat templates that a family brings: Jinja files.
 
     default: for checkpoints that have none. tools: for requests with tools, where a checkpoint's
-    own template knows none, but has all `marks` in it.
+    own template knows none, but has all `marks` in it. scores: None: the family has no checkpoints
+    that embed or rank.
     """
 
     default: Path | None = None
     tools: Path | None = None
     marks: tuple[str, ...] = ()
+    scores: ScoreTemplates | None = None
 
 
 class FamilySpec(Protocol):
@@ -253,8 +278,13 @@ class FamilySpec(Protocol):
         """
         ...
 
-    def settings(self, bounds: PixelBounds) -> bytes:
+    def settings(self, recipe: ImageRecipe) -> bytes:
         """16 bytes that differ whenever the pixels handed to the encoder may differ."""
+        ...
+
+    @property
+    def video(self) -> VideoRules | None:
+        """How videos are looked at; None: the model takes none."""
         ...
 
     def num_tokens(self, grid: Grid) -> int:
@@ -266,10 +296,10 @@ class FamilySpec(Protocol):
         ...
 
     def expand_prompt(
-        self, tokens: Sequence[int], images: Sequence[Image]
+        self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace the k-th image placeholder token by as many as `images[k]` has tokens, with the
-        family's tokens around them.
+        """Replace the k-th image placeholder token by as many as `images[k]` has tokens, and what
+        the family puts around them. `times`: `Span.time` of each image; none given: none has any.
 
         Raises InvalidRequest if placeholders and images do not correspond.
         """

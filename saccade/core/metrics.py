@@ -88,12 +88,23 @@ DECLARED: tuple[Metric, ...] = (
         "what another request was having encoded)",
         ("source",),
     ),
+    Metric(
+        "saccade_readouts_total",
+        "counter",
+        "Embeddings, ranks and decisions: made by the model, or kept from before (cache)",
+        ("source",),
+    ),
     Metric("saccade_arena_bytes_in_use", "gauge", "Bytes of the shared pixel arena in use"),
     Metric("saccade_headers_read_total", "counter", "Image headers read by image workers"),
     Metric(
         "saccade_decodes_total",
         "counter",
         "Runs of an image decoder; one serves all sizes asked of the same bytes at the time",
+    ),
+    Metric(
+        "saccade_video_frames_decoded_total",
+        "counter",
+        "Frames of video files that an image worker was asked for",
     ),
     Metric(
         "saccade_image_worker_restarts_total",
@@ -169,6 +180,26 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
     Metric("saccade_kv_evictions_total", "counter", "Pages evicted from the prefix cache"),
+    Metric(
+        "saccade_kv_kept_bytes", "gauge", "Bytes of KV pages and states kept in a tier", ("tier",)
+    ),
+    Metric("saccade_kv_kept_budget_bytes", "gauge", "Bytes that KV may take of a tier", ("tier",)),
+    Metric("saccade_kv_kept", "gauge", "KV pages and states kept in a tier", ("tier",)),
+    Metric("saccade_kv_kept_evictions_total", "counter", "KV pages evicted from a tier", ("tier",)),
+    Metric(
+        "saccade_kv_kept_total",
+        "counter",
+        "KV pages of a tier by what became of them: saved; not saved (disk full, or behind); read; "
+        "and, computed again: damaged, missing, not read (an error of the disk), late, slow (not "
+        "begun)",
+        ("tier", "outcome"),
+    ),
+    Metric(
+        "saccade_restored_tokens_total",
+        "counter",
+        "Cached prompt tokens that were read from a tier",
+        ("tier",),
+    ),
     Metric("saccade_snapshots", "gauge", "States of sequences that the prefix cache holds"),
     Metric("saccade_snapshot_evictions_total", "counter", "Snapshots that went for others' sake"),
     Metric(

@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from saccade.core.bounds import MOST_IMAGE_WORKERS, above, at_least, at_most, named
-from saccade.core.claims import Claim
+from saccade.core.claims import check_folder
 from saccade.core.config import (
     MIB,
     AllReduce,
@@ -27,6 +27,7 @@ from saccade.core.config import (
     Role,
 )
 from saccade.core.errors import ConfigError
+from saccade.core.page_store import PAGES
 from saccade.core.secrets import bare, without_secrets
 from saccade.core.store import SHARED, UPLOADS
 from saccade.core.tuning import basic, option, tuned
@@ -72,7 +73,7 @@ class ModelOptions:
     within <tool_call>. none: tools are refused. auto: as the chat template shows.
     """
     reasoning_parser: Literal["auto", "think", "none"] = "auto"
-    """The model's way to write reasoning. think: within <think>. none: reasoning is part of the
+    """The model's way to write reasoning. think: within think tags. none: reasoning is part of the
     answer. auto: as the chat template shows.
     """
     context_length: int | None = basic(None)
@@ -114,8 +115,8 @@ class EngineOptions:
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = tuned(
         "auto",
-        "Attention of the vision tower: triton, flash, cudnn, fa4 (on cuda) or sdpa; auto: by the "
-        "GPU's architecture.",
+        "Attention of the vision tower: triton, flash, cudnn, fa3, fa4 (on cuda) or sdpa; auto: by "
+        "the GPU's architecture.",
     )
     disable_cuda_graph: bool = False
     """Replay no CUDA graphs, neither of the language model nor of the vision tower."""
@@ -172,6 +173,15 @@ class CacheOptions:
     --embedding-cache-disk-mb, which all of them fill together. The folder is on one machine, or on
     a network file system with locks.
     """
+    kv_cache_dir: str | None = basic(None)
+    """Folder for the KV of prompts that leave memory, by eviction or at the end of the server: what
+    is there is read instead of computed, also after a restart. It holds what users have sent, as
+    numbers (mode 0700). Derived: no KV is kept on disk.
+    """
+    kv_cache_disk_mb: int | None = None
+    """MiB of disk space in --kv-cache-dir. Derived: a quarter of the space there that is free or
+    taken by saved pages.
+    """
     pinned_share: float = tuned(
         0.5,
         "Share of the KV cache, and of the device's embedding cache, that requests may pin "
@@ -182,6 +192,11 @@ class CacheOptions:
         sizes = "embedding_cache_device_mb", "embedding_cache_host_mb", "embedding_cache_disk_mb"
         at_least(0, self, *sizes, "pinned_share")
         at_most(1, self, "pinned_share")
+        at_least(1, self, "kv_cache_disk_mb")
+        if self.kv_cache_dir is not None:
+            check_folder("--kv-cache-dir", self.kv_cache_dir, PAGES)
+        elif self.kv_cache_disk_mb is not None:
+            raise ConfigError("--kv-cache-disk-mb: say where, with --kv-cache-dir")
         folder = self.embedding_cache_dir
         if folder == "":
             raise ConfigError("--embedding-cache-dir: name a folder")
@@ -248,8 +263,7 @@ class MediaOptions:
         "MiB of shared memory for decoded images on their way to the engine; room for the model's "
         "largest image at least.",
     )
-    fetch_timeout: float = 10.0
-    """Seconds for fetching one image by URL, redirects included."""
+    fetch_timeout: float = tuned(10.0, "Seconds for fetching one image by URL, redirects included.")
     decode_timeout: float = tuned(20.0, "Seconds for decoding one image.")
     decode_memory_mb: int = tuned(
         2560,
@@ -425,10 +439,11 @@ class ResponseOptions:
     keys, each key sees its own responses and fills at most half of the room.
     """
 
-    responses_mb: int = 256
-    """MiB of memory for responses and their conversations; the least recently used go first. 0: no
-    response is kept.
-    """
+    responses_mb: int = tuned(
+        256,
+        "MiB of memory for responses and their conversations (the least recently used go first); "
+        "0: no response is kept.",
+    )
     max_responses: int = tuned(10_000, "Most responses kept at a time.")
     responses_ttl: float = tuned(86_400.0, "Seconds that a response is kept after its last use.")
 
@@ -546,21 +561,6 @@ cores. Threads that never spin make a small model 1.6 times slower on an idle ma
 """
 ALLOCATION = "expandable_segments:True"
 """Embeddings differ in size: in segments of fixed sizes they leave gaps that no other fits into."""
-
-
-def check_folder(option: str, name: str, claim: Claim) -> None:
-    """Raises ConfigError unless the folder `name` is claimed by `claim`, or can be."""
-    folder = Path(name).expanduser()
-    standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not name or not standing.is_dir():
-        raise ConfigError(f"{option} {name!r}: {standing} is not a folder")
-    if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option} {name!r}: nothing can be made in {standing}")
-    if standing == folder:
-        try:
-            claim.check(folder)
-        except OSError as error:
-            raise ConfigError(f"{option} {name!r}: {error.strerror}") from None
 
 
 def engine_environment() -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ from saccade.core.types import (
     Grid,
     Image,
     ImageKey,
+    PromptReading,
     PromptScores,
+    Readout,
     SamplingParams,
     Span,
     TokenLogprobs,
@@ -53,7 +55,7 @@ class Open:
 
     `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
     are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
-    cached prefix). `prompt_logprobs`: as in `Request`.
+    cached prefix). `prompt_logprobs`, `reading`: as in `Request`.
     """
 
     slot: int
@@ -64,6 +66,7 @@ class Open:
     sampling: SamplingParams
     pages: tuple[int, ...]
     prompt_logprobs: int | None = None
+    reading: PromptReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class Row:
     table. `sample`: sample the next token. `masked`: the allowed tokens follow in `Masks`, once the
     tokens of the step before are known; the worker waits for the mask before sampling, not before
     computing. `tokens`: the row's last tokens, if neither `Open` nor a step has told them.
-    `scored`: prompt tokens [first, end) to score, each following a token of the row.
+    `scored`: prompt tokens [first, end) to score, each following a token of the row. `read`: number
+    of the row's last tokens to read, by `Open.reading`.
     """
 
     slot: int
@@ -83,6 +87,7 @@ class Row:
     masked: bool = False
     tokens: tuple[int, ...] = ()
     scored: tuple[int, int] | None = None
+    read: int = 0
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -154,9 +159,42 @@ class StateCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class PageCopy:
+    """The KV page called `name`, and the page of the pool that has or gets it; with `state`, the
+    state called so, and its line of the state memory.
+    """
+
+    name: bytes
+    place: int
+    state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageMoves:
+    """KV pages between the device and the disk, in this order.
+
+    save: begin to write what lies there now, before anything else of the step. drop: remove from
+    disk. fetch: begin to read; `StepResult.pages` says how that went. forget: what is read, or was,
+    is not needed. place: what was read lies there from now on.
+    """
+
+    save: tuple[PageCopy, ...] = ()
+    drop: tuple[bytes, ...] = ()
+    fetch: tuple[PageCopy, ...] = ()
+    forget: tuple[bytes, ...] = ()
+    place: tuple[PageCopy, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.save or self.drop or self.fetch or self.forget or self.place)
+
+
+NO_PAGE_MOVES = PageMoves()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, executed in this order: close, open, moves, restore, encode, one forward over
-    `rows`, snapshot, deliver, save.
+    """One step, executed in this order: close, open, pages, moves, restore, encode, one forward
+    over `rows`, snapshot, deliver, save.
 
     Batch rows are the concatenation of `rows` in order: decoding rows first, then prefill chunks.
     tower: patch-blocks (patches x blocks of the vision tower) that the step may spend on unfinished
@@ -181,6 +219,7 @@ class Plan:
     snapshot: tuple[StateCopy, ...] = ()
     wait: bool = False
     adapt: bool = False
+    pages: PageMoves = NO_PAGE_MOVES
 
     @property
     def num_tokens(self) -> int:
@@ -195,7 +234,7 @@ class Plan:
     def empty(self) -> bool:
         """True if the step does nothing. A plan that only continues the tower is not empty."""
         work = self.close or self.open or self.moves or self.encode or self.rows
-        beside = self.tower or self.save or self.deliver
+        beside = self.tower or self.save or self.deliver or self.pages
         return not (work or beside or self.wait or self.adapt)
 
 
@@ -239,25 +278,32 @@ class Masks:
         return np.frombuffer(self.words, np.int32).reshape(count, -1)[list(self.lines)]
 
 
-DiskEvent = tuple[ImageKey, Literal["read", "not read", "not saved"]]
-"""What became of an embedding on disk.
-
-not read: it counts as gone; it is there again once it has been encoded and saved again.
+Happened = Literal["read", "not read", "damaged", "missing", "not saved"]
+"""What became of a file. not read, damaged, missing: it counts as gone; it is there again once it
+has been made and saved again.
 """
+DiskEvent = tuple[ImageKey, Happened]
+"""Of an embedding."""
+PageOutcome = Happened | Literal["saved", "late", "slow"]
+"""late, slow: computed, for reading took, or would have taken, longer."""
+PAGE_OUTCOMES: tuple[PageOutcome, ...] = (*get_args(Happened), "saved", "late", "slow")
+PageEvent = tuple[bytes, Happened]
+"""Of a KV page, or a state, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
-    `logprobs[i]` is None if not requested. `scores`: one per row with `scored`, in row order.
+    `logprobs[i]` is None if not requested. `scores`, `readouts`: one per row with `scored`, or with
+    `read`, in row order.
 
     `encoded`: images encoded since the last step, with the milliseconds (of the whole pack, shared
     by patches) and the end time (`time.monotonic()`, common to all processes of a machine). Their
     pixels have been read; later plans may show only encoded images. `disk`: reads and writes
-    finished since the last step. `unfinished`: more graphs are left to adapt. `broken`: indices of
-    rows with values that are no numbers: their tokens and KV mean nothing. `failed`: images not
-    encoded for lack of device memory; their pixels are not read any more. `exhausted`: the device
-    had no memory for the plan's rows, and none was computed.
+    finished since the last step; `pages`: the same of KV pages. `unfinished`: more graphs are left
+    to adapt. `broken`: indices of rows with values that are no numbers: their tokens and KV mean
+    nothing. `failed`: images not encoded for lack of device memory; their pixels are not read any
+    more. `exhausted`: the device had no memory for the plan's rows, and none was computed.
     """
 
     step: int
@@ -270,3 +316,5 @@ class StepResult:
     broken: tuple[int, ...] = ()
     failed: tuple[ImageKey, ...] = ()
     exhausted: bool = False
+    pages: tuple[PageEvent, ...] = ()
+    readouts: tuple[Readout, ...] = ()

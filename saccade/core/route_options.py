@@ -20,19 +20,28 @@ class SpreadOptions:
     """The spread of requests over servers, by any router."""
 
     affinity: Literal["image", "none"] = "image"
-    """image: a request goes where its oldest image has been seen, or where its chat began. none: to
-    any worker, to measure what affinity is worth.
+    """image: a request goes to the server that has seen its oldest image, or the beginning of its
+    chat. none: to any server, to measure the worth of affinity.
     """
     max_body_mb: int = 256
     """Largest request body, in MiB."""
     max_inflight_mb: int | None = None
-    """MiB of bodies held for requests in flight; a request that would exceed it is answered 429.
+    """MiB of bodies held for requests in flight; a request beyond this limit is answered 429.
     Derived: a quarter of memory.
     """
     max_requests: int = 4096
     """Requests in flight; more are answered 429."""
+    cors_origins: tuple[str, ...] = ()
+    """Browser origins that may read what the router itself answers; "*" for any. Give the servers
+    the same: their answers pass as they are.
+    """
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names that the router also answers to. On a loopback address it answers to localhost and
+    loopback addresses only, so that no web page can use it.
+    """
 
     def __post_init__(self) -> None:
+        named(self, "cors_origins", "allowed_hosts")
         at_least(1, self, "max_body_mb", "max_inflight_mb", "max_requests")
 
     @property
@@ -51,20 +60,12 @@ class RouteOptions(SpreadOptions):
     """Address to listen on. Keys are the workers' to check: give each of them the same --api-key.
     """
     port: int = 8100
-    """Port to listen on; 0 picks a free one."""
-    cors_origins: tuple[str, ...] = ()
-    """Browser origins that may read what the router itself answers; "*" for any. Give the servers
-    the same: their answers pass as they are.
-    """
-    allowed_hosts: tuple[str, ...] = ()
-    """Host names that the router also answers to. On a loopback address it answers to localhost and
-    loopback addresses only, so that no web page can use it.
-    """
+    """Port to listen on; 0 picks a free port."""
 
     def __post_init__(self) -> None:
         SpreadOptions.__post_init__(self)
         filled(self, "workers")
-        named(self, "workers", "cors_origins", "allowed_hosts")
+        named(self, "workers")
         at_least(0, self, "port")
         at_most(65535, self, "port")
 
@@ -76,34 +77,32 @@ class DeployOptions:
     replicas: int = 1
     """Servers; with --max-replicas, the fewest."""
     max_replicas: int | None = None
-    """Most servers: Ray starts and ends them by the requests that they have. Derived: --replicas,
-    always.
-    """
+    """Most servers: Ray starts and ends servers by their requests. Derived: always --replicas."""
     target_requests: float = 32.0
-    """Requests of a server, running and waiting, that more servers are started above."""
+    """Requests per server, running and waiting, above which Ray starts more servers."""
     gpus: float | None = None
-    """GPUs of each server, as many as its --tp-size; 0: it runs on CPUs. Derived: 1 where this
+    """GPUs of each server, as many as its --tp-size; 0: the server runs on CPUs. Derived: 1 if this
     machine has an NVIDIA driver, else 0.
     """
     cpus: float | None = None
-    """CPU cores that Ray books for each server. Ray books, and hinders nobody. Derived: 4, or what
-    this machine has left beside the ingresses, shared by the servers, if that is less.
+    """CPU cores that Ray books for each server, without enforcing them. Derived: 4, or an equal
+    part of the cores that ingresses leave on this machine, if less.
     """
     encoders: int = 0
-    """Servers of role encode, which encode the images of all others; each has as much of the
-    cluster as the others have. 0: each server encodes. With keys, set SACCADE_ENCODER_KEY to that
-    of SACCADE_API_KEY where Ray starts.
+    """Servers of role encode, which encode the images of all other servers, with the same resources
+    each. 0: each server encodes. With keys, set SACCADE_ENCODER_KEY to the value of SACCADE_API_KEY
+    where Ray starts.
     """
     ingresses: int = 1
     """Processes that take requests and rank servers."""
     max_ongoing: int = 256
-    """Requests that one server is given at a time; more wait at the ingress."""
+    """Requests at one server at a time; more wait at the ingress."""
     drain: float = 60.0
     """Seconds that a server's requests get to finish when it is ended."""
     host: str = "127.0.0.1"
     """Address on which Ray listens for requests. Keys are the servers' to check."""
     port: int = 8000
-    """Port of the same."""
+    """Port on which Ray listens."""
     output: str | None = None
     """File to write to. Derived: standard output."""
 

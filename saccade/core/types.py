@@ -14,8 +14,9 @@ from typing import Any, Literal
 from saccade.core.errors import InvalidRequest
 
 Grid = tuple[int, ...]
-"""Numbers of one image that only its model's family reads; for Qwen-VL its patches along (time,
-height, width), before merging. What an image's tokens, positions and cost follow from.
+"""Numbers of one image that only its model's family reads; for Qwen-VL its frames (a still image is
+one, a pair of a video two) and its patches along (height, width), before merging. What an image's
+tokens, positions and cost follow from.
 """
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -74,12 +75,16 @@ class Tower:
 class Span:
     """Tokens `[start, start + length)` of the prompt are rows `[offset, offset + length)` of the
     embedding of `images[image]`.
+
+    time: of an image of a video whose images share one stretch of positions: how many places after
+    the first of them it stands; None: it has a stretch of its own. Spans of one such video touch.
     """
 
     start: int
     length: int
     image: int
     offset: int = 0
+    time: int | None = None
 
     @property
     def end(self) -> int:
@@ -246,6 +251,17 @@ class Caching:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReading:
+    """What is told of a prompt in place of an answer, of which no token is drawn: of each of its
+    `last` tokens the logits of `labels`, or, where none are named, the state after the last layer
+    and its norm.
+    """
+
+    labels: tuple[int, ...] = ()
+    last: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One answer to generate. `tokens` are token ids only (image placeholders included, never
     hashes or sentinels).
@@ -255,6 +271,7 @@ class Request:
     address). `group`: common to the answers of one HTTP request; "": a group of its own. `grammar`:
     the form of the answer (`text.grammar.Grammar.text`); "": any text. `prompt_logprobs`:
     alternatives to report beside each prompt token and its log-probability; None: no prompt scores.
+    `reading`: the request ends with its prompt, without an answer.
     """
 
     id: str
@@ -269,6 +286,12 @@ class Request:
     grammar: str = ""
     caching: Caching = Caching()
     prompt_logprobs: int | None = None
+    reading: PromptReading | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the answer."""
+        return self.sampling.max_tokens if self.reading is None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +334,15 @@ class PromptScores:
         for at in range(begin, end):
             mine = slice(at * width, (at + 1) * width)
             yield list(ids[mine]), list(logprobs[mine]), ranks[at]
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """What a `PromptReading` tells of C tokens, from place `start` on: float32 [C, width]."""
+
+    start: int
+    width: int
+    values: bytes
 
 
 Missed = Literal[
@@ -418,7 +450,8 @@ class Delta:
     "internal_error" if its end concerns no other request. `scores` continue the last ones, and come
     before any token. `admitted`: `time.monotonic()` of the request's first slot, beside `images`;
     0.0 if it never got a slot. `embedding`: offset and bytes in the arena, for a request for
-    nothing else; the embedding stays until the request is aborted.
+    nothing else; the embedding stays until the request is aborted. `readout`: continues the last
+    one; the last stands beside the finish.
     """
 
     id: str
@@ -433,3 +466,4 @@ class Delta:
     scores: PromptScores | None = None
     admitted: float = 0.0
     embedding: tuple[int, int] | None = None
+    readout: Readout | None = None

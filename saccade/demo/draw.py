@@ -464,6 +464,7 @@ def draw_page(
     shapes: list[DrawnShape] = []
     for _ in range(40):
         if rng.random() < 0.3:
+            # A shape, if it stands out and touches nothing.
             radius = math.exp(
                 rng.uniform(math.log(MIN_RADIUS), math.log(min(60.0, 0.3 * min(size))))
             )
@@ -479,6 +480,7 @@ def draw_page(
                     )
                 )
             continue
+        # A line of text, if it fits and touches nothing.
         name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
         text = "".join(rng.choice(letters) for _ in range(rng.randint(1, 6)))
         high = max(MIN_FONT + 1.0, min(largest, 0.6 * height, 0.9 * width / (0.6 * len(text))))

@@ -155,6 +155,7 @@ def ask(client: httpx.Client, model: str, messages: Sequence[ChatMessage]) -> De
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    # Stream the answer, with the time of its first text.
     start = time.perf_counter()
     first, text = 0.0, ""
     usage: dict[str, Any] = {}
@@ -170,6 +171,7 @@ def ask(client: httpx.Client, model: str, messages: Sequence[ChatMessage]) -> De
                     text += piece
     total = time.perf_counter() - start
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    # What the question cost, by the server's own counters.
     after = image_counts(client)
     spent = {name: after[name] - before[name] for name in COUNTED}
     return DemoAnswer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from saccade.core.errors import RequestError
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Masks
+from saccade.core.plan import PAGE_OUTCOMES, Masks
 from saccade.core.types import Delta, ImageKey, Request
 from saccade.engine.grammar_loader import GrammarLoader
 from saccade.sched.scheduler import GenerationScheduler
@@ -73,9 +73,25 @@ class LanguageHalf:
             metrics.set("saccade_pins", len(prefix.pins), cache="kv")
             metrics.set("saccade_pins_given_way_total", prefix.pins.given_way, cache="kv")
             metrics.set("saccade_kv_evictions_total", prefix.evictions)
+            if prefix.kept is not None:
+                self._measure_kept(metrics)
             if (snapshots := prefix.snapshots) is not None:
                 metrics.set("saccade_snapshots", len(snapshots))
                 metrics.set("saccade_snapshot_evictions_total", snapshots.evictions)
         metrics.set("saccade_kv_pages", pool.free, owner="free")
         metrics.set("saccade_kv_pages", cached, owner="prefix")
         metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")
+
+    def _measure_kept(self, metrics: Metrics) -> None:
+        """The same of what is kept on disk."""
+        prefix = self._scheduler.prefix
+        assert prefix is not None and prefix.kept is not None
+        tier, counts = prefix.kept.disk, prefix.kept.counts
+        restored = self._scheduler.counts.restored_tokens
+        metrics.set("saccade_kv_kept", len(tier), tier="disk")
+        metrics.set("saccade_kv_kept_bytes", tier.used_bytes, tier="disk")
+        metrics.set("saccade_kv_kept_budget_bytes", tier.budget_bytes, tier="disk")
+        metrics.set("saccade_kv_kept_evictions_total", tier.evictions, tier="disk")
+        metrics.set("saccade_restored_tokens_total", restored, tier="disk")
+        for outcome in PAGE_OUTCOMES:
+            metrics.set("saccade_kv_kept_total", counts[outcome], tier="disk", outcome=outcome)

@@ -12,11 +12,13 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import uvloop
 
 from saccade.cache.embeddings import EmbeddingCache
+from saccade.cache.kept_pages import KeptPages
 from saccade.cache.pages import PagePool
 from saccade.cache.pins import PinBook
 from saccade.cache.prefix import Node, PrefixCache
@@ -39,6 +41,7 @@ from saccade.core.messages import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.options import usable_cores
+from saccade.core.page_store import PageIdentity
 from saccade.core.types import ImageKey, Tower
 from saccade.engine.claims import embedding_bytes_per_token
 from saccade.engine.engine import Engine
@@ -49,6 +52,7 @@ from saccade.engine.sizing import pick_dtype, resolve, resolve_tower
 from saccade.engine.startup_report import LoadFacts, describe
 from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import Workers, WorkersLost
+from saccade.families.checkpoint import digest_weights
 from saccade.families.registry import load_spec
 from saccade.sched.encoding import EncodeScheduler
 from saccade.sched.limits import SchedulerLimits
@@ -105,12 +109,17 @@ async def serve(
     assert isinstance(words, TokenizerText)
     guides = GrammarLoader(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
     front.send(Loading("starting PyTorch"))
+    # Load the model, and meanwhile the lexicon.
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
     load = plan_load(boot, spec, devices)
     size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
+    keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
+    reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
+    weights = await reading if reading else ""
     loaded = await loading
+    # Decide what was left open.
     hardware = share_hardware([each.hardware for each in loaded])
     dials = boot.model, boot.engine, spec, load.dtype, hardware
     if boot.role == "encode":
@@ -121,15 +130,20 @@ async def serve(
     config = replace(
         config, kv=replace(config.kv, scales=loaded[0].kv_scales, attention=loaded[0].attention)
     )
+    pages = replace(config.kv.pages, identity=identify(config, load, spec, weights).digest())
+    config = replace(config, kv=replace(config.kv, pages=pages))
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
+    # Build the deciding half.
     share = boot.caches.pinned_share
     scheduler: Scheduler
     language: LanguageHalf | None = None
     if config.encoder.role == "encode":
         scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
     else:
-        scheduler = generation = build_scheduler(config, spec, saved, boot.arena_bytes, share)
+        scheduler = generation = build_scheduler(
+            config, spec, saved, boot.arena_bytes, share, begun.pages
+        )
         language = LanguageHalf(generation, guides)
     engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
     facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved))
@@ -169,10 +183,12 @@ def build_scheduler(
     saved: Iterable[tuple[ImageKey, int]] = (),
     arena_bytes: int = 1 << 40,
     pinned_share: float = 0.0,
+    pages: Iterable[tuple[bytes, int]] = (),
 ) -> GenerationScheduler:
     """The deciding half of the engine: page pool, caches, scheduler.
 
-    `saved`: embeddings on disk (`Workers.begin`). `pinned_share`: `CacheOptions.pinned_share`.
+    `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
+    `CacheOptions.pinned_share`.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = limits_of(config, spec, arena_bytes)
@@ -182,8 +198,34 @@ def build_scheduler(
     snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots.count)
     prefix = None
     if config.prefix_cache and (config.snapshots.count or not keeps_states):
-        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None)
+        kept = build_kept(config, spec, pages) if config.kv.pages.folder is not None else None
+        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None, kept)
     return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
+
+
+def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -> PageIdentity:
+    """What KV pages of this server depend on. weights: a digest of the checkpoint's files."""
+    computed = load.device, load.dtype, load.format, load.quantization, load.family_option
+    size = load.parallel.size
+    return PageIdentity(
+        weights=weights,
+        computed=repr((spec.family, *computed)),
+        kept=repr((config.kv.dtype, config.kv.scales)),
+        layout=repr((size, load.parallel.ranks, spec.kv_spec(size).keeping(config.kv.dtype))),
+        page_size=config.page_size,
+        release=version("saccade"),
+    )
+
+
+def build_kept(
+    config: EngineConfig, spec: FamilySpec, found: Iterable[tuple[bytes, int]]
+) -> KeptPages:
+    """The book of the KV pages on disk."""
+    pages = config.kv.pages
+    each = spec.kv_spec(pages.ranks).keeping(config.kv.dtype)
+    page_bytes = config.page_size * each.token_bytes(config.dtype) * pages.ranks
+    state_bytes = each.state_bytes(config.dtype) * pages.ranks
+    return KeptPages(pages.identity, page_bytes, state_bytes, pages.disk_bytes, found)
 
 
 def build_encode_scheduler(

@@ -92,6 +92,7 @@ def resolve_parallel(
             f"--tp-size {size}: {' and '.join(obstacles)} cannot be divided among {size} "
             f"ranks; sizes that work are {sizes}"
         )
+    # The vision tower: cut, or whole on each rank.
     narrow = spec.cuts.encoder_width < NARROW_ENCODER * size
     uncut = spec.cuts.encoder_obstacles(size)
     encoder = options.mm_encoder_tp_mode
@@ -102,6 +103,7 @@ def resolve_parallel(
             f"--tune mm_encoder_tp_mode=weights: {' and '.join(uncut)} cannot be divided among "
             f"{size} ranks; use data"
         )
+    # The collectives.
     all_reduce = options.all_reduce
     if all_reduce == "auto":
         all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"

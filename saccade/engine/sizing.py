@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from saccade.core.config import (
     Hardware,
     KVConfig,
     KVDtype,
+    PageTierConfig,
     SnapshotConfig,
     StepGraphSizes,
 )
@@ -38,6 +40,7 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
 )
+from saccade.core.page_store import kept_bytes
 from saccade.core.store import stored_bytes
 from saccade.engine.claims import (
     StepBounds,
@@ -91,7 +94,7 @@ TOWER_ATTENTION: dict[int, EncoderAttention] = {9: "triton", 10: "triton"}
 for heads of 72 was read to use no product of that architecture and to spill, where ours uses them
 and does not; estimates for 14,400 patches are 126 and 91 ms. `make gpu-check` is to settle it.
 """
-FLASH_LIKE = ("flash", "cudnn", "fa4")
+FLASH_LIKE = ("flash", "cudnn", "fa3", "fa4")
 """What needs a GPU and a dtype of 16 bits."""
 
 LARGE_IMAGE = 1440, 2560
@@ -165,6 +168,7 @@ def resolve(
         raise _no_memory(hardware, fraction, min(budget, free) - states)
     context = min(context, (kv_pages - 1) * page_size)
     left = max(0, free - kv_pages * page_bytes - states) + embedded
+    prefix_cache = not caches.disable_radix_cache and bool(snapshots.count or not states)
     host = pick_host_bytes(hardware, ranks)
     return EngineConfig(
         device=hardware.device,
@@ -174,10 +178,10 @@ def resolve(
         chunk_tokens=chunk,
         page_size=page_size,
         kv_pages=kv_pages,
-        prefix_cache=not caches.disable_radix_cache and bool(snapshots.count or not states),
+        prefix_cache=prefix_cache,
         embeddings=resolve_embeddings(caches, spec, dtype, left, host),
         encode_patches=patches,
-        kv=kv,
+        kv=replace(kv, pages=resolve_pages(caches, ranks)) if prefix_cache else kv,
         tower_budget=tower_budget(spec, LARGE_IMAGE_STEPS[hardware.device]),
         encoder=encoder,
         graphs=graphs,
@@ -375,6 +379,11 @@ def pick_tower_attention(
         )
     if wanted == "triton" and not cuda:
         raise ConfigError("--tune mm_attention_backend=triton: it needs --device cuda")
+    if wanted == "fa3" and (arch != 90 or find_spec("flash_attn_interface") is None):
+        raise ConfigError(
+            "--tune mm_attention_backend=fa3: it needs a GPU of compute capability 9.0, and the "
+            "module flash_attn_interface (FlashAttention-3), which are not both here; use auto"
+        )
     if wanted == "fa4" and not has_fa4():
         raise ConfigError(
             "--tune mm_attention_backend=fa4: the package flash-attn-4 is not installed; use auto"
@@ -411,6 +420,7 @@ def resolve_encoder(
             "--tune mm_attention_backend=cudnn: it plans anew for each shape, so that it runs in "
             "graphs only, and --disable-cuda-graph is set"
         )
+    # Without graphs.
     if attention == "sdpa" or engine.disable_cuda_graph or not spec.sees_images:
         if engine.vit_graph_buckets:
             why = (
@@ -429,6 +439,7 @@ def resolve_encoder(
             f"--tune vit_graph_buckets={wrong[0]}: must be {unit}, the patches that go together, "
             "or a multiple of it"
         )
+    # The sizes of the graphs.
     derived: tuple[int, ...] = VIT_GRAPH_SIZES
     if attention == "cudnn":
         derived += LARGE_VIT_GRAPH_SIZES
@@ -481,24 +492,39 @@ def resolve_embeddings(
     name, limit_mb = caches.embedding_cache_dir, caches.embedding_cache_disk_mb
     if name is None or limit_mb == 0:
         return EmbeddingBudgets(device, host_bytes)
-    nbytes, folder = _disk_budget(name, limit_mb)
+    nbytes, folder = _disk_budget("--embedding-cache-dir", name, limit_mb, stored_bytes)
     return EmbeddingBudgets(
         device, host_bytes, nbytes, folder, shared=caches.embedding_cache_shared
     )
 
 
-def _disk_budget(name: str, limit_mb: int | None) -> tuple[int, str]:
-    """Bytes for embeddings in a folder, and the folder. Raises ConfigError."""
+def resolve_pages(caches: CacheOptions, ranks: int) -> PageTierConfig:
+    """Where KV pages go that leave the pool; whose they are is known once the model was read.
+    Raises ConfigError.
+    """
+    name, limit_mb = caches.kv_cache_dir, caches.kv_cache_disk_mb
+    if name is None:
+        return PageTierConfig()
+    nbytes, folder = _disk_budget("--kv-cache-dir", name, limit_mb, kept_bytes)
+    return PageTierConfig(folder, nbytes, ranks=ranks)
+
+
+def _disk_budget(
+    option: str, name: str, limit_mb: int | None, count: Callable[[Path], int]
+) -> tuple[int, str]:
+    """Bytes for what `option` keeps in a folder, and the folder. `count`: what is there already.
+    Raises ConfigError.
+    """
     folder = Path(name).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
-        room = shutil.disk_usage(folder).free + stored_bytes(folder)
+        room = shutil.disk_usage(folder).free + count(folder)
     except FileExistsError:
-        raise ConfigError(f"--embedding-cache-dir {folder}: it is a file, not a folder") from None
+        raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
     except OSError as error:
-        raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
-    warn_of_others("--embedding-cache-dir", folder)
+        raise ConfigError(f"{option} {folder}: {error.strerror}") from None
+    warn_of_others(option, folder)
     return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
 
 

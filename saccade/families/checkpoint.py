@@ -11,7 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from blake3 import blake3
 
 from saccade.core.errors import CheckpointError
 
@@ -54,6 +56,17 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
             "Qwen/Qwen3-VL-2B-Instruct) either"
         )
     return _download(model, revision)
+
+
+def digest_weights(folder: Path) -> str:
+    """Of all that a checkpoint's weights are made from: the *.safetensors files and config.json,
+    byte for byte. At the speed of reading them; on all cores.
+    """
+    digest = blake3(max_threads=blake3.AUTO)
+    for path in sorted([*folder.glob("*.safetensors"), folder / "config.json"]):
+        digest.update(f"{path.name} {path.stat().st_size} ".encode())
+        digest.update_mmap(path)
+    return digest.hexdigest()
 
 
 def _download(repo: str, revision: str | None) -> Path:
@@ -165,13 +178,15 @@ class Section:
 class Checkpoint:
     """The JSON side of one model.
 
-    `generation` and `processor` are empty where their files are missing.
+    `generation`, `processor` and `video` (the video processor's) are empty where their files are
+    missing.
     """
 
     folder: Path
     config: Section
     generation: Section
     processor: Section
+    video: Section
 
     def architecture(self) -> str:
         """`architectures[0]` of config.json; `model_type` where there is none."""
@@ -224,17 +239,50 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises CheckpointError naming the file.
     """
     processor = read_json(folder / "preprocessor_config.json", required=False)
+    processors = read_json(folder / "processor_config.json", required=False)
     if not processor.data:
-        processor = read_json(folder / "processor_config.json", required=False).section(
-            "image_processor"
-        )
+        processor = processors.section("image_processor")
+    video = processors.section("video_processor")
+    if not video.data:
+        video = read_json(folder / "video_preprocessor_config.json", required=False)
     config = read_json(folder / "config.json")
     return Checkpoint(
         folder=folder,
         config=config,
         generation=read_json(folder / "generation_config.json", required=False),
         processor=processor,
+        video=video,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingFiles:
+    """A checkpoint's files, as sentence-transformers writes them, say that it embeds or ranks.
+    labels: token ids of a ranker's answers, yes and no; none where they do not say.
+    """
+
+    task: Literal["embed", "rank"]
+    labels: tuple[int, ...] = ()
+
+
+def read_pooling(folder: Path) -> PoolingFiles | None:
+    """What the checkpoint was trained for beside chats, if anything. Raises CheckpointError for
+    embeddings that are not made of the last token.
+    """
+    for path in sorted(folder.glob("*_LogitScore/config.json")):
+        scores = read_json(path)
+        names = ("true_token_id", "false_token_id")
+        return PoolingFiles("rank", tuple(scores.integer(n) for n in names if scores.has(n)))
+    for path in sorted(folder.glob("*_Pooling/config.json")):
+        pooling = read_json(path)
+        last = pooling.data.get("pooling_mode") == "lasttoken"
+        if not last and not pooling.flag("pooling_mode_lasttoken"):
+            raise CheckpointError(
+                f"{path}: embeddings of this model are not made of its last token, which is all "
+                "that is supported"
+            )
+        return PoolingFiles("embed")
+    return None
 
 
 def read_json(path: Path, *, required: bool = True) -> Section:

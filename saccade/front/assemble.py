@@ -9,7 +9,7 @@ from pathlib import Path
 
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.arena import Arena
-from saccade.core.config import Role
+from saccade.core.config import MIB, Role
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -23,11 +23,14 @@ from saccade.core.options import (
 )
 from saccade.engine.link import EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
-from saccade.families.checkpoint import resolve_model
+from saccade.families.checkpoint import read_pooling, resolve_model
 from saccade.families.registry import load_spec
 from saccade.front.compiler import Compiler
-from saccade.front.input_processor import InputProcessor, load_sampling_defaults
+from saccade.front.input_processor import InputProcessor
+from saccade.front.readout_cache import ReadoutCache
 from saccade.front.request_manager import RequestManager
+from saccade.front.sampling_defaults import load_sampling_defaults
+from saccade.front.score_prompts import find_scoring
 from saccade.media.media import Media
 from saccade.text.answer_format import find_manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
@@ -75,7 +78,9 @@ def build_front(
         find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
     link = EngineProcess(folder, options, engine, parallel, arena, words, caches, role.role)
-    return RequestManager(intake, link, metrics, max_requests)
+    scoring = find_scoring(answers.pooling, read_pooling(folder), spec, tokenizer)
+    readouts = ReadoutCache(answers.readout_cache_mb * MIB)
+    return RequestManager(intake, link, metrics, max_requests, scoring, readouts)
 
 
 def check_role(role: Role, spec: FamilySpec) -> None:

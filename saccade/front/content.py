@@ -8,27 +8,35 @@ Knows nothing of templates or of fetching images.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
+from saccade.front.addresses import address, image_url, missing
 from saccade.front.breakpoints import Mark, Marked, read_mark
 from saccade.front.conversation import Message, MessageText, Part, tool_call
 from saccade.front.fields import UNSEEN, Integer, Positive, Reader, too_long
+from saccade.front.video_parts import (
+    NO_DEFAULTS,
+    InputVideoPart,
+    MediaReading,
+    Rate,
+    VideoDefaults,
+    VideoPart,
+    VideoURLPart,
+    read_video,
+)
 from saccade.media.content import Budget, Detail
-from saccade.media.media import FileId, ImageSource, KnownImage, source_from_object
+from saccade.media.sources import ImageSource, KnownImage, source_from_object
 
 LONGEST_NAME = 512
 MOST_CALLS = 256
 """Tool calls of one message."""
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
-_BASE64_SEEN = 512
-"""Characters from the start of a URL that are looked at to tell bare base64 from a URL."""
 
 
 # ---- schemas
@@ -132,7 +140,10 @@ class FilePart(ImageWishes, tag_field="type", tag="file", kw_only=True):
 
 
 ContentPart = (
-    TextPart
+    VideoURLPart
+    | VideoPart
+    | InputVideoPart
+    | TextPart
     | RefusalPart
     | ImagePart
     | ImageFilePart
@@ -175,6 +186,7 @@ class ChatMessage(Marked, kw_only=True):
 
 
 _MESSAGE: Reader[ChatMessage] = Reader(ChatMessage)
+_PART: Reader[ContentPart] = Reader(ContentPart)
 
 
 class _Content(Struct):
@@ -192,10 +204,40 @@ _PARTS = msgspec.json.Decoder(list[_Content])
 
 
 class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Bounds for all images of a request without bounds of their own (`mm_processor_kwargs`)."""
+    """Bounds for all images of a request that have none of their own (`mm_processor_kwargs`), and
+    how its videos are looked at. do_sample_frames: true is how it is; frames that a client has
+    taken are not sampled again.
+    """
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
+    fps: Rate | None = None
+    num_frames: Positive | None = None
+    do_sample_frames: Literal[True] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartDefaults:
+    """What a request says of all its images and videos."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    video: VideoDefaults = NO_DEFAULTS
+
+    @classmethod
+    def of(cls, limits: ImageLimits | None, media: MediaReading | None) -> PartDefaults:
+        """Of `mm_processor_kwargs` and `media_io_kwargs`."""
+        given = limits or ImageLimits()
+        least, most = given.min_pixels, given.max_pixels
+        reading = None if media is None else media.video
+        video = VideoDefaults(
+            fps=given.fps,
+            num_frames=given.num_frames,
+            min_pixels=least,
+            max_pixels=most,
+            reading=reading,
+        )
+        return cls(least, most, video)
 
 
 _BYTES_PER_TOKEN = 256
@@ -218,8 +260,8 @@ def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) 
             raise too_long(param, f"{size} bytes of text", context_length, True)
 
 
-def message_from_json(raw: msgspec.Raw, place: str, limits: ImageLimits) -> Message:
-    """A message of a request. Raises InvalidRequest that names the fault's place below `place`."""
+def message_from_json(raw: msgspec.Raw, place: str, limits: PartDefaults) -> Message:
+    """A message of a request. Raises InvalidRequest that names what is wrong below `place`."""
     try:
         message = _MESSAGE.json(raw, place)
     except InvalidRequest as error:
@@ -265,7 +307,23 @@ def message_from_object(given: Mapping[str, Any], place: str) -> Message:
             for part in content
         ]
     _name_kinds(fields, place)
-    return _message(_MESSAGE.value(fields, place), place, ImageLimits())
+    return _message(_MESSAGE.value(fields, place), place, PartDefaults())
+
+
+def image_part(given: object) -> ContentPart:
+    """A content part from Python: an object that is one, or an image. Raises InvalidRequest."""
+    if isinstance(given, Mapping):
+        return _PART.value(dict(given), "content")
+    return ImageObjectPart(image=given)
+
+
+def read_parts(
+    content: str | Sequence[str | ContentPart], place: str, limits: PartDefaults
+) -> tuple[Part, ...]:
+    """Content that stands in no message. Raises InvalidRequest that names what is wrong."""
+    if isinstance(content, str):
+        return (MessageText(content, place),)
+    return tuple(_part(part, f"{place}[{i}]", limits) for i, part in enumerate(content))
 
 
 def _name_kinds(message: object, place: str) -> None:
@@ -278,7 +336,7 @@ def _name_kinds(message: object, place: str) -> None:
             raise InvalidRequest(f"{where}: {instead}", f"{where}.type", "unsupported_parameter")
 
 
-def _message(message: ChatMessage, place: str, limits: ImageLimits) -> Message:
+def _message(message: ChatMessage, place: str, limits: PartDefaults) -> Message:
     if message.role == "tool" and message.tool_call_id is None:
         raise missing(f"{place}.tool_call_id")
     if message.tool_calls and message.role != "assistant":
@@ -331,12 +389,15 @@ def _marks(message: ChatMessage, place: str) -> Iterator[Mark]:
         yield own
 
 
-def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
+def _part(part: str | ContentPart, place: str, limits: PartDefaults) -> Part:
     match part:
         case str():
             return MessageText(part, place)
+        case VideoURLPart() | VideoPart() | InputVideoPart():
+            return read_video(part, place, limits.video)
         case TextPart(text=text) | InputTextPart(text=text) | RefusalPart(refusal=text):
             return MessageText(text, place)
+        # OpenAI's image parts, and their variants.
         case ImagePart(image_url=str(url)):
             budget = _budget(None, part, place, limits)
             return ImageSource(image_url(url), place, budget, part.uuid or "")
@@ -356,38 +417,19 @@ def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
             budget = _budget(UploadedFile(detail=part.detail), part, place, limits)
             if part.uuid is not None and part.file_id is None and part.image_url is None:
                 return ImageSource(KnownImage(part.uuid), place, budget)
-            source_of = image_address(part.file_id, part.image_url, place, "file_id", "image_url")
+            source_of = address(part.file_id, part.image_url, place, "file_id", "image_url")
             return ImageSource(source_of, place, budget, part.uuid or "")
+        # Files: the image is one of two fields.
         case ImageFilePart(image_file=file):
             path = f"{place}.image_file"
         case FilePart(file=file):
             path = f"{place}.file"
-    source_of = image_address(file.file_id, file.file_data, path, "file_id", "file_data")
+    source_of = address(file.file_id, file.file_data, path, "file_id", "file_data")
     return ImageSource(source_of, place, _budget(file, part, place, limits))
 
 
-def image_address(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
-    """The address of an image from one of two fields, called `names` below `place`. Raises
-    InvalidRequest for both, and for neither.
-    """
-    if file_id is not None and url is not None:
-        raise InvalidRequest(f"{place}: {names[0]} and {names[1]} exclude each other", place)
-    if file_id is not None:
-        return FileId(file_id)
-    if url is not None:
-        return image_url(url)
-    raise missing(f"{place}.{names[0]}")
-
-
-def image_url(given: str) -> str:
-    """A URL, stripped of spaces; bare base64 becomes a data: URL."""
-    given = given.strip()
-    bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
-    return f"data:;base64,{given}" if bare else given
-
-
 def _budget(
-    inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, limits: ImageLimits
+    inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, limits: PartDefaults
 ) -> Budget:
     """A part's wishes for its size, from two places that must not differ; else the request's."""
 
@@ -403,8 +445,3 @@ def _budget(
     least = either("min_pixels", within.min_pixels, beside.min_pixels, limits.min_pixels)
     most = either("max_pixels", within.max_pixels, beside.max_pixels, limits.max_pixels)
     return Budget(within.detail or "auto", least, most)
-
-
-def missing(path: str) -> InvalidRequest:
-    """For a field that is required."""
-    return InvalidRequest(f"{path}: this parameter is required", path, "missing_required_parameter")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from saccade.front.breakpoints import Mark
-from saccade.media.media import ImageSource
+from saccade.media.sources import ImageSource, Source, VideoSource
 from saccade.text.json_size import extent
 from saccade.text.message_offsets import TOOLS
 from saccade.text.tools import NO_TOOLS, ToolSet
@@ -28,8 +28,8 @@ class MessageText:
     place: str = ""
 
 
-Part = MessageText | ImageSource
-"""A piece of a message: text, or an image."""
+Part = MessageText | Source
+"""A piece of a message: text, an image, or a video."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Message:
         return self.content if isinstance(self.content, tuple) else ()
 
     @property
-    def sources(self) -> tuple[ImageSource, ...]:
-        return tuple(part for part in self.parts if isinstance(part, ImageSource))
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(part for part in self.parts if not isinstance(part, MessageText))
 
     def for_template(self) -> dict[str, Any]:
         """The message for chat templates, without None values."""
@@ -69,7 +69,7 @@ class Message:
             message["content"] = [
                 {"type": "text", "text": part.text}
                 if isinstance(part, MessageText)
-                else {"type": "image"}
+                else {"type": "image" if isinstance(part, ImageSource) else "video"}
                 for part in self.content
             ]
         elif self.content is not None:
@@ -119,9 +119,13 @@ class Chat:
         object.__setattr__(self, "num_characters", messages + tools + variables)
 
     @property
-    def sources(self) -> tuple[ImageSource, ...]:
-        """The images in the order of the rendered template."""
+    def sources(self) -> tuple[Source, ...]:
+        """In the order in which the template mentions them."""
         return tuple(source for message in self.messages for source in message.sources)
+
+    @property
+    def videos(self) -> tuple[VideoSource, ...]:
+        return tuple(source for source in self.sources if isinstance(source, VideoSource))
 
     @property
     def marks(self) -> tuple[Mark, ...]:

@@ -25,10 +25,8 @@ _VERBATIM = frozenset({"arguments", "input", "input_schema", "schema"})
 """Objects that are the client's own, in which null says something."""
 
 _CHOICE = re.compile(r"Invalid enum value|Invalid value '|Expected `null`,")
-_VIDEO = "video is not taken: send frames of it, as images in their order"
 _AUDIO = "audio is not taken: this model reads images and text"
 UNSEEN = {
-    **dict.fromkeys(("video_url", "video", "input_video"), _VIDEO),
     **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
 }
 """Parts of other models, and what to do instead."""

@@ -7,110 +7,51 @@ of HTTP and nothing of the engine but its context length.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import secrets
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from llguidance import LLTokenizer
 
 from saccade.core.client import ANYBODY, Client
-from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.errors import InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import (
-    CHAT_NAMES,
     LARGEST,
     MAX_BIAS,
-    MAX_LOGPROBS,
     Caching,
-    FieldNames,
     Request,
     SamplingParams,
     Span,
-    check_sampling,
 )
-from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
+from saccade.front.breakpoints import Mark, choose
 from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.conversation import Chat
 from saccade.front.fields import too_long
+from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
 from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
-from saccade.media.media import ImageSource, Media, OpenedImage
-from saccade.text import message_offsets as landmarks
+from saccade.media.media import Media
+from saccade.media.opened import Opened, OpenedImage, OpenedVideo
+from saccade.media.sources import Source
 from saccade.text import reasoning, tool_calls
 from saccade.text.answer import PLAIN, ReadAs
 from saccade.text.answer_format import SILENT, AnswerFormat
 from saccade.text.grammar import OutputConstraint
 from saccade.text.message_offsets import TOOLS, Landmark
-from saccade.text.prompt import ChatTemplate, Tokenizer, TooManyTokens
+from saccade.text.prompt import ChatTemplate, Tokenizer
 from saccade.text.reasoning import Where
-from saccade.text.special_tokens import Literals, Rendered
 from saccade.text.tool_grammar import Style, read_tool_choice
 from saccade.text.tools import NO_TOOLS, ToolSet
 
 T = TypeVar("T")
 Biases = tuple[tuple[int, float], ...]
 
-_LONG_TEXT = 8_000
-"""Characters beyond which a prompt is rendered and tokenised in a thread (about 5 ms)."""
-
-_MANY_MESSAGES = 100
-
-_SLACK = 16
-"""A template may leave out most of what a chat holds. Text of so many times what the context can
-hold is refused all the same.
-"""
-
 _COUNTED = 8
 """A prompt is counted, though it will not be answered, up to so many times the context of images.
 """
-
-_READERS = 2
-"""Threads that read large bodies and long prompts. More would take more turns from the event loop,
-which waits for each of them to let go of the interpreter.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """A client's wish: `n` answers to one prompt (a chat, a text, or token ids).
-
-    `add_special_tokens`: add the tokenizer's tokens around a bare text; None: for texts, not for
-    chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
-    `SamplingParams` set by the client; the rest get their defaults in `prepare`. Raises like
-    `SamplingParams`: a field out of bounds is refused before an image is fetched. `wish`: the form
-    of the answers; None: any text. `separate_reasoning`: reasoning is told apart from text, if the
-    model reasons. `prompt_logprobs`: as in `Request`. `cache`: wishes for the caches, beside the
-    marks in a chat. `names`: the client's API's names of the fields, for refusals.
-    """
-
-    prompt: Chat | str | tuple[int, ...]
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    n: int = 1
-    cache_salt: str = ""
-    add_special_tokens: bool | None = None
-    silent: bool = False
-    wish: OutputConstraint | MakeWish | None = None
-    separate_reasoning: bool = True
-    cache: CacheWish = NO_WISH
-    prompt_logprobs: int | None = None
-    names: FieldNames = CHAT_NAMES
-
-    def __post_init__(self) -> None:
-        check_sampling(self.sampling, self.names)
-        if not 0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS:
-            raise InvalidRequest(
-                f"prompt_logprobs: expected None or a whole number from 0 to {MAX_LOGPROBS}, got "
-                f"{self.prompt_logprobs}",
-                "prompt_logprobs",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +70,6 @@ class Prompt:
     reasoning: Where | None = None
     breakpoints: tuple[tuple[int, int], ...] = ()
     landmarks: tuple[tuple[int, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A chat as tokens, one token per image. landmarks: as in `Prompt`, with their places in the
-    chat.
-    """
-
-    tokens: list[int]
-    reasoning: Where | None = None
-    landmarks: tuple[tuple[int, Landmark], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +92,13 @@ class PreparedRequest:
     silent: bool = False
     ignored: tuple[str, ...] = ()
 
-
-def load_sampling_defaults(directory: Path) -> SamplingParams:
-    """Sampling by `generation_config.json`, over OpenAI's defaults: temperature 1, and answers as
-    long as the room allows.
-    """
-    path = directory / "generation_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    given = {name: config[name] for name in names if config.get(name) is not None}
-    if config.get("max_new_tokens") is not None:
-        given["max_tokens"] = config["max_new_tokens"]
-    if config.get("do_sample") is False:
-        given["temperature"] = 0.0
-    try:
-        return replace(SamplingParams(temperature=1.0, max_tokens=LARGEST), **given)
-    except InvalidRequest as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    def shown_tokens(self, video: bool) -> int:
+        """Tokens of the prompt that stand for videos, or for still images."""
+        return sum(
+            span.length
+            for span in self.request.spans
+            if (self.opened[span.image].budget is None) == video
+        )
 
 
 class InputProcessor:
@@ -204,15 +121,13 @@ class InputProcessor:
         """
         self.spec = spec
         self.tokenizer = tokenizer
-        self.template = template
         self.media = media
         self.defaults = defaults
         self.manner = manner
         self._compiler = compiler or Compiler(
             tokenizer.backend.to_str(), spec.vocab_size, spec.eos_token_ids
         )
-        self._literals = None if special_tokens_in_content else Literals(tokenizer)
-        self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
+        self.prompts = PromptEncoder(spec, tokenizer, template, manner, special_tokens_in_content)
 
     @property
     def usual_length(self) -> str:
@@ -221,8 +136,8 @@ class InputProcessor:
         return "as long as the context allows" if most == LARGEST else f"{most} tokens at most"
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """The result of long work, run beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        """The result of long work, which other requests need not wait for."""
+        return await self.prompts.in_thread(work)
 
     async def prepare(
         self,
@@ -240,12 +155,13 @@ class InputProcessor:
         wish, offer = self._wish(ask), _offer(ask)
         share = client.share(ask.cache_salt)
         choose(_marks(ask), ask.cache)
+        # Refusals in order of their cost: nothing is fetched before the text fits.
         self.media.check_sources(_sources(ask))
-        encoded = await self._encoded(ask, context_length)
+        encoded = await self.prompts.encode(ask, context_length)
         self._check_room(ask, len(encoded.tokens), context_length)
         until = reasoning.CLOSE if encoded.reasoning == "open" else None
         grammar = None if wish is None else await self._compiler.compile(wish, until, share)
-        prompt = self._prompt(ask, encoded, await self._open(ask, client, room))
+        prompt = await self._shown(ask, encoded, context_length, client, room)
         sampling = self._sampling(ask, len(prompt.tokens), context_length)
         images = tuple(each.image for each in prompt.opened)
         request = Request(
@@ -263,6 +179,7 @@ class InputProcessor:
             ),
             prompt_logprobs=ask.prompt_logprobs,
         )
+        # How the answer will be read.
         reading = ReadAs(
             prompt.reasoning if ask.separate_reasoning else None,
             self.manner.calls if offer.open else None,
@@ -278,7 +195,7 @@ class InputProcessor:
             reading,
             prompt.landmarks,
             ask.silent,
-            tuple(ask.names[name] for name in self._passed_over(ask.prompt))
+            tuple(ask.names[name] for name in self.prompts.passed_over(ask.prompt))
             if isinstance(ask.prompt, Chat)
             else (),
         )
@@ -321,35 +238,47 @@ class InputProcessor:
         reason. Raises a RequestError that names the field.
         """
         choose(_marks(ask), ask.cache)
-        encoded = await self._encoded(ask, context_length)
+        encoded = await self.prompts.encode(ask, context_length)
         opened = await self._open(ask, client, room)
-        least = sum(each.image.num_tokens for each in opened)
-        least += len(encoded.tokens) - len(opened)
+        encoded = await self._with_videos(ask, encoded, opened, context_length)
+        images = [image for each in opened for image in each.images]
+        least = sum(each.image.num_tokens for each in images)
+        least += len(encoded.tokens) - len(images)
         if least > (_COUNTED if opened else 1) * context_length:
             param = ask.names["messages" if opened else "prompt"]
             raise too_long(param, f"at least {least} tokens", context_length, bool(opened))
-        make = partial(self._prompt, ask, encoded, opened)
+        make = partial(self.prompt, ask, encoded, opened)
         return await self.in_thread(make) if least > context_length else make()
 
     async def _open(
         self, ask: GenerationRequest, client: Client, room: MemoryBudget
-    ) -> tuple[OpenedImage, ...]:
+    ) -> tuple[Opened, ...]:
         asker = Requester(client.share(ask.cache_salt), client.name, room)
         return await self.media.open_all(_sources(ask), client.salt(ask.cache_salt), asker)
 
-    async def _encoded(self, ask: GenerationRequest, context_length: int) -> _Encoded:
-        if isinstance(prompt := ask.prompt, tuple):
-            return _Encoded(self._check_tokens(prompt))
-        if isinstance(prompt, Chat):
-            locate = bool(prompt.marks) or ask.cache.diagnose
-            render = partial(
-                self._encode_chat, prompt, ask, context_length, bool(ask.add_special_tokens), locate
-            )
-            many = len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
-            return await self.in_thread(render) if many else render()
-        special = ask.add_special_tokens is not False
-        encode = partial(self._encode, prompt, "prompt", context_length, special)
-        return _Encoded(await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode())
+    async def _shown(
+        self,
+        ask: GenerationRequest,
+        encoded: EncodedPrompt,
+        context_length: int,
+        client: Client,
+        room: MemoryBudget,
+    ) -> Prompt:
+        """The prompt with its images opened."""
+        opened = await self._open(ask, client, room)
+        encoded = await self._with_videos(ask, encoded, opened, context_length)
+        return self.prompt(ask, encoded, opened)
+
+    async def _with_videos(
+        self,
+        ask: GenerationRequest,
+        encoded: EncodedPrompt,
+        opened: Sequence[Opened],
+        context_length: int,
+    ) -> EncodedPrompt:
+        """The same with a placeholder for each image of a video, and what is said of it."""
+        texts = tuple(each.text for each in opened if isinstance(each, OpenedVideo))
+        return await self.prompts.encode(ask, context_length, texts) if texts else encoded
 
     def _check_room(self, ask: GenerationRequest, least: int, context_length: int) -> None:
         """Raises InvalidRequest for faults that show before a grammar is compiled or an image is
@@ -359,17 +288,24 @@ class InputProcessor:
             raise too_long(ask.names["messages"], f"at least {least} tokens", context_length, True)
         self._sampling(ask, least, context_length)
 
-    def _prompt(
-        self, ask: GenerationRequest, encoded: _Encoded, opened: tuple[OpenedImage, ...]
+    def prompt(
+        self, ask: GenerationRequest, encoded: EncodedPrompt, opened: Sequence[Opened]
     ) -> Prompt:
-        images = [each.image for each in opened]
-        expanded, spans = self.spec.expand_prompt(encoded.tokens, images)
+        """The prompt in the engine's terms, of encoded text and opened images."""
+        shown = [image for each in opened for image in each.images]
+        steps = [step for each in opened for step in each.steps]
+        images = [each.image for each in shown]
+        expanded, spans = self.spec.expand_prompt(encoded.tokens, images, steps)
         found = [(self.spec.widened(at, spans), mark) for at, mark in encoded.landmarks]
         return Prompt(
             expanded,
             spans,
-            opened,
-            tuple(source.param for source in _sources(ask)),
+            tuple(shown),
+            tuple(
+                source.param
+                for source, each in zip(_sources(ask), opened, strict=True)
+                for _ in each.images
+            ),
             encoded.reasoning,
             _breakpoints(choose(_marks(ask), ask.cache), ask, found, len(expanded)),
             tuple(
@@ -380,118 +316,6 @@ class InputProcessor:
                 and (mark.message != TOOLS or ask.prompt.offer.tools)
             ),
         )
-
-    def _check_tokens(self, tokens: tuple[int, ...]) -> list[int]:
-        if outside := [token for token in tokens if token >= self.spec.vocab_size]:
-            raise InvalidRequest(
-                f"prompt: token {outside[0]} is not below the vocabulary size, "
-                f"{self.spec.vocab_size}",
-                "prompt",
-            )
-        return list(tokens)
-
-    def _encode(self, text: str, param: str, context_length: int, special: bool) -> list[int]:
-        self._check_length(text, param, context_length)
-        try:
-            return self.tokenizer.encode(text, special, context_length)
-        except TooManyTokens as error:
-            raise too_long(param, str(error), context_length) from None
-
-    def _encode_chat(
-        self, chat: Chat, ask: GenerationRequest, context_length: int, special: bool, locate: bool
-    ) -> _Encoded:
-        """A chat as tokens. `locate`: find the ends of its parts."""
-        param = ask.names["messages"]
-        if chat.num_characters > _SLACK * context_length * self.tokenizer.longest_token:
-            raise too_long(param, f"{chat.num_characters} characters", context_length, True)
-        given: Any = {
-            "messages": [message.for_template() for message in chat.messages],
-            "tools": [tool.for_template() for tool in chat.offer.tools] or None,
-            "add_generation_prompt": chat.add_generation_prompt,
-            "continue_final_message": chat.continue_final_message,
-            "variables": self._variables(chat),
-            "names": ask.names,
-        }
-        if self.manner.calls is None:
-            given["tools"] = None
-        rendered = self._render(given)
-        self._check_length(rendered.text, param, context_length, True)
-        try:
-            tokens = (
-                self.tokenizer.encode(rendered.text, special, context_length)
-                if self._literals is None
-                else self._literals.encode(rendered, special, context_length)
-            )
-        except TooManyTokens as error:
-            raise too_long(param, str(error), context_length, True) from None
-        where = self._reasoning_at(chat, rendered.text) if self.manner.reasons else None
-        if not locate:
-            return _Encoded(tokens, where)
-        messages, places = landmarks.flagged(given["messages"])
-        try:
-            flagged = self._render({**given, "messages": messages}).text
-        except InvalidRequest:  # of a template that knows some texts by heart
-            flagged = ""
-        found = landmarks.find(rendered.text, flagged, places)
-        ends = (
-            self.tokenizer.ends(rendered.text, special)
-            if self._literals is None
-            else self._literals.ends(rendered, special)
-        )
-        ends = list(accumulate(ends, max))
-        return _Encoded(
-            tokens, where, tuple((bisect_right(ends, each.end), each) for each in found)
-        )
-
-    def _render(self, given: Any) -> Rendered:
-        if self._literals is not None:
-            return self._literals.render(self.template, **given)
-        text = self.template.render(**given)
-        return Rendered(text, text)
-
-    def _variables(self, chat: Chat) -> Mapping[str, Any]:
-        """The template's variables: the client's own, and those for effort, verbosity and
-        thinking.
-        """
-        wishes: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
-        names = self.template.names
-        if "reasoning_effort" in names:
-            wishes["reasoning_effort"] = chat.effort
-        elif chat.effort is not None and chat.thinks is None:
-            wishes["enable_thinking"] = chat.effort != "none"
-        if {"reasoning_effort", "enable_thinking"} & chat.variables.keys():
-            wishes = {"verbosity": chat.verbosity}
-        known = {name: wish for name, wish in wishes.items() if name in names and wish is not None}
-        return {**known, **chat.variables}
-
-    def _passed_over(self, chat: Chat) -> Iterator[str]:
-        """Fields of a request without a counterpart in this model's template. A model without
-        reasoning passes over no wish for less of it.
-        """
-        names, reasons = self.template.names, self.manner.reasons
-        if chat.verbosity not in (None, "medium") and "verbosity" not in names:
-            yield "verbosity"
-        wanted = chat.effort is not None and (reasons or chat.effort != "none")
-        if wanted and not {"reasoning_effort", "enable_thinking"} & names:
-            yield "reasoning_effort"
-        wanted = chat.thinks is not None and (reasons or chat.thinks)
-        if wanted and "enable_thinking" not in names:
-            yield "thinking"
-
-    def _reasoning_at(self, chat: Chat, text: str) -> Where:
-        if not chat.continue_final_message:
-            return reasoning.reasoning_at(text)
-        last = text[text.rfind(reasoning.OPEN) :]
-        return (
-            "open" if last.startswith(reasoning.OPEN) and reasoning.CLOSE not in last else "closed"
-        )
-
-    def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
-        """Raises InvalidRequest for a text too long for the context, whatever its tokens are."""
-        least = -(-len(text) // self.tokenizer.longest_token)
-        if least > context_length:
-            has = f"{len(text)} characters, so at least {least} tokens"
-            raise too_long(param, has, context_length, chat)
 
     def _without_calls(self, bias: Biases) -> Biases:
         """`bias`, and no call begun: forbidden tools stay in the prompt, so that the cached
@@ -510,11 +334,13 @@ class InputProcessor:
         """
         if not prompt_tokens:
             raise InvalidRequest("the prompt is empty", ask.names["prompt"])
+        # The answer's room.
         room = context_length - prompt_tokens
         if room < 1:
             chat = isinstance(ask.prompt, Chat)
             param = ask.names["messages" if chat else "prompt"]
             raise too_long(param, f"{prompt_tokens} tokens", context_length, chat)
+        # Defaults for every open field.
         usual = max(self.defaults.max_tokens, ask.sampling.get("min_tokens", 0))
         given = {"max_tokens": usual, "seed": secrets.randbits(63), **ask.sampling}
         if (offer := _offer(ask)).tools and not offer.open:
@@ -574,7 +400,7 @@ def _breakpoints(
     return tuple(sorted(points.items()))
 
 
-def _sources(ask: GenerationRequest) -> Sequence[ImageSource]:
+def _sources(ask: GenerationRequest) -> Sequence[Source]:
     return ask.prompt.sources if isinstance(ask.prompt, Chat) else ()
 
 

@@ -53,11 +53,15 @@ from saccade.core.types import (
     ImageOutcome,
     Missed,
     PromptScores,
+    Readout,
     Request,
     Tier,
     TokenLogprobs,
 )
-from saccade.front.input_processor import GenerationRequest, InputProcessor, PreparedRequest
+from saccade.front.input_processor import InputProcessor, PreparedRequest
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.readout_cache import ReadoutCache
+from saccade.front.score_prompts import CHATS, Scoring
 from saccade.front.standing import InFlight
 from saccade.media.fairness import BOUNDLESS, MemoryBudget
 from saccade.text.answer import AnswerEvent
@@ -134,7 +138,7 @@ class AnswerUpdate:
     `cached_tokens`, `found` and `caching` (the request's cache wishes, and their outcome) stand in
     a choice's first event, and so does `admitted`: `time.monotonic()` when the engine began.
     `scores`: of the prompt, in the first of its answers alone, before any token. `embedding`: as in
-    `Delta`, until `RequestManager.taken`.
+    `Delta`, until `RequestManager.taken`. `readout`: as in `Delta`.
     """
 
     choice: int
@@ -150,6 +154,7 @@ class AnswerUpdate:
     caching: CacheReport | None = None
     admitted: float = 0.0
     embedding: tuple[int, int] | None = None
+    readout: Readout | None = None
 
 
 class _Answer:
@@ -234,8 +239,12 @@ class RequestManager:
         engine: EngineClient,
         metrics: Metrics,
         max_requests: int = 1024,
+        scoring: Scoring = CHATS,
+        readouts: ReadoutCache | None = None,
     ) -> None:
         self.intake = intake
+        self.scoring = scoring
+        self.readouts = ReadoutCache(0) if readouts is None else readouts
         self.metrics = metrics
         self.vocabulary = Vocabulary(intake.tokenizer.backend)
         self.state: State = "starting"
@@ -314,12 +323,13 @@ class RequestManager:
         return self.metrics
 
     def flush(self, embeddings: bool) -> None:
-        """Make the engine forget its prefix cache and, with `embeddings`, images too: requests
-        submitted from now on find nothing unless a request in flight uses it.
+        """Forget the readouts, and make the engine forget its prefix cache and, with `embeddings`,
+        images too: requests submitted from now on find nothing unless a request in flight uses it.
 
         Raises EngineUnavailable.
         """
         self.check_ready()
+        self.readouts.clear()
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:
@@ -462,8 +472,9 @@ class RequestManager:
         if delta.finish in ("error", "abort"):
             self._end(answer, answer.error or _told(delta))
             return
-        if delta.scores is not None:
-            answer.events.put_nowait(AnswerUpdate(answer.choice, scores=delta.scores))
+        if delta.scores is not None or (delta.readout is not None and delta.finish is None):
+            told = AnswerUpdate(answer.choice, scores=delta.scores, readout=delta.readout)
+            answer.events.put_nowait(told)
             return
         self._time(answer, len(delta.tokens))
         event = replace(
@@ -472,6 +483,7 @@ class RequestManager:
             caching=_placed(delta.caching, answer.landmarks),
             admitted=delta.admitted,
             embedding=delta.embedding,
+            readout=delta.readout,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet

@@ -10,26 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
-from saccade.kernels import device as placement
-from saccade.kernels.paged import AttentionBackend, PagedShape, ReferenceAttention
+from saccade.kernels import device
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.paged import AttentionBackend, PagedShape, ReferenceAttention
 from saccade.kernels.reference.sdpa import SdpaAttention
 
-AttentionName = Literal["triton", "x86", "sdpa", "reference"]
+AttentionName = Literal["triton", "x86", "sdpa", "reference", "fa3", "flashinfer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """runs: whether it does on a device, for queries of a dtype. captured: whether a step with it
-    may be a graph: all that changes between steps is read on the device, in `plan` as well.
+    """runs: whether it does beside these kernels, on a device, for queries of a dtype. captured:
+    whether a step with it may be a graph: all that changes between steps is read on the device, in
+    `plan` as well. package: the module of another distribution that it is; install: the way to get
+    it. kept: whether the cache may have another dtype than queries.
     """
 
     make: Callable[[PagedShape], AttentionBackend]
-    runs: Callable[[torch.device, torch.dtype], bool]
+    runs: Callable[[Ops, torch.device, torch.dtype], bool]
     captured: bool
+    package: str = ""
+    install: str = ""
+    kept: bool = True
+
+    @property
+    def installed(self) -> bool:
+        """It is not imported, which may take seconds."""
+        return not self.package or find_spec(self.package) is not None
 
 
 def _triton(shape: PagedShape) -> AttentionBackend:
@@ -44,28 +56,54 @@ def _x86(shape: PagedShape) -> AttentionBackend:
     return X86Attention(shape)
 
 
+def _fa3(shape: PagedShape) -> AttentionBackend:
+    from saccade.kernels.libraries.fa3 import Fa3Attention
+
+    return Fa3Attention(shape)
+
+
+def _flashinfer(shape: PagedShape) -> AttentionBackend:
+    from saccade.kernels.libraries.flashinfer import FlashInferAttention
+
+    return FlashInferAttention(shape)
+
+
+def _halves(_: Ops, place: torch.device, dtype: torch.dtype) -> bool:
+    return place.type == "cuda" and dtype.itemsize == 2
+
+
 BACKENDS: dict[AttentionName, Registered] = {
-    "triton": Registered(
-        _triton, lambda place, _: placement.runs_triton(torch.empty(0, device=place)), captured=True
-    ),
-    "x86": Registered(
-        _x86,
-        lambda place, dtype: placement.runs_jit(torch.empty(0, dtype=dtype, device=place)),
-        captured=False,
-    ),
-    "sdpa": Registered(SdpaAttention, lambda place, _: place.type == "cpu", captured=False),
+    "triton": Registered(_triton, lambda ops, *_: ops.kind == "triton", captured=True),
+    "x86": Registered(_x86, lambda ops, *_: ops.kind == "x86", captured=False),
+    "sdpa": Registered(SdpaAttention, lambda ops, *_: ops.kind != "triton", captured=False),
     "reference": Registered(
-        ReferenceAttention, lambda place, _: place.type == "cpu", captured=True
+        ReferenceAttention, lambda ops, *_: ops.kind != "triton", captured=True
+    ),
+    # Not before they were measured: where these run, one above does.
+    "fa3": Registered(
+        _fa3,
+        lambda ops, *on: _halves(ops, *on) and device.generation(on[0]) == 90,
+        captured=True,
+        package="flash_attn_interface",
+        install="it is FlashAttention-3, the folder hopper of flash-attention's repository",
+        kept=False,
+    ),
+    "flashinfer": Registered(
+        _flashinfer,
+        _halves,
+        captured=False,
+        package="flashinfer",
+        install="pip install flashinfer-python; it compiles when it is first used, by nvcc",
     ),
 }
 
 
 def possible(
-    place: torch.device, dtype: torch.dtype, *, graphs: bool = False
+    ops: Ops, place: torch.device, dtype: torch.dtype, *, graphs: bool = False
 ) -> tuple[AttentionName, ...]:
     """Which run there, those that `auto` prefers first; with `graphs`, in these."""
     return tuple(
         name
         for name, each in BACKENDS.items()
-        if each.runs(place, dtype) and (each.captured or not graphs)
+        if each.installed and each.runs(ops, place, dtype) and (each.captured or not graphs)
     )

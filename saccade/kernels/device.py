@@ -66,19 +66,12 @@ def multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
 
 def multiplies_blocks(device: torch.device) -> bool:
     """Whether such products may have scales in blocks: PyTorch asks for Hopper."""
+    return is_hopper(device)
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether products leave from shared memory by the warp group, into registers."""
     return HOPPER <= generation(device) < HOPPER + 10
-
-
-def runs_triton(x: torch.Tensor) -> bool:
-    """Whether work on `x` is a Triton kernel's."""
-    return x.is_cuda
-
-
-def runs_jit(x: torch.Tensor) -> bool:
-    """Whether work on `x` is a Numba kernel's: those know bfloat16 on a CPU. In float32, PyTorch's
-    own operations are what parity is promised of.
-    """
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and has_numba()
 
 
 @cache

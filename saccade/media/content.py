@@ -29,6 +29,8 @@ LOW_DETAIL_PIXELS = 512 * 512
 bounds.
 """
 
+VIDEO = "VIDEO"
+"""The format of a video file, whatever its container."""
 RAW_HEADER = struct.Struct("<8sII")
 RAW_MAGIC = b"\x93SACRAW\n"
 """Our own format for pixels that enter behind the front: this magic, height, width, then RGB bytes.
@@ -41,7 +43,7 @@ class Probe:
     1 to 8, 1 being upright.
 
     `frames` is None where counting them would mean reading the whole file; only the first is ever
-    used.
+    used. Of a video file (`VIDEO`) all are counted, and `fps` is how many of them a second has.
     """
 
     format: str
@@ -50,6 +52,7 @@ class Probe:
     mode: str
     orientation: int
     frames: int | None
+    fps: float = 0.0
 
     @property
     def upright(self) -> tuple[int, int]:
@@ -115,7 +118,7 @@ def identify(
     """
     bounds = budget.apply(spec.pixel_bounds)
     recipe = spec.recipe(*probe.upright, bounds)
-    key, grid = ImageKey(digest, spec.settings(bounds), salt), recipe.grid
+    key, grid = ImageKey(digest, spec.settings(recipe), salt), recipe.grid
     image = Image(key, grid, spec.num_tokens(grid), spec.num_patches(grid), recipe.canvas)
     return SizedImage(image, recipe)
 

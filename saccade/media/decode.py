@@ -30,6 +30,7 @@ import pyspng  # type: ignore[import-untyped]
 import simplejpeg
 
 from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample
+from saccade.media import heif
 from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
 from saccade.media.header import MAX_PARTS, PNG_SIGNATURE, jpeg_segments
 
@@ -57,7 +58,7 @@ STRIP_PIXELS = 1 << 20
 BACKWARDS = (3, 4, 7, 8)
 """Orientations whose upright rows run against the stored rows, or columns."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", *heif.FORMATS)
 
 
 Target = tuple[Pixels, ImageRecipe]

@@ -1,4 +1,5 @@
-"""Decodes under way: one per image, into the slot of the arena that the engine has named.
+"""Decodes under way: one per image, of one frame or two, into the slot of the arena that the engine
+has named.
 
 Owns the tasks. Knows nothing of requests, of who else holds the arena, or of pixels once they are
 there: the engine keeps those, and asks for an image only while none of its decodes is under way.
@@ -7,6 +8,8 @@ there: the engine keeps those, and asks for an image only while none of its deco
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from math import prod
 
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
@@ -23,14 +26,15 @@ class Decoders:
         self._metrics = metrics
         self._tasks: dict[ImageKey, asyncio.Task[None]] = {}
 
-    async def decode(self, key: ImageKey, job: Job, slot: PixelSlot) -> None:
-        """Decode into `slot`. When this returns or raises, nothing writes to the slot any more.
+    async def decode(self, key: ImageKey, jobs: Sequence[Job], slot: PixelSlot) -> None:
+        """Decode into `slot`, one below another. When this returns or raises, nothing writes to the
+        slot any more.
 
         Raises ImageError when the bytes cannot be decoded, EngineUnavailable when no image worker
         starts, CancelledError after `call_off`.
         """
         assert key not in self._tasks, "the engine asks for an image once at a time"
-        task = asyncio.create_task(self._pool.decode(job, slot.offset))
+        task = asyncio.create_task(self._decode_all(jobs, slot.offset))
         self._tasks[key] = task
         try:
             await task
@@ -38,6 +42,22 @@ class Decoders:
             del self._tasks[key]
         self._metrics.inc("saccade_images_decoded_total")
         self._metrics.inc("saccade_image_bytes_shipped_total", slot.nbytes)
+
+    async def _decode_all(self, jobs: Sequence[Job], offset: int) -> None:
+        if len(jobs) == 1:
+            await self._pool.decode(jobs[0], offset)
+            return
+        works = []
+        for job in jobs:
+            works.append(asyncio.create_task(self._pool.decode(job, offset)))
+            offset += 3 * prod(job.recipe.canvas)
+        try:
+            await asyncio.gather(*works)
+        finally:
+            # The slot is safe when all have ended, not when one has failed.
+            for work in works:
+                work.cancel()
+            await _all_ended(works)
 
     def call_off(self, key: ImageKey) -> None:
         """Nobody needs the image: stop decoding it, if that has not ended."""
@@ -51,3 +71,12 @@ class Decoders:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _all_ended(works: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for tasks that were cancelled, however often this call is."""
+    while not all(work.done() for work in works):
+        try:
+            await asyncio.wait(works)
+        except asyncio.CancelledError:  # once was enough
+            continue

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError
 from saccade.core.recipe import ImageRecipe
-from saccade.media.content import Probe
+from saccade.media.content import VIDEO, Probe
 
 BYTES_PER_PIXEL = {
     "JPEG": 10,
@@ -27,15 +27,24 @@ BYTES_PER_PIXEL = {
     "TIFF": 13,
     "WEBP": 20,
     "AVIF": 20,
+    "HEIF": 20,
+    VIDEO: 64,
 }
 """Most memory that decoding takes per pixel of the source, by format or format and mode: a little
 more than was measured. A JPEG's is that of a progressive one in 4:4:4; libwebp and Pillow hold a
-WebP five times.
+WebP five times, and a video's decoder up to sixteen frames that others are made of.
+"""
+THREADS = {"HEIF": 1024}
+"""Threads that decoding may begin, one after another, by format: libde265 begins one for each tile,
+and a photo of 48 Mpx has 192.
 """
 RESIZE_BYTES = 12
 """Memory per pixel of a target: the result of the second pass, before it is copied."""
 STRIP_BYTES = 48 * MIB
 """Memory for the strip that is being converted and resized."""
+
+PART = 16
+"""Recipes of one order: of a long video, the first frames are there before the others are begun."""
 
 OVERTAKEN = 8
 """How often jobs that fit into the memory that is left may go before one that has to wait for
@@ -48,7 +57,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One image to decode, and what is made of its pixels. `digest` names its bytes.
+    """One image to decode, or frame number `frame` of a video, and what is made of its pixels.
+    `digest` names its bytes.
 
     `client` and `request` say whose turn it takes. `ms` is how long it took, once it is done.
     """
@@ -63,6 +73,7 @@ class Job:
     running: bool = False
     overtaken: int = 0
     ms: float = 0.0
+    frame: int | None = None
 
     @property
     def pixels(self) -> int:
@@ -176,7 +187,7 @@ class JobQueue:
     def _take(self, first: Job, room: int) -> list[Job]:
         batch, recipes = [first], [first.recipe]
         for job in self._jobs:
-            if job is first or job.digest != first.digest:
+            if job is first or job.digest != first.digest or len(batch) == PART:
                 continue
             if decoding_bytes(first.probe, len(first.data), [*recipes, job.recipe]) <= room:
                 batch.append(job)

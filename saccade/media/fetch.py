@@ -46,7 +46,7 @@ REQUEST_FETCHES = 32
 LOCAL_READS, CLIENT_READS, REQUEST_READS = 32, 16, 8
 """Threads that read `file:` URLs, and what one client and one request may have of them."""
 PATIENCE = 12
-"""A fetch waits for its turn for so many --fetch-timeouts at most."""
+"""A fetch waits for its turn for so many `fetch_timeout`s at most."""
 CONNECT_TIMEOUT = 5.0
 REDIRECTS = {301, 302, 303, 307, 308}
 HEADERS = hishel.Headers(

@@ -26,6 +26,7 @@ from PIL import (
 )
 
 from saccade.core.errors import ImageError
+from saccade.media import heif
 from saccade.media.content import RAW_MAGIC, Probe, check_pixels, read_raw
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -76,7 +77,10 @@ OPENERS: dict[str, Opener] = {
     "BMP": BmpImagePlugin.BmpImageFile,
     "AVIF": AvifImagePlugin.AvifImageFile,
 }
-HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+if heif.INSTALLED:
+    import pillow_heif
+
+    OPENERS["HEIF"] = pillow_heif.HeifImageFile
 VIDEO_STARTS = {
     b"\x1a\x45\xdf\xa3": "WebM or Matroska",
     b"FLV\x01": "Flash",
@@ -85,7 +89,7 @@ VIDEO_STARTS = {
     b"\0\0\x01\xb3": "MPEG",
     b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "Windows Media",
 }
-READABLE = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+READABLE = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF" + " (HEIC, too)" * heif.INSTALLED
 
 
 def probe(data: Encoded, max_pixels: int) -> Probe:
@@ -105,6 +109,8 @@ def _read(data: Encoded) -> Probe:
     kind = sniff(data)
     if kind is None:
         raise ImageError(f"the picture is {_what_else(data)}; pictures must be {READABLE}")
+    if kind == "HEIF" and not heif.INSTALLED:
+        raise ImageError(heif.MISSING)
     try:
         return _read_header(kind, data)
     except Exception as error:  # a parser's way to say "malformed" is any exception at all
@@ -129,6 +135,8 @@ def sniff(data: Encoded) -> str | None:
         return "TIFF"
     if head[4:12] in (b"ftypavif", b"ftypavis"):
         return "AVIF"
+    if heif.is_heic(data[:64]):
+        return "HEIF"
     if head[:2] == b"BM":
         return "BMP"
     return None
@@ -147,7 +155,7 @@ def _what_else(data: Encoded) -> str:
     if start.startswith(b"%pdf"):
         return "a PDF document"
     if head[4:8] == b"ftyp":
-        return "a HEIC picture"
+        return "a HEIF picture of another codec than HEVC"
     is_text = all(byte >= 32 or byte in b"\t\r\n" for byte in start) and "\ufffd" not in start[
         :-3
     ].decode(errors="replace")
@@ -158,7 +166,7 @@ def _video(head: bytes) -> str | None:
     """The name of a video format, by a file's first bytes."""
     if head[4:8] == b"ftyp":
         brands = {head[8:12], *(head[at : at + 4] for at in range(16, min(head[3], 64), 4))}
-        return None if brands & HEIC_BRANDS else "MP4 or QuickTime"
+        return None if brands & (heif.BRANDS | heif.CONTAINERS) else "MP4 or QuickTime"
     if head[4:8] in (b"moov", b"mdat", b"wide") and head[:2] == b"\0\0":
         return "QuickTime"
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
@@ -328,9 +336,11 @@ REDUCERS: dict[str, Callable[[Encoded], bytes]] = {
     "GIF": _first_bytes,
     "BMP": _first_bytes,
     "AVIF": _all_bytes,
+    "HEIF": _all_bytes,
 }
 """What bounds the work of Pillow's parsers, which are Python loops, on a file made of nothing but
-headers. libavif is left to the worker's limits: it gives up early on bytes that are mostly header.
+headers. libavif and libheif are left to the worker's limits: they give up early on bytes that are
+mostly header.
 """
 READERS: dict[str, Callable[[Encoded], Probe]] = {
     "TIFF": _read_tiff_header,

@@ -13,15 +13,11 @@ Knows nothing of prompts, HTTP or the engine's messages.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from weakref import WeakValueDictionary
 
-import numpy as np
-import PIL.Image
 from cachetools import LRUCache
 
 from saccade.core.arena import Arena
@@ -32,16 +28,12 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
-from saccade.core.recipe import ImageRecipe
-from saccade.core.types import Image, ImageKey
+from saccade.core.types import ImageKey
 from saccade.media.content import (
     RAW_MAGIC,
-    Budget,
     Probe,
     check_pixels,
     digest,
-    encode_array,
-    encode_image,
     identify,
     read_raw,
 )
@@ -52,9 +44,35 @@ from saccade.media.fairness import Requester
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
 from saccade.media.flights import ByteFlight, Flights
+from saccade.media.opened import (
+    EncodedBytes,
+    Opened,
+    OpenedImage,
+    ReadTimes,
+    SeenFrame,
+    Spent,
+)
 from saccade.media.pool import DecodePool
+from saccade.media.sources import (
+    Address,
+    Base64,
+    FileId,
+    ImageSource,
+    KnownImage,
+    Source,
+    VideoSource,
+)
 from saccade.media.stock import Stocks
 from saccade.media.uploads import Uploads
+from saccade.media.video import (
+    assemble,
+    check_decoder,
+    check_frames,
+    frame_name,
+    rules_of,
+    times_of_file,
+    times_of_frames,
+)
 
 REMEMBERED_HEADERS = 1 << 16
 
@@ -68,104 +86,14 @@ REMEMBERED_NAMES = 1 << 16
 LONG_URL = 1 << 13
 """Characters from which a URL is taken to hold the picture itself."""
 
-DEFAULT_BUDGET = Budget()
-
-
-@dataclass(frozen=True, slots=True)
-class FileId:
-    """An uploaded file."""
-
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Base64:
-    """An image's bytes, as text. An API that has them in a field of their own needs no URL around
-    them, which would be a second copy.
-    """
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class KnownImage:
-    """An image that came before under a name of the client's."""
-
-    uuid: str
-
-
-Address = str | bytes | Base64 | FileId | KnownImage
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSource:
-    """A picture as a request names it: a URL, an uploaded file, a name under which it came before,
-    or encoded bytes where it enters behind the front.
-
-    `param` is its place, for errors. `uuid`: the name under which it may come again.
-    """
-
-    url: Address
-    param: str
-    budget: Budget = DEFAULT_BUDGET
-    uuid: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class EncodedBytes:
-    """A picture's bytes, held once however many requests name them. `digest` is their blake3."""
-
-    data: bytes
-    digest: bytes
-
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What reading one source brought. Times in ms; `begun` is `time.monotonic()`."""
+    """What reading one source brought."""
 
     encoded: EncodedBytes
     probe: Probe
-    fetch_ms: float
-    digest_ms: float
-    begun: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenedImage:
-    """A picture that was opened: what the engine is told (`image`), and what decoding it would
-    take. Times in ms. `read` is `time.monotonic()` when its bytes began to be fetched.
-    """
-
-    image: Image
-    probe: Probe
-    recipe: ImageRecipe
-    encoded: EncodedBytes
-    asker: Requester
-    fetch_ms: float
-    digest_ms: float
-    read: float
-    budget: Budget = DEFAULT_BUDGET
-
-    @property
-    def data(self) -> bytes:
-        return self.encoded.data
-
-
-@dataclass(slots=True)
-class Spent:
-    """What the pixels and the embedding of a picture in flight have cost so far.
-
-    `decoded` and `encoded` are `time.monotonic()` when an image worker, and the vision tower, were
-    done with it. `encoder`: what came of asking another server for it ("" if none was asked), and
-    `encoder_ms` what that took, its tower's `encode_ms` included.
-    """
-
-    decode_ms: float = 0.0
-    encode_ms: float = 0.0
-    decoded: float = 0.0
-    encoded: float = 0.0
-    encoder: str = ""
-    encoder_ms: float = 0.0
+    times: ReadTimes
 
 
 class Media:
@@ -195,7 +123,8 @@ class Media:
         self._decoders = Decoders(self._pool, metrics)
         self._reads = Flights()
         self._encoded: WeakValueDictionary[bytes, EncodedBytes] = WeakValueDictionary()  # by digest
-        self._probes: LRUCache[bytes, Probe] = LRUCache(REMEMBERED_HEADERS)
+        self._probes: LRUCache[tuple[bytes, bool], Probe] = LRUCache(REMEMBERED_HEADERS)
+        """By digest, and whether as a video's."""
         self._known: LRUCache[tuple[str, str], tuple[bytes, Probe]] = LRUCache(REMEMBERED_NAMES)
         """By salt and uuid: digest and header."""
         self._held: dict[ImageKey, list[OpenedImage]] = {}
@@ -214,9 +143,10 @@ class Media:
         self.files.close()
 
     async def open_all(
-        self, sources: Sequence[ImageSource], salt: str, asker: Requester | None = None
-    ) -> tuple[OpenedImage, ...]:
-        """Open a request's pictures beside each other; what several of them name is read once.
+        self, sources: Sequence[Source], salt: str, asker: Requester | None = None
+    ) -> tuple[Opened, ...]:
+        """Open a request's pictures and videos beside each other; what several of them name is
+        read once.
 
         The first that fails ends the others. `client` is who takes turns with others; by default
         the salt. Raises as `open` does.
@@ -224,10 +154,16 @@ class Media:
         self.check_sources(sources)
         asker, reads = asker or Requester(salt), dict[Hashable, asyncio.Task[_Read]]()
         for source in sources:
-            if (name := _name(source.url)) not in reads:
-                reads[name] = asyncio.create_task(self._read(source.url, salt, asker))
-        opening = [
-            asyncio.create_task(self._identify(source, salt, asker, reads[_name(source.url)]))
+            video = _is_file(source)
+            for url in _addresses(source):
+                if (name := (_name(url), video)) not in reads:
+                    reads[name] = asyncio.create_task(self._read(url, salt, asker, video))
+        opening: list[asyncio.Task[Opened]] = [
+            asyncio.create_task(
+                self._identify(source, salt, asker, reads[_name(source.url), False])
+                if isinstance(source, ImageSource)
+                else self._identify_frames(source, salt, asker, reads)
+            )
             for source in sources
         ]
         try:
@@ -238,13 +174,20 @@ class Media:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def check_sources(self, sources: Sequence[ImageSource]) -> None:
-        """Raises InvalidRequest for images that a model without vision is sent, and for more of
-        them than one request may have.
+    def check_sources(self, sources: Sequence[Source]) -> None:
+        """Raises InvalidRequest for images that a model without vision is sent, for videos that it
+        does not take, and for more of them than one request may have.
         """
         if sources:
             self._check_seen(sources[0].param)
         limit = self._options.max_images_per_request
+        for source in sources:
+            if isinstance(source, VideoSource):
+                rules = rules_of(self._spec, source.param)
+                if isinstance(source.url, tuple):
+                    times_of_frames(source, rules)
+                else:
+                    check_decoder(source.param)
         if len(sources) > limit:
             raise InvalidRequest(
                 f"the request has {len(sources)} pictures; the limit is {limit}: send fewer, "
@@ -263,11 +206,13 @@ class Media:
         read. Raises ImageError (TooLarge, NotFound) with `param` set when it cannot be fetched, is
         no picture, or is beyond a limit; Overloaded where there is no room or no turn for it.
         """
-        return (await self.open_all((source,), salt, asker))[0]
+        (opened,) = await self.open_all((source,), salt, asker)
+        assert isinstance(opened, OpenedImage)
+        return opened
 
     async def _identify(
         self, source: ImageSource, salt: str, asker: Requester, reading: asyncio.Task[_Read]
-    ) -> OpenedImage:
+    ) -> Opened:
         try:
             read = await reading
             content = identify(read.encoded.digest, read.probe, source.budget, salt, self._spec)
@@ -279,19 +224,49 @@ class Media:
             raise _at(error, source.param) from error
         if source.uuid:
             self._known[salt, source.uuid] = read.encoded.digest, read.probe
-        return OpenedImage(
-            content.image,
-            read.probe,
-            content.recipe,
-            read.encoded,
-            asker,
-            read.fetch_ms,
-            read.digest_ms,
-            read.begun,
-            source.budget,
-        )
+        frame = SeenFrame(read.encoded.digest, read.encoded, read.probe, content.recipe)
+        return OpenedImage(content.image, (frame,), asker, read.times, source.budget)
 
-    async def _read(self, url: Address, salt: str, asker: Requester) -> _Read:
+    async def _identify_frames(
+        self,
+        source: VideoSource,
+        salt: str,
+        asker: Requester,
+        reads: Mapping[Hashable, asyncio.Task[_Read]],
+    ) -> Opened:
+        """Of a video: a file, or frames that come as images."""
+        rules = rules_of(self._spec, source.param)
+        is_file = _is_file(source)
+        try:
+            read = [await reads[_name(url), is_file] for url in _addresses(source)]
+            probes = [each.probe for each in read]
+            if is_file:
+                times = times_of_file(source, probes[0], rules)
+            else:
+                times = times_of_frames(source, rules)
+                check_frames(probes, source.param)
+            recipe = rules.recipe(len(times.indices), *probes[0].upright, source.wishes)
+            height, width = recipe.canvas
+            self._check_fits((rules.frames * height, width))
+            largest = max(read, key=lambda each: len(each.encoded.data))
+            nbytes = len(largest.encoded.data)
+            check_memory(largest.probe, nbytes, recipe, self._options.decode_memory)
+        except (ImageError, TooLarge, NotFound, InvalidRequest) as error:
+            raise _at(error, source.param) from error
+        if is_file:
+            (file,) = (each.encoded for each in read)
+            frames = [
+                SeenFrame(frame_name(file.digest, index), file, probes[0], recipe, index)
+                for index in times.indices
+            ]
+        else:
+            frames = [
+                SeenFrame(each.encoded.digest, each.encoded, each.probe, recipe) for each in read
+            ]
+        spent = ReadTimes.together([each.times for each in read])
+        return assemble(frames, times, self._spec, rules, salt, asker, spent)
+
+    async def _read(self, url: Address, salt: str, asker: Requester, video: bool = False) -> _Read:
         """The bytes of a source, their digest, and their header."""
         if isinstance(url, KnownImage):
             return self._recall(url, salt)
@@ -300,9 +275,10 @@ class Media:
         fetched = time.monotonic()
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
         encoded = self._encoded.setdefault(name, EncodedBytes(data, name))
-        found = await self._header(name, data, asker.request)
+        found = await self._header(name, data, asker.request, video)
         done = time.monotonic()
-        return _Read(encoded, found, (fetched - begun) * 1e3, (done - fetched) * 1e3, begun)
+        times = ReadTimes((fetched - begun) * 1e3, (done - fetched) * 1e3, begun)
+        return _Read(encoded, found, times)
 
     def _recall(self, known: KnownImage, salt: str) -> _Read:
         """What is remembered of an image: its bytes only while a request holds them.
@@ -318,19 +294,23 @@ class Media:
             )
         name, probe = found
         encoded = self._encoded.get(name) or EncodedBytes(b"", name)
-        return _Read(encoded, probe, 0.0, 0.0, time.monotonic())
+        return _Read(encoded, probe, ReadTimes(0.0, 0.0, time.monotonic()))
 
-    async def _header(self, name: bytes, data: bytes, request: str) -> Probe:
+    async def _header(self, name: bytes, data: bytes, request: str, video: bool = False) -> Probe:
         """What the header of these bytes says: read by an image worker, once. Raises ImageError."""
         if not data:
-            raise ImageError("the picture is empty (0 bytes)")
-        found = self._probes.get(name)
+            raise ImageError(f"the {'video' if video else 'picture'} is empty (0 bytes)")
+        found = self._probes.get((name, video))
         if found is None:
             # Our own format, without a parser; its bytes may be many.
             raw = data.startswith(RAW_MAGIC)
-            found = read_raw(data) if raw else await self._pool.read_header(name, data, request)
+            found = (
+                read_raw(data)
+                if raw and not video
+                else await self._pool.read_header(name, data, request, video)
+            )
             check_pixels(found, self._options.max_image_pixels)
-            self._probes[name] = found
+            self._probes[name, video] = found
         return found
 
     async def _bytes(
@@ -422,9 +402,13 @@ class Media:
         Whether it did. Raises as `decode` does.
         """
         opened = next(iter(self._held.get(key, ())), None)
-        if opened is not None and self.encoders.fits(opened.image.num_tokens, slot):
+        if (
+            opened is not None
+            and (budget := opened.budget) is not None
+            and self.encoders.fits(opened.image.num_tokens, slot)
+        ):
             data = next((each.data for each in self._held[key] if each.data), b"")
-            budget, tower = opened.budget, self.encoders.tower
+            tower = self.encoders.tower
             wanted = EmbeddingWanted(
                 opened.image, tower, budget.detail, budget.min_pixels, budget.max_pixels
             )
@@ -444,19 +428,19 @@ class Media:
         """
         if key not in self._held:
             raise ImageError("the request that named this picture has ended")
-        opened = next((each for each in self._held[key] if each.data), None)
+        opened = next((each for each in self._held[key] if each.there), None)
         if opened is None:  # they came with an earlier request
             raise ImageError(
                 "an image that is named by its uuid alone is not cached any more: send it with its "
                 "URL or bytes",
                 code="unknown_uuid",
             )
-        assert (slot.height, slot.width) == opened.recipe.canvas
-        asker = opened.asker
-        job = Job(key.digest, opened.data, opened.probe, opened.recipe, asker.client, asker.request)
-        await self._decoders.decode(key, job, slot)
+        assert (slot.height, slot.width) == opened.image.canvas
+        jobs = _jobs(opened)
+        await self._decoders.decode(key, jobs, slot)
         if spent := self._spent.get(key):
-            spent.decode_ms, spent.decoded = job.ms, time.monotonic()
+            spent.decode_ms = sum(job.ms for job in jobs)
+            spent.decoded = time.monotonic()
 
     def call_off(self, key: ImageKey) -> None:
         """Nobody needs an image that is being decoded: `decode` ends."""
@@ -486,33 +470,6 @@ class Media:
         return self._arena.flat(offset, nbytes)
 
 
-def source_from_object(image: object, param: str) -> ImageSource:
-    """A picture that enters behind the front: encoded bytes, a Pillow image, a uint8 array [height,
-    width, 3], or a path.
-
-    Raises ImageError when it is none of these, or a file that cannot be read.
-    """
-    match image:
-        case bytes():
-            return ImageSource(image, param)
-        case PIL.Image.Image():
-            return ImageSource(encode_image(image), param)
-        case np.ndarray():
-            return ImageSource(encode_array(image), param)
-        case os.PathLike():
-            try:
-                return ImageSource(Path(image).read_bytes(), param)
-            except OSError as error:
-                raise ImageError(
-                    f"{os.fspath(image)} cannot be read: {error.strerror}", param
-                ) from error
-    raise ImageError(
-        "a picture must be bytes, a PIL image, a uint8 array or a path, not "
-        f"{type(image).__name__}",
-        param,
-    )
-
-
 def _name(url: Address) -> Hashable:
     """What two sources have in common that name the same bytes. Bytes that are there already, and
     texts that hold them, are compared by their digests later: that costs less.
@@ -522,6 +479,32 @@ def _name(url: Address) -> Hashable:
     if len(url.text if isinstance(url, Base64) else url) < LONG_URL:
         return url
     return id(url)
+
+
+def _addresses(source: Source) -> tuple[Address, ...]:
+    """All that a source names."""
+    return source.url if isinstance(source.url, tuple) else (source.url,)
+
+
+def _is_file(source: Source) -> bool:
+    return isinstance(source, VideoSource) and not isinstance(source.url, tuple)
+
+
+def _jobs(opened: OpenedImage) -> list[Job]:
+    """What there is to decode for an image, in the order of its canvas."""
+    asker = opened.asker
+    return [
+        Job(
+            frame.encoded.digest,
+            frame.encoded.data,
+            frame.probe,
+            frame.recipe,
+            asker.client,
+            asker.request,
+            frame=frame.index,
+        )
+        for frame in opened.frames
+    ]
 
 
 def _at(error: RequestError, param: str) -> RequestError:

@@ -37,7 +37,10 @@ import PIL.Image
 from saccade.core.arena import Arena
 from saccade.core.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.core.gc_freeze import settle
+from saccade.media import heif, thread_gate
 from saccade.media.sandbox import confine
+from saccade.media.thread_gate import ThreadGate
+from saccade.media.video import has_decoder
 from saccade.media.worker import (
     EXIT_STATUS,
     FRONT,
@@ -70,7 +73,7 @@ ORDER_SECONDS = 2.0
 """How long a worker may take to take an order that its socket has no room for."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
 
 class Outbox:
@@ -110,7 +113,8 @@ class Outbox:
 @dataclass(slots=True, eq=False)
 class ImageWorker:
     """A forked process as the nursery sees it. `order` is its last, `told` the answers to it; `cpu`
-    the processor time it had taken at the last word between them.
+    the processor time it had taken at the last word between them. `gate`: who is asked for threads;
+    None: it may begin none.
     """
 
     number: int
@@ -118,6 +122,7 @@ class ImageWorker:
     socket: socket.socket
     outbox: Outbox | None
     frames: Frames[Order, Answer]
+    gate: ThreadGate | None
     ready: bool = False
     order: ReadHeaders | Decode | None = None
     told: int = 0
@@ -161,6 +166,7 @@ class Nursery:
         self._selector = selectors.DefaultSelector()
         self._selector.register(front, selectors.EVENT_READ, None)
         self._workers: dict[int, ImageWorker] = {}
+        self._decodes_heic = heif.INSTALLED and self._arena is not None
         self._ready = False
         self._exposed: set[str] = set()
 
@@ -179,8 +185,11 @@ class Nursery:
             self._be_worker(number, theirs, outbox, nursery)
         theirs.close()
         ours.settimeout(ORDER_SECONDS)
-        worker = ImageWorker(number, pid, ours, outbox, Frames(FRONT, MOST_SAID))
+        gate = thread_gate.receive(ours, pid) if self._decodes_heic else None
+        worker = ImageWorker(number, pid, ours, outbox, Frames(FRONT, MOST_SAID), gate)
         self._workers[number] = worker
+        if gate is not None:
+            self._selector.register(gate, selectors.EVENT_READ, worker)
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def run(self) -> None:
@@ -190,6 +199,10 @@ class Nursery:
                 for key, _ in self._selector.select():
                     if key.data is None:
                         self._pass_on(self._front.receive())
+                    elif key.data is not self._workers[key.data.number]:
+                        continue  # it was replaced a moment ago
+                    elif key.fileobj is key.data.gate:
+                        self._begin_thread(key.data)
                     else:
                         self._hear(key.data)
         for worker in self._workers.values():
@@ -204,6 +217,8 @@ class Nursery:
                 os.kill(worker.pid, signal.SIGKILL)
             return
         worker.order, worker.told, worker.cpu = order, 0, cpu_seconds(worker.pid)
+        if worker.gate is not None:
+            worker.gate.begin_order()
         if isinstance(order, Decode) and worker.outbox is not None:
             worker.outbox.make_room(order.outbox[-1])
         try:
@@ -226,10 +241,19 @@ class Nursery:
                     raise ValueError("nobody has asked for that")
                 self._answer(worker, answer)
         except (ValueError, IndexError, msgspec.MsgspecError):
-            worker.strange = True
-            self._selector.unregister(worker.socket)
-            os.kill(worker.pid, signal.SIGKILL)
-            self._replace(worker)
+            self._end(worker)
+
+    def _begin_thread(self, worker: ImageWorker) -> None:
+        """A worker would begin a thread."""
+        most = worker.order.threads if isinstance(worker.order, Decode) else 0
+        if worker.gate is not None and not worker.gate.answer(most):
+            self._end(worker)
+
+    def _end(self, worker: ImageWorker) -> None:
+        """A worker does what none does."""
+        worker.strange = True
+        os.kill(worker.pid, signal.SIGKILL)
+        self._replace(worker)
 
     def _answer(self, worker: ImageWorker, answer: Answer) -> None:
         if isinstance(answer, WorkersReady):
@@ -257,9 +281,11 @@ class Nursery:
 
     def _replace(self, worker: ImageWorker) -> None:
         """A worker has ended, or was killed."""
-        if not worker.strange:
-            self._selector.unregister(worker.socket)
+        self._selector.unregister(worker.socket)
         worker.channel.close()
+        if worker.gate is not None:
+            self._selector.unregister(worker.gate)
+            worker.gate.close()
         _, status, used = os.wait4(worker.pid, 0)
         if os.WIFEXITED(status) and not worker.ready:
             raise RuntimeError("an image worker does not start")
@@ -282,10 +308,11 @@ class Nursery:
                 statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
                 memory = np.empty(0, np.uint8) if outbox is None else outbox.pixels
                 keep = (connection.fileno(), inbox, statm, self._cradle.lifeline)
-                exposed = confine(keep, self._cradle.wanted.memory)
+                threads = self._decodes_heic and thread_gate.hand_over(connection)
+                exposed = confine(keep, self._cradle.wanted.memory, threads)
                 channel: Channel[Answer, Order] = Channel(connection, NURSERY)
                 channel.send(WorkersReady(tuple(exposed)))
-                serve(channel, Desk(inbox, memory, statm))
+                serve(channel, Desk(inbox, memory, statm, threads))
             status = 0
         except Exception:
             traceback.print_exc()
@@ -407,6 +434,7 @@ def main() -> int:
     libc.prctl(PR_SET_NAME, b"saccade-images")
     libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)  # the most it takes
     libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    libc.mallopt(M_ARENA_MAX, 1)  # a second thread's would take 64 MiB of a worker's address space
     PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as all else here: a worker may begin no thread
     warm_up(boot.decodes)
@@ -421,13 +449,17 @@ def warm_up(decode: bool) -> None:
     from saccade.media.decode import FORMATS
     from saccade.media.header import probe
 
-    images = []
-    for kind in FORMATS:
+    images = [heif.SAMPLE] if heif.INSTALLED else []
+    for kind in set(FORMATS) - set(heif.FORMATS):
         encoded = io.BytesIO()
         PIL.Image.new("RGB", (64, 64)).save(encoded, kind)
         images.append(encoded.getvalue())
     for image in images:
         probe(image, 64 * 64)
+    if has_decoder():
+        from saccade.media import container
+
+        container.warm_up()
     if not decode:
         return
     import torch

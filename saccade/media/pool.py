@@ -23,8 +23,8 @@ from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.media.content import Probe
-from saccade.media.decode_queue import BYTES_PER_PIXEL, Job, JobQueue, decoding_bytes
+from saccade.media.content import VIDEO, Probe
+from saccade.media.decode_queue import BYTES_PER_PIXEL, THREADS, Job, JobQueue, decoding_bytes
 from saccade.media.lanes import Lanes, WorkerLane, WorkerLost
 from saccade.media.stock import Stocks
 from saccade.media.worker import HEADER_BYTES, Decode, Decoded, Header, ReadHeaders
@@ -52,6 +52,8 @@ REFUSED_IMAGES = 1 << 12
 REFUSED_SECONDS = 600.0
 """How many digests are refused after they cost a worker, and for how long."""
 
+MOST_FRAMES, MOST_RATE = 1 << 20, 1e4
+"""Of a video, and how many a second it may have."""
 LONGEST_MODE = 16
 """Characters of a mode's name in Pillow: "I;16B" and the like."""
 
@@ -70,6 +72,7 @@ class Reading:
     done: asyncio.Future[Probe]
     waiters: int = 0
     tries: int = 0
+    video: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -127,14 +130,14 @@ class HeaderQueue:
         """The next order: one of each request, and again, as far as there is room."""
         batch: list[Reading] = []
         nbytes = 0
-        while self._requests and len(batch) < BATCH_IMAGES:
+        while self._requests and len(batch) < BATCH_IMAGES and not (batch and batch[0].video):
             request = next(iter(self._requests))
             queue = self._requests.pop(request)
             while queue and not queue[0].waiters:
                 queue.popleft()
             if not queue:
                 continue
-            if batch and nbytes + len(queue[0].data) > BATCH_BYTES:
+            if batch and (queue[0].video or nbytes + len(queue[0].data) > BATCH_BYTES):
                 self._requests = {request: queue, **self._requests}
                 break
             reading = queue.popleft()
@@ -183,7 +186,7 @@ class DecodePool:
             self._fail_jobs,
         )
         self._headers = HeaderQueue()
-        self._readings: dict[bytes, Reading] = {}
+        self._readings: dict[tuple[bytes, bool], Reading] = {}
         self._turns = JobQueue(options.decode_memory)
         self._waiting: dict[Job, Decoding] = {}
         self._batches: dict[bytes, DecodeBatch] = {}
@@ -214,18 +217,23 @@ class DecodePool:
 
     # ---- what callers wait for
 
-    async def read_header(self, digest: bytes, data: bytes, request: str = "") -> Probe:
-        """What the header of an image says. `digest` names its bytes; requests take turns.
+    async def read_header(
+        self, digest: bytes, data: bytes, request: str = "", video: bool = False
+    ) -> Probe:
+        """What the header of an image says, or what there is to know of a video. `digest` names
+        its bytes; requests take turns.
 
         Raises ImageError when they are no image that can be decoded here, EngineUnavailable when no
         worker starts.
         """
         self._check_refused(digest)
-        reading = self._readings.get(digest)
+        name = digest, video
+        reading = self._readings.get(name)
         if reading is None:
-            reading = Reading(digest, data, asyncio.get_running_loop().create_future())
+            done: asyncio.Future[Probe] = asyncio.get_running_loop().create_future()
+            reading = Reading(digest, data, done, video=video)
             reading.done.add_done_callback(_look_at_error)
-            self._readings[digest] = reading
+            self._readings[name] = reading
             self._headers.add(reading, request)
             # Soon, not now: the other images of the request go with it.
             asyncio.get_running_loop().call_soon(self._dispatch_readings)
@@ -234,10 +242,9 @@ class DecodePool:
             found = await asyncio.shield(reading.done)
         finally:
             reading.waiters -= 1
-            if (not reading.waiters or reading.done.done()) and self._readings.get(
-                digest
-            ) is reading:
-                del self._readings[digest]
+            ended = not reading.waiters or reading.done.done()
+            if ended and self._readings.get(name) is reading:
+                del self._readings[name]
         return found
 
     async def decode(self, job: Job, offset: int) -> None:
@@ -338,7 +345,9 @@ class DecodePool:
         pixels = self._options.max_image_pixels
         read = 0
         try:
-            self._readers.send(lane, ReadHeaders(lane.number, lane.serial, places, pixels))
+            videos = readings[0].video
+            order = ReadHeaders(lane.number, lane.serial, places, pixels, videos)
+            self._readers.send(lane, order)
             for reading in readings:
                 async with asyncio.timeout(HEADER_SECONDS):
                     header = await lane.answer()
@@ -372,7 +381,7 @@ class DecodePool:
         self._metrics.inc("saccade_headers_read_total")
         if header.slow:
             self._refuse_header(reading, header.error)
-        elif header.probe is not None and not _credible(header.probe):
+        elif header.probe is not None and not _credible(header.probe, reading.video):
             self._refuse_header(reading, "the picture's header crashes its reader")
         elif header.probe is None:
             _fail(reading.done, ImageError(header.error, code=header.code))
@@ -390,6 +399,8 @@ class DecodePool:
         """Have one worker decode some bytes, for the recipes of all `works`."""
         job = works[0].job
         memory = decoding_bytes(job.probe, len(job.data), [work.job.recipe for work in works])
+        if job.frame is not None:
+            self._metrics.inc("saccade_video_frames_decoded_total", len(works))
         error: str | None = None
         limit = asyncio.timeout(None)
         batch = self._batches[job.digest] = DecodeBatch(works, memory, limit)
@@ -428,6 +439,8 @@ class DecodePool:
             job.probe.orientation,
             tuple((work.offset, work.job.recipe) for work in batch.works),
             batch.memory + SLACK_BYTES,
+            THREADS.get(job.probe.format, 0),
+            tuple(work.job.frame for work in batch.works if work.job.frame is not None),
         )
         self._decoders.send(lane, order)
         answer = await lane.answer()
@@ -488,13 +501,15 @@ class DecodePool:
                 work.done.set_result(None)
 
 
-def _credible(probe: Probe) -> bool:
+def _credible(probe: Probe, video: bool) -> bool:
     """Whether a sound worker can have said so: hostile bytes may speak for theirs."""
     return (
         probe.format in BYTES_PER_PIXEL
         and min(probe.height, probe.width) >= 0
         and 1 <= probe.orientation <= 8
         and len(probe.mode) <= LONGEST_MODE
+        and (probe.format == VIDEO) == video
+        and (not video or (1 <= (probe.frames or 0) <= MOST_FRAMES and 0 < probe.fps < MOST_RATE))
     )
 
 

@@ -4,8 +4,9 @@ computing, and talking to its nursery.
 An allow-list of system calls, in a filter that the kernel keeps to the process's end: what is not
 on it fails with EPERM, as if it were forbidden by any other rule, so that libraries fall back. (A
 list of what is denied would have to know every call that kernels will get.) No file, no socket, no
-process, no thread, no memory that can be executed; of descriptors those it is told to keep, of
-memory, files and processes hard limits, of root's rights none. Knows nothing of images.
+process, no memory that can be executed; threads only where it is told so, and then as many as
+`thread_gate.py` lets begin; of descriptors those it is told to keep, of memory, files and processes
+hard limits, of root's rights none. Knows nothing of images.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import struct
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW = 1, 1 << 2
@@ -27,8 +29,8 @@ of a process for the sake of secrets, of which this one has none.
 CAPABILITY_VERSION_3 = 0x20080522
 
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-KILL, ALLOW, REFUSE = 0x8000_0000, 0x7FFF_0000, 0x0005_0001
-"""REFUSE: fail with errno 1, EPERM."""
+KILL, ALLOW, REFUSE, ABSENT = 0x8000_0000, 0x7FFF_0000, 0x0005_0001, 0x0005_0026
+"""REFUSE: fail with errno 1, EPERM; ABSENT: with 38, ENOSYS."""
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 """Places in what the kernel shows a filter. An argument has 8 bytes, the lower half first."""
 X32 = 0x4000_0000
@@ -58,31 +60,54 @@ AARCH64 = {
     "exit_group": 94, "ppoll": 73, "getrandom": 278, "mmap": 222, "mprotect": 226, "fcntl": 25,
     "prlimit64": 261,
 }  # fmt: skip
+
+X86_64_THREADS = {"clone": 56, "clone3": 435, "rseq": 334, "set_robust_list": 273}
+AARCH64_THREADS = {"clone": 220, "clone3": 435, "rseq": 293, "set_robust_list": 99}
+
+
+class CallNumbers(NamedTuple):
+    """What the kernel calls a machine; the numbers of seccomp and capset, of what is allowed, and
+    of what begins a thread (glibc ends the process where `rseq` is refused).
+    """
+
+    name: int
+    seccomp: int
+    capset: int
+    calls: dict[str, int]
+    threads: dict[str, int]
+
+
 MACHINES = {
-    "x86_64": (0xC000_003E, 317, 126, X86_64),
-    "aarch64": (0xC000_00B7, 277, 91, AARCH64),
+    "x86_64": CallNumbers(0xC000_003E, 317, 126, X86_64, X86_64_THREADS),
+    "aarch64": CallNumbers(0xC000_00B7, 277, 91, AARCH64, AARCH64_THREADS),
 }
-"""The kernel's name for the machine, the numbers of seccomp and capset, and of what is allowed."""
+THREAD_FLAGS = (0x003D_0F00, 0x007D_0F00)
+"""What glibc and musl ask `clone` for when a thread begins: all is shared with the process, and no
+process, namespace or tracing comes of it. `clone3` says the same in memory, which no filter can
+see: where it is absent, both take `clone`.
+"""
 
 Step = tuple[int, int, int, int]
 """An instruction: code, instructions to skip if true, if false, operand."""
 
 
-def confine(keep: Collection[int], memory: int, descriptors: int = 32) -> list[str]:
+def confine(
+    keep: Collection[int], memory: int, threads: bool = False, descriptors: int = 32
+) -> list[str]:
     """Give up all that is said above, in this process, which has one thread.
 
     `keep`: the descriptors that stay open. `memory`: bytes that its address space may grow by,
-    ever; `descriptors`: one more than the highest. What the kernel refuses to take is returned, in
-    words.
+    ever; `descriptors`: one more than the highest. `threads`: it may begin some, which somebody
+    else bounds. What the kernel refuses to take is returned, in words.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     close_all_but(keep)
     steps: dict[str, Callable[[], None]] = {
-        "hard limits": lambda: _limit(memory, descriptors),
+        "hard limits": lambda: _limit(memory, threads, descriptors),
         "non-dumpable": lambda: _check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)),
         "dropped capabilities": lambda: _drop_capabilities(libc),
-        "no_new_privs": lambda: _check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
-        "a seccomp filter": lambda: _filter(libc),
+        "no_new_privs": lambda: never_more_rights(libc),
+        "a seccomp filter": lambda: _filter(libc, program(threads)),
     }
     missing = []
     for name, step in steps.items():
@@ -113,16 +138,17 @@ def address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def _limit(memory: int, descriptors: int) -> None:
+def _limit(memory: int, threads: bool, descriptors: int) -> None:
     limits = {
         resource.RLIMIT_AS: address_space() + memory,
         resource.RLIMIT_NOFILE: descriptors,
-        resource.RLIMIT_NPROC: 0,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
+    if not threads:  # which count as processes do, for all that this user runs
+        limits[resource.RLIMIT_NPROC] = 0
     for limit, most in limits.items():
         hard = resource.getrlimit(limit)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -131,33 +157,52 @@ def _limit(memory: int, descriptors: int) -> None:
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
     """Root's rights, of which one is to raise hard limits. Raises OSError."""
-    capset = _machine()[2]
     head = struct.pack("<Ii", CAPABILITY_VERSION_3, 0)
-    _check(libc.syscall(capset, head, bytes(24)))
+    _check(libc.syscall(machine().capset, head, bytes(24)))
 
 
-def _filter(libc: ctypes.CDLL) -> None:
+def never_more_rights(libc: ctypes.CDLL) -> None:
+    """No file that this process executes gives it more; without that, no filter may be installed.
+    Raises OSError.
+    """
+    _check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def _filter(libc: ctypes.CDLL, steps: list[Step]) -> None:
     """Raises OSError."""
-    code = b"".join(struct.pack("<HBBI", *step) for step in program())
+    try:
+        install(libc, steps, SECCOMP_FILTER_FLAG_SPEC_ALLOW)
+    except OSError:  # an older kernel
+        install(libc, steps, 0)
+
+
+def install(libc: ctypes.CDLL, steps: list[Step], flags: int) -> int:
+    """A filter, for this process and what comes of it, beside those that it has. What the kernel
+    answers. Raises OSError.
+    """
+    code = b"".join(struct.pack("<HBBI", *step) for step in steps)
     held = ctypes.create_string_buffer(code, len(code))
     told = struct.pack("@HP", len(code) // 8, ctypes.addressof(held))
-    seccomp, mode = _machine()[1], SECCOMP_SET_MODE_FILTER
-    if libc.syscall(seccomp, mode, SECCOMP_FILTER_FLAG_SPEC_ALLOW, told):
-        _check(libc.syscall(seccomp, mode, 0, told))
+    status: int = libc.syscall(machine().seccomp, SECCOMP_SET_MODE_FILTER, flags, told)
+    _check(min(status, 0))
+    return status
 
 
-def program() -> list[Step]:
+def program(threads: bool) -> list[Step]:
     """The filter, for this machine. Raises OSError where its numbers are not known."""
-    name, _, _, numbers = _machine()
+    here = machine()
+    numbers = here.calls | (here.threads if threads else {})
     ruled: dict[str, list[Step]] = {
         "mmap": _none_of(2, MAPPED_EXECUTABLE),
         "mprotect": _none_of(2, MAPPED_EXECUTABLE),
         "prlimit64": _one_of(0, 0),  # its own
         "fcntl": _one_of(1, *PLAIN_CONTROLS),
+        "clone": _one_of(0, *THREAD_FLAGS),
+        "clone3": [(RETURN, 0, 0, ABSENT)],
     }
     code: list[Step] = [
         (LOAD, 0, 0, ARCHITECTURE),
-        (JUMP_IF_EQUAL, 1, 0, name),
+        (JUMP_IF_EQUAL, 1, 0, here.name),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
         (JUMP_IF_AT_LEAST, 0, 1, X32),
@@ -189,7 +234,8 @@ def _load(argument: int) -> Step:
     return LOAD, 0, 0, ARGUMENTS + 8 * argument
 
 
-def _machine() -> tuple[int, int, int, dict[str, int]]:
+def machine() -> CallNumbers:
+    """This one. Raises OSError where its numbers are not known."""
     found = MACHINES.get(platform.machine())
     if found is None:
         raise OSError(f"the numbers of system calls on {platform.machine()} are not known")

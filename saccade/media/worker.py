@@ -17,7 +17,7 @@ import resource
 import signal
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +32,8 @@ from saccade.media.content import Probe
 
 HEADER_BYTES = 512 << 20
 """Memory that reading a header may take."""
+CARD_CPU_SECONDS = 4.0
+"""Processor time that listing a video's packets may take: 20 ms for 28 MB."""
 HEADER_CPU_SECONDS = 0.25
 """Processor time that reading a header may take: a hundred times what any camera's takes."""
 
@@ -76,19 +78,23 @@ class NurseryWanted:
 
 @dataclass(frozen=True, slots=True)
 class ReadHeaders:
-    """Read the headers of images in the inbox: (offset, bytes) of each, offsets on pages."""
+    """Read the headers of images in the inbox: (offset, bytes) of each, offsets on pages. Of
+    `videos`: how many frames they have, too.
+    """
 
     worker: int
     serial: int
     places: tuple[tuple[int, int], ...]
     max_pixels: int
+    videos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
     """Decode the inbox's first `nbytes`, an image of `upright` (height, width), once, for each
-    target: (offset in the arena, what is made of it there). It may take `memory` bytes. `outbox`:
-    where each target begins in the worker's own memory.
+    target: (offset in the arena, what is made of it there). It may take `memory` bytes, and begin
+    `threads`. `outbox`: where each target begins in the worker's own memory. frames: of a video,
+    which each target is.
     """
 
     worker: int
@@ -98,6 +104,8 @@ class Decode:
     orientation: int
     targets: tuple[tuple[int, ImageRecipe], ...]
     memory: int
+    threads: int = 0
+    frames: tuple[int, ...] = ()
 
     @property
     def outbox(self) -> tuple[int, ...]:
@@ -171,17 +179,20 @@ NURSERY: Codec[Answer, Order] = Codec(Answer, Order)
 
 
 Bytes = npt.NDArray[np.uint8]
+Target = tuple[Bytes, ImageRecipe]
+"""As in `media/decode.py`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Desk:
     """What a worker has: its encoded bytes as a file, memory for pixels (none to read headers), and
-    the file that tells how large its address space is.
+    the file that tells how large its address space is. threads: it may begin some.
     """
 
     inbox: int
     outbox: Bytes
     statm: int
+    threads: bool = False
 
 
 def serve(channel: Channel[Answer, Order], desk: Desk) -> None:
@@ -209,6 +220,9 @@ def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
     # here, not above: the front, which imports this module's messages, must not read headers
     from saccade.media.header import probe
 
+    if order.videos:
+        from saccade.media.container import read_card as probe  # type: ignore[assignment]
+
     offset, nbytes = order.places[place]
 
     def answer(found: Probe | None, error: str = "", code: str = "", slow: bool = False) -> Header:
@@ -220,7 +234,7 @@ def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
                 return answer(probe(b"", order.max_pixels))
             with (
                 mmap.mmap(desk.inbox, nbytes, prot=mmap.PROT_READ, offset=offset) as data,
-                limited_time(HEADER_CPU_SECONDS),
+                limited_time(CARD_CPU_SECONDS if order.videos else HEADER_CPU_SECONDS),
             ):
                 return answer(probe(data, order.max_pixels))
         except ImageError as error:
@@ -234,17 +248,23 @@ def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
 def decode(order: Decode, desk: Desk) -> str | None:
     """Do one order; the reason why not, if not."""
     # here, not above: the worker that reads headers has no use for it
+    from saccade.media import heif
     from saccade.media.decode import decode_into
 
+    if order.threads and not desk.threads:
+        return heif.NO_THREADS
     with mmap.mmap(desk.inbox, order.nbytes, prot=mmap.PROT_READ) as held:
         data = memoryview(held)
-        targets = []
+        targets: list[Target] = []
         for (_, recipe), start in zip(order.targets, order.outbox):
             pixels = desk.outbox[start : start + 3 * prod(recipe.canvas)]
             targets.append((pixels.reshape(*recipe.canvas, 3), recipe))
         with limited_memory(order.memory, desk.statm):
             try:
-                decode_into(targets, data, order.upright, order.orientation)
+                if order.frames:
+                    _decode_video(order, held, targets)
+                else:
+                    decode_into(targets, data, order.upright, order.orientation)
             except ValueError as error:
                 return str(error)
             except MemoryError:
@@ -252,6 +272,21 @@ def decode(order: Decode, desk: Desk) -> str | None:
             finally:
                 data.release()
     return None
+
+
+def _decode_video(order: Decode, held: mmap.mmap, targets: Sequence[Target]) -> None:
+    """Each target from a frame of its own. Raises ValueError."""
+    from saccade.media.container import decode_frames
+    from saccade.media.decode import draw_into
+
+    wanted: dict[int, list[Target]] = {}
+    for target, index in zip(targets, order.frames, strict=True):
+        wanted.setdefault(index, []).append(target)
+
+    def take(index: int, pixels: Bytes) -> None:
+        draw_into(wanted[index], order.upright, lambda top, bottom: pixels[top:bottom])
+
+    decode_frames(held, list(wanted), order.upright, take)
 
 
 @contextmanager

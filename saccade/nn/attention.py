@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from saccade.kernels.fp8 import Rows
-from saccade.kernels.layer import QKNorm
-from saccade.kernels.rotary import Rotation
+from saccade.kernels.reference.fp8 import Rows
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.protocol import Attention
 from saccade.nn.weights import Part, Weights

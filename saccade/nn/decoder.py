@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from saccade.kernels.fp8 import Rows
-from saccade.kernels.rotary import Rotation, rotary_tables, section_axes
+from saccade.kernels.reference.fp8 import Rows
+from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
 from saccade.nn.attention import AttentionShape, CausalAttention
 from saccade.nn.embedding import TokenEmbedding, TokenHead
 from saccade.nn.mlp import GatedMLP
@@ -194,9 +194,13 @@ class Decoder(Generic[M]):
                 delta = None
         return x if delta is None else x + delta
 
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, hidden]."""
+        return self.norm(states)
+
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab_size] in float32."""
-        return self.head(self.norm(states)).float()
+        return self.head(self.normed(states)).float()
 
 
 def attention_decoder(

@@ -7,8 +7,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.int8 import Int8Matrix, int8_linear
-from saccade.kernels.linear import linear, ready
+from saccade.kernels.reference.int8 import Int8Matrix, int8_linear
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -49,21 +48,22 @@ class TokenHead:
     single rows. That is memory for time: the products take half of it (LOG.md).
     """
 
-    __slots__ = ("shard", "share", "vocab_size", "weight")
+    __slots__ = ("ops", "shard", "share", "vocab_size", "weight")
 
     def __init__(self, weights: Weights, rows: TokenEmbedding) -> None:
         self.vocab_size = rows.vocab_size
         self.share = rows.share
         self.shard = rows.shard
         # this rank's rows [share, hidden]
-        self.weight = ready(weights.matrix(rows.table, rows.part.name))
+        self.ops = weights.ops
+        self.weight = self.ops.ready(weights.matrix(rows.table, rows.part.name))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab_size] on every rank; from 8 bits in float32."""
         logits = (
             int8_linear(x, self.weight, dtype=torch.float32)
             if isinstance(self.weight, Int8Matrix)
-            else linear(x, self.weight)
+            else self.ops.linear(x, self.weight)
         )
         if self.shard.size == 1:
             return logits

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.fp8 import Rows
-from saccade.kernels.linear import (
-    Activation,
+from saccade.kernels.reference.activation import Activation
+from saccade.kernels.reference.fp8 import Rows
+from saccade.kernels.reference.linear import (
     Matrix,
-    linear,
     missing,
     pad_inputs,
     pad_outputs,
-    ready,
     wanted_group,
 )
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -54,21 +53,23 @@ class Linear:
     group: inputs that share a scale, where many rows may come in 8 bits; else 0.
     """
 
-    __slots__ = ("activation", "bias", "group", "weight")
+    __slots__ = ("activation", "bias", "group", "ops", "weight")
 
     def __init__(
         self,
+        ops: Ops,
         weight: Matrix,
         bias: torch.Tensor | None = None,
         activation: Activation = "none",
     ) -> None:
-        self.weight = ready(weight)
+        self.ops = ops
+        self.weight = ops.ready(weight)
         self.group = wanted_group(self.weight)
         self.bias = bias
         self.activation = activation
 
     def __call__(self, x: Rows) -> torch.Tensor:
-        return linear(x, self.weight, self.bias, self.activation)
+        return self.ops.linear(x, self.weight, self.bias, self.activation)
 
     @classmethod
     def columns(
@@ -93,7 +94,7 @@ class Linear:
             matrix = pad_outputs(matrix, sizes, more)
             if added is not None:
                 added = torch.cat([F.pad(piece, (0, more)) for piece in added.split(sizes)])
-        return cls(matrix, added, activation)
+        return cls(weights.ops, matrix, added, activation)
 
     @classmethod
     def fused_columns(
@@ -111,6 +112,7 @@ class Linear:
             *(Part(f"{name}.weight", (pieces * outputs, inputs), (rows,)) for rows in mine)
         )
         return cls(
+            weights.ops,
             matrix,
             weights.load(*(Part(f"{name}.bias", (pieces * outputs,), (rows,)) for rows in mine)),
         )
@@ -121,7 +123,7 @@ class RowLinear:
     ranks is the answer. group: as a Linear's.
     """
 
-    __slots__ = ("bias", "group", "shard", "weight")
+    __slots__ = ("bias", "group", "ops", "shard", "weight")
 
     def __init__(
         self,
@@ -140,13 +142,14 @@ class RowLinear:
         matrix = weights.load_matrix(part)
         if inner and (more := missing(part.wanted[1], weights.device)):
             matrix = pad_inputs(matrix, more)
-        self.weight = ready(matrix)
+        self.ops = weights.ops
+        self.weight = self.ops.ready(matrix)
         self.group = wanted_group(self.weight)
         self.bias = weights.load(Part(f"{name}.bias", (outputs,))) if bias else None
         self.shard = shard
 
     def __call__(self, x: Rows) -> torch.Tensor:
         if self.shard.size == 1:
-            return linear(x, self.weight, self.bias)
-        y = self.shard.all_reduce(linear(x, self.weight))
+            return self.ops.linear(x, self.weight, self.bias)
+        y = self.shard.all_reduce(self.ops.linear(x, self.weight))
         return y if self.bias is None else y + self.bias

@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels.fp8 import Rows
-from saccade.kernels.layer import gate_rows
-from saccade.kernels.linear import Activation
+from saccade.kernels.reference.activation import Activation
+from saccade.kernels.reference.fp8 import Rows
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -69,7 +68,7 @@ class GatedMLP:
     one's.
     """
 
-    __slots__ = ("act", "down", "gate_up", "group")
+    __slots__ = ("act", "down", "gate_up", "group", "ops")
 
     def __init__(
         self,
@@ -91,6 +90,7 @@ class GatedMLP:
         )
         self.act = activation(act)
         self.group = self.gate_up.group
+        self.ops = weights.ops
 
     def __call__(self, x: Rows) -> torch.Tensor:
-        return self.down(gate_rows(self.gate_up(x), self.act, self.down.group))
+        return self.down(self.ops.gate_rows(self.gate_up(x), self.act, self.down.group))

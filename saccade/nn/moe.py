@@ -15,10 +15,12 @@ from typing import NamedTuple
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels.experts import Stack
-from saccade.kernels.fp8 import FP8, Fp8Experts, Fp8Matrix, Rows
-from saccade.kernels.linear import Activation, Matrix, linear, pack, ready
-from saccade.kernels.moe import Experts, expert_mlp, locate, route, stacks
+from saccade.kernels.reference.activation import Activation
+from saccade.kernels.reference.experts import Stack
+from saccade.kernels.reference.fp8 import FP8, Fp8Experts, Fp8Matrix, Rows
+from saccade.kernels.reference.linear import Matrix
+from saccade.kernels.reference.moe import Experts, StackedExperts, route
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.linear import share
 from saccade.nn.mlp import activation
 from saccade.nn.weights import Part, Weights
@@ -54,13 +56,15 @@ Kept = Sequence[Matrix] | Stack
 class SparseMLP:
     """Router and experts, in place of a layer's MLP."""
 
-    __slots__ = ("act", "experts", "first", "router", "shard", "top")
+    __slots__ = ("act", "experts", "first", "ops", "router", "shard", "top")
 
     group = 0  # the router reads rows as they are
 
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.shard, self.act = shape.top, shard, activation(shape.act)
-        self.router = pack(weights.load(Part(f"{name}.gate.weight", (shape.experts, shape.hidden))))
+        self.ops = weights.ops
+        router = weights.load(Part(f"{name}.gate.weight", (shape.experts, shape.hidden)))
+        self.router = self.ops.pack(router)
         runs, widths = shard.experts
         mine = Mine(
             share(runs, 0, shape.experts, f"experts of {name}"),
@@ -70,39 +74,44 @@ class SparseMLP:
         fused = weights.has(f"{name}.experts.gate_up_proj")
         load = _load_fused if fused else _load_apart
         up, down = load(weights, f"{name}.experts", shape, mine)
-        self.experts = _keep(up, down, self.act)
+        self.experts = _keep(self.ops, up, down, self.act)
 
     def __call__(self, x: Rows) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
         assert isinstance(x, torch.Tensor)
-        routes = route(linear(x, self.router), self.top)
-        return self.shard.sum_parts(expert_mlp(x, routes, self.experts, self.act, self.first))
+        routes = route(self.ops.linear(x, self.router), self.top)
+        experts, first = self.experts, self.first
+        if isinstance(experts, StackedExperts):
+            mixed = self.ops.stacked_mlp(x, *routes, *experts, first)
+        else:
+            mixed = self.ops.expert_mlp(x, routes, experts, self.act, first)
+        return self.shard.sum_parts(mixed)
 
 
-def _keep(up: Kept, down: Kept, act: Activation) -> Experts:
+def _keep(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | StackedExperts:
     """Stacked where the device has experts so, else packed one by one. Raises CheckpointError for
     what could be neither.
     """
-    left, right = _stack(up), _stack(down)
+    left, right = _stack(ops, up), _stack(ops, down)
     if left is not None and right is not None:
         if act != "silu":
             raise CheckpointError(f"config.json: hidden_act: experts on a GPU take silu, not {act}")
-        return Experts(left, right)
+        return StackedExperts(left, right)
     alone = [each for each in (up, down) if not isinstance(each, Stack)]
     if len(alone) < 2 or left is not None or right is not None:
         raise CheckpointError(
             "the experts of a layer are stored in different formats, which a GPU does not "
             "multiply; use --device cpu"
         )
-    ups, downs = ([ready(each) for each in matrices] for matrices in alone)
-    return Experts(ups, downs, locate(ups, downs))
+    ups, downs = ([ops.ready(each) for each in matrices] for matrices in alone)
+    return Experts(ups, downs, ops.locate(ups, downs))
 
 
-def _stack(matrices: Kept) -> Stack | None:
+def _stack(ops: Ops, matrices: Kept) -> Stack | None:
     if isinstance(matrices, Stack):
         return matrices
     whole = [each for each in matrices if isinstance(each, torch.Tensor)]
-    if len(whole) == len(matrices) and stacks(whole[0]):
+    if len(whole) == len(matrices) and ops.stacks:
         return torch.stack(whole)
     eight = [each for each in matrices if isinstance(each, Fp8Matrix)]
     if len(eight) == len(matrices) and len({each.group for each in eight}) == 1:

@@ -13,6 +13,7 @@ import torch
 
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import (
     Attention,
     Batch,
@@ -31,6 +32,7 @@ class TowerAlone:
     """Implements `TowerNet`."""
 
     spec: FamilySpec
+    ops: Ops
     vision: VisionNet
 
 
@@ -68,6 +70,7 @@ class WholeNet:
     """Implements `FamilyNet`."""
 
     spec: FamilySpec
+    ops: Ops
     vision: VisionNet
     text: LanguageModel
 
@@ -78,6 +81,10 @@ class WholeNet:
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
         return self.text(batch, attention)
+
+    @torch.inference_mode()
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        return self.text.normed(states)
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:

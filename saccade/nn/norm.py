@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.fp8 import Rows
-from saccade.kernels.layer import add_layer_norm, add_rms_norm, add_rms_norm_rows
-from saccade.kernels.norm import rms_norm
+from saccade.kernels.reference.fp8 import Rows
 from saccade.nn.weights import Part, Weights
 
 
 class RMSNorm:
     """Root-mean-square normalisation over the last dimension."""
 
-    __slots__ = ("eps", "weight")
+    __slots__ = ("eps", "ops", "weight")
 
     def __init__(
         self, weights: Weights, name: str, size: int, eps: float, *, around_one: bool = False
@@ -25,34 +23,36 @@ class RMSNorm:
         weight = weights.load(Part(f"{name}.weight", (size,)))
         self.weight = weight.float() + 1.0 if around_one else weight
         self.eps = eps
+        self.ops = weights.ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return self.ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + delta, that normalised)."""
-        return add_rms_norm(x, delta, self.weight, self.eps)
+        return self.ops.add_rms_norm(x, delta, self.weight, self.eps)
 
     def add_rows(
         self, x: torch.Tensor, delta: torch.Tensor, group: int
     ) -> tuple[torch.Tensor, Rows]:
         """The same for a product, whose `group` that is (`Linear.group`)."""
-        return add_rms_norm_rows(x, delta, self.weight, self.eps, group)
+        return self.ops.add_rms_norm_rows(x, delta, self.weight, self.eps, group)
 
 
 class LayerNorm:
     """Normalisation by mean and variance over the last dimension."""
 
-    __slots__ = ("bias", "eps", "weight")
+    __slots__ = ("bias", "eps", "ops", "weight")
 
     def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
         self.weight = weights.load(Part(f"{name}.weight", (size,)))
         self.bias = weights.load(Part(f"{name}.bias", (size,)))
         self.eps = eps
+        self.ops = weights.ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + delta, that normalised)."""
-        return add_layer_norm(x, delta, self.weight, self.bias, self.eps)
+        return self.ops.add_layer_norm(x, delta, self.weight, self.bias, self.eps)

@@ -14,9 +14,11 @@ import torch
 
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
-from saccade.kernels.attention import Backend, Segments
-from saccade.kernels.layer import QKNorm
-from saccade.kernels.rotary import Rotation
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.rotary import Rotation
+from saccade.kernels.reference.segments import Segments
+from saccade.kernels.tower_attention import Backend
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -225,6 +227,11 @@ class TowerNet(Protocol):
     def spec(self) -> FamilySpec: ...
 
     @property
+    def ops(self) -> Ops:
+        """The kernels that it was built with."""
+        ...
+
+    @property
     def vision(self) -> VisionNet: ...
 
 
@@ -238,6 +245,10 @@ class LanguageModel(Protocol):
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """As `FamilyNet.forward`."""
+        ...
+
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """As `FamilyNet.normed`."""
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -258,6 +269,12 @@ class FamilyNet(TowerNet, Protocol):
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """What all T tokens come to, [T, hidden], after the last layer; `attention` has planned for
         `batch`. Reads nothing but its arguments, so that a graph of it can be captured.
+        """
+        ...
+
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """Some rows [R, hidden] of what `forward` returned after the last norm, as the head takes
+        them.
         """
         ...
 

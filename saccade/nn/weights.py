@@ -13,8 +13,9 @@ from typing import Protocol
 
 import torch
 
-from saccade.kernels.fp8 import Fp8Experts
-from saccade.kernels.linear import Matrix
+from saccade.kernels.reference.fp8 import Fp8Experts
+from saccade.kernels.reference.linear import Matrix
+from saccade.kernels.reference.ops import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Weights(Protocol):
 
     @property
     def dtype(self) -> torch.dtype: ...
+
+    @property
+    def ops(self) -> Ops:
+        """The kernels of the layers that are built."""
+        ...
 
     @property
     def device(self) -> torch.device: ...

@@ -58,6 +58,8 @@ class _Body(msgspec.Struct):
     """The relevant fields of all APIs; messages stay JSON until used."""
 
     messages: list[msgspec.Raw] | None = None
+    documents: msgspec.Raw = msgspec.Raw()
+    inputs: msgspec.Raw = msgspec.Raw()
     input: str | list[msgspec.Raw] | None = None
     prompt: Any = None
     system: Any = None
@@ -68,6 +70,7 @@ class _Body(msgspec.Struct):
 
 
 _read = msgspec.json.Decoder(_Body).decode
+_read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def bearing_of_path(path: str) -> AffinityKey:
@@ -91,6 +94,9 @@ def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
         told = _read(body)
         # Of text, the first user's message: what comes before is often the same for everybody.
         messages = told.messages if told.messages is not None else told.input
+        for listed in (told.documents, told.inputs):  # of ranks and of Cohere's embeddings
+            if messages is None and bytes(memoryview(listed)[:1]) == b"[":
+                messages = _read_list(listed)
         key = _key_of(told, messages)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return AffinityKey()
@@ -126,7 +132,10 @@ def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes 
             left -= 1
             if isinstance(part, dict) and (key := _image(part)) is not None:
                 return key
-        if isinstance(message, dict) and not complete:
+        if isinstance(message, str) and told.messages is None and not complete:
+            opening.append(message)
+            complete = True
+        elif isinstance(message, dict) and not complete:
             opening += _texts(message)
             complete = message.get("role") == "user"
         if not left:

@@ -88,6 +88,9 @@ def ray_config(
         "affinity": spread.affinity,
         "max_body_mb": spread.max_body_mb,
         "max_requests": spread.max_requests,
+        "host": deploy.host,
+        "allowed_hosts": list(spread.allowed_hosts),
+        "cors_origins": list(spread.cors_origins),
     }
     if deploy.encoders:
         args["encoders"] = True

@@ -1,4 +1,4 @@
-"""Answers by the router itself, made readable for the pages that the servers admit.
+"""Which web pages may use a router, and read the answers that it makes itself.
 
 Owns the choice of these answers: all without headers about origins. Servers' answers pass
 unchanged. Knows nothing of routes.
@@ -11,9 +11,21 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from saccade.edge.headers import Stamp
+from saccade.core.route_options import SpreadOptions
+from saccade.edge.guard import Guard, is_loopback
+from saccade.edge.headers import RequestIds, Stamp
 
 _ALLOWED = "access-control-allow-origin"
+
+
+def guarded(router: ASGIApp, host: str, options: SpreadOptions) -> ASGIApp:
+    """A router that listens on `host`, as clients may have it. Keys are the servers' to check, so
+    that a router on a loopback address never knows whether there is one: pages are kept out.
+    """
+    app: ASGIApp = Origins(router, options.cors_origins)
+    if is_loopback(host):
+        app = Guard(app, options.allowed_hosts, options.cors_origins)
+    return RequestIds(app)
 
 
 class Origins:

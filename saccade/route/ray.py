@@ -37,12 +37,13 @@ from starlette.types import Message, Receive, Scope, Send
 from saccade.core.errors import Overloaded
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.route_options import SpreadOptions
+from saccade.core.secrets import KEY_VARIABLES, forget
 from saccade.edge.body import Bodies
-from saccade.edge.headers import RequestIds
 from saccade.edge.rank import rank
 from saccade.route.affinity import AffinityKey
 from saccade.route.deploy import ENCODER, ENGINE, INGRESS, REQUESTS
 from saccade.route.fleet import Backend, Fleet
+from saccade.route.origins import guarded
 from saccade.route.proxy import Proxy
 from saccade.route.server_process import OwnedServer
 
@@ -60,7 +61,8 @@ NOT_OURS = frozenset((b"x-request-id", b"date", b"server"))
 
 class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
     """The arguments of `app`. `options`: those of `saccade serve`, as a list or as a line.
-    `encoders`: True if the encoder deployment encodes images.
+    `encoders`: True if the encoder deployment encodes images. `host`: the address on which Ray
+    Serve listens (its `http_options`).
     """
 
     model: str = "demo"
@@ -70,6 +72,9 @@ class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
     max_body_mb: int = 256
     max_inflight_mb: int | None = None
     max_requests: int = 4096
+    host: str = "127.0.0.1"
+    allowed_hosts: list[str] | str = []
+    cors_origins: list[str] | str = []
 
 
 def app(args: dict[str, Any]) -> serve.Application:
@@ -80,13 +85,15 @@ def app(args: dict[str, Any]) -> serve.Application:
         max_body_mb=told.max_body_mb,
         max_inflight_mb=told.max_inflight_mb,
         max_requests=told.max_requests,
+        cors_origins=tuple(_words(told.cors_origins)),
+        allowed_hosts=tuple(_words(told.allowed_hosts)),
     )
-    options = shlex.split(told.options) if isinstance(told.options, str) else told.options
+    options = _words(told.options)
 
     def build() -> RayIngress:
         """In the ingress's own process."""
         name = serve.get_replica_context().app_name
-        return RayIngress(serve.get_deployment_handle(ENGINE, name), spread)
+        return RayIngress(serve.get_deployment_handle(ENGINE, name), spread, told.host)
 
     owning = serve.deployment(
         name=ENGINE, max_ongoing_requests=256, health_check_period_s=2, health_check_timeout_s=10
@@ -98,6 +105,10 @@ def app(args: dict[str, Any]) -> serve.Application:
         encoders = owning.options(name=ENCODER).bind(told.model, [*options, "--role", "encode"])
     ingress = serve.deployment(serve.ingress(build)(), name=INGRESS, max_ongoing_requests=4096)
     return ingress.bind(engine.bind(told.model, options, encoders))
+
+
+def _words(told: list[str] | str) -> list[str]:
+    return shlex.split(told) if isinstance(told, str) else told
 
 
 # ---- servers
@@ -123,6 +134,7 @@ class RayEngine:
             self._list.touch()
             options = [*options, "--role", "language", "--encoders", str(self._list)]
         self._server = OwnedServer(model, options, ray.util.get_node_ip_address())
+        forget(*KEY_VARIABLES)  # the server has them
         self._url = self._server.ready()
         self._server.ended.add_done_callback(self._follow)
 
@@ -295,11 +307,12 @@ class RayFleet(Fleet):
 class RayIngress:
     """The ASGI application of the ingress: a router in front of Ray's replicas."""
 
-    def __init__(self, engines: DeploymentHandle, options: SpreadOptions) -> None:
+    def __init__(self, engines: DeploymentHandle, options: SpreadOptions, host: str) -> None:
+        forget(*KEY_VARIABLES)  # they are the servers' to check
         metrics = Metrics(ROUTED)
         self._fleet = RayFleet(engines, metrics)
         bodies = Bodies(options.inflight_bytes, metrics, BODY_SECONDS)
-        self._app = RequestIds(Proxy(self._fleet, options, metrics, bodies))
+        self._app = guarded(Proxy(self._fleet, options, metrics, bodies), host, options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """HTTP, and the beginning and the end of the application."""

@@ -9,19 +9,18 @@ import asyncio
 from collections.abc import Callable
 
 import uvloop
-from starlette.types import ASGIApp
 
 from saccade.core.config import MIB
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.options import ConnectionOptions
 from saccade.core.route_options import RouteOptions
+from saccade.core.secrets import KEY_VARIABLES, forget
 from saccade.edge.body import Bodies
-from saccade.edge.guard import Guard, is_loopback
-from saccade.edge.headers import RequestIds, Stamp
+from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
 from saccade.route.fleet import Fleet
-from saccade.route.origins import Origins
+from saccade.route.origins import guarded
 from saccade.route.proxy import OWN_PATHS, Proxy
 
 OPEN_PATHS = OWN_PATHS - {"/metrics"}
@@ -38,11 +37,8 @@ class RouteServer(Serving):
         crowd = ConnectionLimiter(edge, self.metrics)
         bodies = Bodies(options.inflight_bytes, self.metrics, edge.body_timeout)
         proxy = Proxy(self._fleet, options, self.metrics, bodies)
-        app: ASGIApp = Origins(proxy, options.cors_origins)
-        if is_loopback(options.host):
-            app = Guard(app, options.allowed_hosts, options.cors_origins)
         super().__init__(
-            RequestIds(app),
+            guarded(proxy, options.host, options),
             crowd,
             edge,
             options.max_body_mb * MIB,
@@ -95,6 +91,7 @@ class RouteServer(Serving):
 
 def route(options: RouteOptions, edge: ConnectionOptions) -> int:
     """`saccade route`: until a signal. Returns the exit status. Raises StartupError."""
+    forget(*KEY_VARIABLES)  # they are the workers' to check
     raise_descriptors()
     router = RouteServer(options, edge)
 

@@ -14,9 +14,11 @@ import torch
 from saccade.core.config import LanguageAttention
 from saccade.core.errors import ConfigError
 from saccade.kernels.attention_backends import BACKENDS, possible
-from saccade.kernels.layer import QKNorm, turn_and_cache
-from saccade.kernels.paged import AttentionBackend, PagedCache, PagedRows, PagedShape
-from saccade.kernels.rotary import Rotation
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.paged import AttentionBackend, PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.protocol import Batch
 from saccade.runtime.states import StateLayers, StateRecurrence
 
@@ -34,6 +36,7 @@ NO_STATES: StateLayers = {}
 
 def pick_attention(
     wanted: Literal["auto", LanguageAttention],
+    ops: Ops,
     place: torch.device,
     dtype: torch.dtype,
     *,
@@ -42,14 +45,16 @@ def pick_attention(
     """The backend of that name, or the first that runs there. graphs: steps are to be captured.
     Raises ConfigError for one that does not run, with those that do.
     """
-    names = possible(place, dtype, graphs=graphs)
+    names = possible(ops, place, dtype, graphs=graphs)
     if wanted == "auto":
         return names[0]
     if wanted in names:
         return wanted
     shown = f"{place.type} in {str(dtype).removeprefix('torch.')}"
-    why = f"it does not run on {shown}"
-    if wanted in possible(place, dtype):
+    why, other = f"it does not run on {shown}", BACKENDS[wanted]
+    if not other.installed:
+        why = f"{other.package} is not installed ({other.install})"
+    elif wanted in possible(ops, place, dtype):
         why = "its steps are no graphs: it needs --disable-cuda-graph"
     raise ConfigError(f"--attention-backend {wanted}: {why}; here: auto, {', '.join(names)}")
 
@@ -63,12 +68,13 @@ def attention_for(
     scales: KVScales = (),
     backend: Literal["auto", LanguageAttention] = "auto",
     graphs: bool = False,
+    ops: Ops | None = None,
 ) -> PagedAttention:
     """The one of that name for the device that the cache lies on; with `graphs`, one that reads
     lengths and pages from there alone.
 
     states: of the layers that keep them in place of keys and values. dtype: of queries, where the
-    cache has another. scales: none are ones.
+    cache has another. scales: none are ones. ops: None are those of the device. Raises ConfigError.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
     caches = {
@@ -76,10 +82,16 @@ def attention_for(
         for (layer, kept), scale in zip(kv.items(), each, strict=True)
     }
     keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
-    name = pick_attention(backend, keys.device, dtype or keys.dtype, graphs=graphs)
+    place, dtype = keys.device, dtype or keys.dtype
+    ops = ops or pick_ops(place, dtype)
+    name = pick_attention(backend, ops, place, dtype, graphs=graphs)
+    if not BACKENDS[name].kept and keys.dtype != dtype:
+        raise ConfigError(
+            f"--attention-backend {name}: it reads no cache of 8 bits; use --kv-cache-dtype auto"
+        )
     heads, dim = keys.shape[1:]
-    shape = PagedShape(heads, dim, page_size, keys.dtype, dtype or keys.dtype)
-    return PagedAttention(caches, shape, BACKENDS[name].make(shape), states)
+    shape = PagedShape(heads, dim, page_size, keys.dtype, dtype)
+    return PagedAttention(caches, shape, BACKENDS[name].make(shape), ops, states)
 
 
 class PagedAttention:
@@ -90,12 +102,14 @@ class PagedAttention:
         caches: Mapping[int, PagedCache],
         shape: PagedShape,
         backend: AttentionBackend,
+        ops: Ops,
         states: StateLayers = NO_STATES,
     ) -> None:
-        self.recurrence = StateRecurrence(states)
+        self.recurrence = StateRecurrence(states, ops)
         self._caches = caches
         self._shape = shape
         self._backend = backend
+        self._ops = ops
         self._out_slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, batch: Batch) -> None:
@@ -114,6 +128,6 @@ class PagedAttention:
     def __call__(
         self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        cache = self._caches[layer]
-        q = turn_and_cache(qkv, self._shape.kv_heads, rotation, qk_norm, cache, self._out_slots)
+        cache, heads = self._caches[layer], self._shape.kv_heads
+        q = self._ops.turn_and_cache(qkv, heads, rotation, qk_norm, cache, self._out_slots)
         return self._backend(q, cache)

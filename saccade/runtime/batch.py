@@ -7,7 +7,7 @@ remembers what the plan does not repeat: prompt tokens, rotary positions and pag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Draws, uniform
-from saccade.runtime.scores import Wanted
+from saccade.runtime.scores import ToRead, Wanted
 
 Integers = npt.NDArray[np.int64]
 UPDATES = 4096
@@ -62,7 +62,8 @@ class Slot:
     """What is known of a sequence since it was opened.
 
     shift: from the place of a later token to its position. seed: None where nothing is drawn at
-    random. top: alternatives to name where the prompt is scored.
+    random. top: alternatives to name where the prompt is scored. labels: tokens whose logits are
+    read in place of states.
     """
 
     tokens: Integers  # [P]
@@ -71,6 +72,7 @@ class Slot:
     prompt_length: int
     seed: int | None
     top: int | None
+    labels: tuple[int, ...] = ()
 
 
 class PageTable:
@@ -263,6 +265,7 @@ class Batcher:
             opened.prompt_length,
             sampling.seed if sampling.temperature > 0.0 else None,
             opened.prompt_logprobs,
+            () if opened.reading is None else opened.reading.labels,
         )
         self._table.open(opened.slot, opened.pages)
 
@@ -370,17 +373,36 @@ class Batcher:
         """The batch rows of a step, padded to `frame`, that are scored."""
         if not any(row.scored for row in rows):
             return []
-        decoding = self.count_decoding(rows)
-        found, first = [], frame.singles if frame else decoding
-        for row in rows[decoding:]:
+        found = []
+        for row, slot, first in self._prefilling(rows, frame):
             if row.scored:
                 start, end = row.scored
-                slot = self._slots[row.slot]
-                assert slot is not None and slot.top is not None, "nobody asked for scores"
+                assert slot.top is not None, "nobody asked for scores"
                 at = first + start - 1 - row.start
                 found.append(Wanted(at, start, slot.tokens[start:end], slot.top))
-            first += row.length
         return found
+
+    def to_read(self, rows: Sequence[Row], frame: Frame | None = None) -> list[ToRead]:
+        """The batch rows of a step, padded to `frame`, that are read."""
+        if not any(row.read for row in rows):
+            return []
+        return [
+            ToRead(first + row.length - row.read, row.read, end - row.read, slot.labels)
+            for row, slot, first in self._prefilling(rows, frame)
+            if row.read and (end := row.start + row.length)
+        ]
+
+    def _prefilling(
+        self, rows: Sequence[Row], frame: Frame | None
+    ) -> Iterator[tuple[Row, Slot, int]]:
+        """Rows that do not decode, their slots, and their first tokens' places in the batch."""
+        decoding = self.count_decoding(rows)
+        first = frame.singles if frame else decoding
+        for row in rows[decoding:]:
+            slot = self._slots[row.slot]
+            assert slot is not None, "a plan names an empty slot"
+            yield row, slot, first
+            first += row.length
 
     def _grow(self, rows: Sequence[Row]) -> None:
         for row in rows:

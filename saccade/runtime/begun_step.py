@@ -17,8 +17,9 @@ from saccade.core.plan import DiskEvent, Plan, StepResult
 from saccade.core.types import ImageKey
 from saccade.runtime.disk import DiskTier
 from saccade.runtime.finite import NO_TOKEN
+from saccade.runtime.page_memory import PageMemory
 from saccade.runtime.sampler import Report
-from saccade.runtime.scores import Scored
+from saccade.runtime.scores import RowsRead, Scored
 from saccade.runtime.vision import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
@@ -27,21 +28,34 @@ POLL_SECONDS = 5e-4
 """Between two looks, where both a disk and a GPU may be the first to end."""
 
 
+LATE_SECONDS = 0.05
+"""A step that waits for pages from disk ends after that: they may be late by then."""
+
+
 class Step:
     """A plan that has been begun. What it drew is on its way to the host."""
 
-    def __init__(self, plan: Plan, vision: VisionEncoder, disk: DiskTier | None) -> None:
+    def __init__(self, plan: Plan, vision: VisionEncoder, disk: DiskTier[ImageKey] | None) -> None:
         self._plan = plan
         self._vision = vision
         self._disk = disk
+        self._pages: PageMemory | None = None
         self._tokens = torch.empty(0, dtype=torch.int64)
         self._report: Report | None = None
         self._scored: tuple[Scored, ...] = ()
+        self._read: RowsRead | None = None
         self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
+        self._begun = time.monotonic()
         self._unfinished = False
         self._exhausted = False
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
+
+    def move_pages(self, pages: PageMemory) -> None:
+        """Begin what the plan says of KV pages on disk; the result tells of what has ended."""
+        self._pages = pages
+        if self._plan.pages:
+            pages.move(self._plan.pages)
 
     def took(self, key: ImageKey) -> None:
         """An embedding that another server gave is there."""
@@ -62,6 +76,12 @@ class Step:
             self._scored += (Scored(each.start, ids, logprobs, ranks),)
             self._note_copies(each.ids)
 
+    def read(self, found: RowsRead) -> None:
+        """Begin to copy what was read of prompts to the host."""
+        states, logits = to_host(found.states), to_host(found.logits)
+        self._read = RowsRead(found.wanted, states, logits)
+        self._note_copies(found.states)
+
     def check(self, finite: torch.Tensor, places: Sequence[int]) -> None:
         """Begin to copy which rows of the batch [R] have states that are numbers. `places`: of the
         plan's rows among them.
@@ -78,14 +98,15 @@ class Step:
         """There was no memory for the plan's rows."""
         self._exhausted = True
         self._tokens, self._report = torch.empty(0, dtype=torch.int64), None
+        self._read = None
 
     def adapted(self, unfinished: bool) -> None:
         self._unfinished = unfinished
 
     def ready(self) -> bool:
-        """Whether `result` would not block."""
+        """Whether `result` would not block, or not for long."""
         drawn = self._copied is None or self._copied.query()
-        return drawn and not (self._plan.wait and self._awaits())
+        return drawn and not (self._plan.wait and self._awaits() and not self._late())
 
     def result(self) -> StepResult:
         """Blocks until the step is done. To be called once, in the order of the steps.
@@ -94,14 +115,15 @@ class Step:
         """
         if self._copied is not None:
             self._copied.synchronize()
-        alone = self._plan.wait and not (self._disk and self._disk.busy)
+        wait = self._plan.wait and not self._await_pages()
+        alone = wait and not (self._disk and self._disk.busy)
         encoded = self._taken + self._vision.ended(wait=alone)
-        while self._plan.wait and not encoded and self._awaits() and self._vision.computing:
+        while wait and not encoded and self._awaits() and self._vision.computing:
             time.sleep(POLL_SECONDS)
             encoded = self._vision.ended()
         disk: tuple[DiskEvent, ...] = ()
         if self._disk:
-            disk = self._disk.collect(self._plan.wait and not encoded and self._disk.busy)
+            disk = self._disk.collect(wait and not encoded and self._disk.busy)
         tokens = tuple(self._tokens.tolist())
         logprobs = self._report.read(tokens) if self._report else (None,) * len(tokens)
         scores = tuple(scored.read() for scored in self._scored)
@@ -116,6 +138,8 @@ class Step:
             self._broken(tokens),
             self._vision.failures(),
             self._exhausted,
+            self._pages.collect() if self._pages else (),
+            () if self._read is None else self._read.read(),
         )
 
     def _broken(self, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -130,11 +154,28 @@ class Step:
             broken.update(row for row, token in zip(drawing, tokens) if token == NO_TOKEN)
         return tuple(sorted(broken))
 
+    def _await_pages(self) -> bool:
+        """Where pages are being read, wait until anything under way has ended, or for so long that
+        the scheduler had better look whether they are late. Whether they are.
+        """
+        if not (self._pages and self._pages.reading):
+            return False
+        while self._awaits() and not self._late():
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _late(self) -> bool:
+        """Whether the scheduler had better look at pages that are being read."""
+        reading = self._pages is not None and self._pages.reading
+        return reading and time.monotonic() > self._begun + LATE_SECONDS
+
     def _awaits(self) -> bool:
         """Whether something is under way in the background, and nothing of it has ended."""
-        if self._vision.any_ended or (self._disk and self._disk.told):
+        told = self._disk and self._disk.told
+        if self._vision.any_ended or told or (self._pages and self._pages.told):
             return False
-        return self._vision.computing or bool(self._disk and self._disk.busy)
+        reading = (self._disk and self._disk.busy) or (self._pages and self._pages.reading)
+        return self._vision.computing or bool(reading)
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:

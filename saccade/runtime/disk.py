@@ -1,5 +1,5 @@
-"""The disk tier: embeddings written and read (`files.py`) by one thread beside the worker, so that
-no step waits for it.
+"""The disk tier: embeddings (`files.py`) or KV pages (`page_files.py`) written and read by one
+thread beside the worker, so that no step waits for it.
 
 Owns that thread and its jobs. Decides nothing but this: what cannot be written is not written, what
 cannot be read is not there, and `collect` says so.
@@ -11,17 +11,17 @@ import hashlib
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 
 from saccade.core.family import FamilySpec
-from saccade.core.plan import DiskEvent
-from saccade.core.types import Grid, ImageKey
-from saccade.runtime.files import FORMAT, Damaged, EmbeddingFiles, Lend, discard, values_of
+from saccade.core.plan import Happened
+from saccade.core.types import Grid
+from saccade.runtime.files import FORMAT, Damaged, Lend, discard, values_of
 
 log = logging.getLogger("saccade")
 
@@ -51,38 +51,70 @@ def fingerprint_encoder(
     return hashlib.blake2b(told.encode() + bytes(values_of(rows)), digest_size=16).digest()
 
 
+K = TypeVar("K", bound=Hashable)
+
+
+class Files(Protocol[K]):
+    """Files by key, as the thread uses them (`files.EmbeddingFiles`, `page_files.PageFiles`)."""
+
+    @property
+    def what(self) -> str:
+        """For logs."""
+        ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether other servers remove files, too."""
+        ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    def path(self, key: K) -> Path: ...
+
+    def store(self, path: Path, key: K, rows: torch.Tensor, /) -> None:
+        """Raises OSError."""
+        ...
+
+    def load(
+        self, path: Path, key: K, lend: Lend, give: Callable[[torch.Tensor], None], size: int | None
+    ) -> torch.Tensor:
+        """size: rows that there must be. Raises Damaged, OSError."""
+        ...
+
+    def scan(self) -> tuple[tuple[K, int], ...]:
+        """(key, size) of what is there, the oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Nothing follows."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(Generic[K]):
     kind: Literal["read", "write", "remove"]
-    key: ImageKey
+    key: K
     num_tokens: int | None = None
     embedding: torch.Tensor | None = None
     wait: Callable[[], None] = lambda: None
 
 
-class DiskTier:
-    """The embeddings of one model in `root`/<fingerprint>. All methods are called by one thread.
+class DiskTier(Generic[K]):
+    """What lies in `files`. All methods are called by one thread.
 
     `found`: (key, tokens) of what was there at the start, the oldest first.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        fingerprint: bytes,
-        width: int,
-        dtype: torch.dtype,
-        shared_bytes: int | None = None,
-    ) -> None:
-        """`shared_bytes`: as in `EmbeddingFiles`. Raises OSError where the folder cannot be had."""
-        self.files = EmbeddingFiles(root, fingerprint, width, dtype, shared_bytes)
-        self.found = self.files.scan()
-        self._jobs: deque[_Job] = deque()
-        self._pending: Counter[ImageKey] = Counter()  # writes and removals not yet done
+    def __init__(self, files: Files[K]) -> None:
+        self.files = files
+        self.found = files.scan()
+        self._jobs: deque[_Job[K]] = deque()
+        self._pending: Counter[K] = Counter()  # writes and removals not yet done
         self._pending_bytes = 0
         self._reading = 0  # reads not yet done
-        self._events: deque[DiskEvent] = deque()
-        self._read: dict[ImageKey, torch.Tensor] = {}
+        self._events: deque[tuple[K, Happened]] = deque()
+        self._read: dict[K, torch.Tensor] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._ended = False
@@ -98,7 +130,7 @@ class DiskTier:
         self._lend, self._give = lend, give
 
     def write(
-        self, key: ImageKey, embedding: torch.Tensor, wait: Callable[[], None] = lambda: None
+        self, key: K, embedding: torch.Tensor, wait: Callable[[], None] = lambda: None
     ) -> None:
         """Begin to write `embedding` [n, width], which is on the CPU and, once `wait` returns, does
         not change any more. `wait` is called by the thread.
@@ -111,35 +143,40 @@ class DiskTier:
             self._events.append((key, "not saved"))
         self._give(embedding)
 
-    def pass_over(self, key: ImageKey) -> None:
+    def pass_over(self, key: K) -> None:
         """There was no room to write it."""
         with self._changed:
             self._events.append((key, "not saved"))
             self._changed.notify_all()
 
-    def read(self, key: ImageKey, num_tokens: int | None = None) -> None:
+    def read(self, key: K, num_tokens: int | None = None) -> None:
         """Begin to read; `collect` says when it has been. A file with another number of tokens, if
         that is told, is damaged.
         """
         with self._changed:
             self._put(_Job("read", key, num_tokens))
 
-    def remove(self, key: ImageKey) -> None:
+    def remove(self, key: K) -> None:
         with self._changed:
             self._put(_Job("remove", key))
 
-    def take(self, key: ImageKey) -> torch.Tensor:
+    def has_read(self, key: K) -> bool:
+        """Whether `take` has something to take."""
+        with self._changed:
+            return key in self._read
+
+    def take(self, key: K) -> torch.Tensor:
         """What was read, [n, width] on the CPU; no longer kept here. The taker gives back what was
         lent.
         """
         with self._changed:
             return self._read.pop(key)
 
-    def forget(self, key: ImageKey) -> None:
+    def forget(self, key: K) -> None:
         """What was read is not needed."""
         self._give(self.take(key))
 
-    def collect(self, wait: bool) -> tuple[DiskEvent, ...]:
+    def collect(self, wait: bool) -> tuple[tuple[K, Happened], ...]:
         """What has come to pass since the last call; with `wait`, at least one event, for which a
         read must be under way.
 
@@ -149,7 +186,8 @@ class DiskTier:
             if wait:
                 self._changed.wait_for(lambda: self._events or self._ended)
             if self._ended and not self._closed:
-                raise RuntimeError("the thread that reads and writes embeddings on disk has failed")
+                what = self.files.what
+                raise RuntimeError(f"the thread that reads and writes the {what} has failed")
             events = tuple(self._events)
             self._events.clear()
         return events
@@ -172,8 +210,9 @@ class DiskTier:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+        self.files.close()
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, job: _Job[K]) -> None:
         self._jobs.append(job)
         if job.kind == "read":
             self._reading += 1
@@ -192,7 +231,7 @@ class DiskTier:
                 self._ended = True
                 self._changed.notify_all()
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _Job[K] | None:
         """Somebody waits for a read: it goes before all others, but for those of the same picture.
 
         None: closed, and nothing left.
@@ -205,7 +244,7 @@ class DiskTier:
                     return job
             return self._jobs.popleft() if self._jobs else None
 
-    def _finish(self, job: _Job, event: DiskEvent | None) -> None:
+    def _finish(self, job: _Job[K], event: tuple[K, Happened] | None) -> None:
         with self._changed:
             if job.kind == "read":
                 self._reading -= 1
@@ -216,8 +255,9 @@ class DiskTier:
                 self._events.append(event)
                 self._changed.notify_all()
 
-    def _do(self, job: _Job) -> DiskEvent | None:
+    def _do(self, job: _Job[K]) -> tuple[K, Happened] | None:
         path = self.files.path(job.key)
+        failed: Happened = "not read"
         try:
             if job.kind == "remove":
                 path.unlink(missing_ok=True)
@@ -234,14 +274,16 @@ class DiskTier:
                 return job.key, "read"
             return None
         except Damaged as error:
-            discard(path, error)
+            discard(self.files.what, path, error)
+            failed = "damaged"
         except FileNotFoundError:
-            if self.files.room is None or job.kind != "read":
-                log.warning("embedding cache on disk: %s has gone", path.name)
+            if not self.files.shared or job.kind != "read":
+                log.warning("%s: %s has gone", self.files.what, path.name)
+            failed = "missing"
         except (
             OSError
         ) as error:  # it may pass (too many open files, a disk that is away): the file stays
-            log.warning("embedding cache on disk: %s %s: %s", job.kind, path.name, error)
+            log.warning("%s: %s %s: %s", self.files.what, job.kind, path.name, error)
         if job.kind == "remove":
             return None
-        return job.key, "not read" if job.kind == "read" else "not saved"
+        return job.key, failed if job.kind == "read" else "not saved"

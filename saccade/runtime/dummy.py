@@ -12,7 +12,9 @@ from contextlib import contextmanager
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels.linear import Matrix
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.linear import Matrix
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.weights import Part
 from saccade.runtime.quantized import NO_WAYS, Ways
 
@@ -23,8 +25,15 @@ class DummyWeights:
     """
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0, *, ways: Ways = NO_WAYS
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int = 0,
+        *,
+        ways: Ways = NO_WAYS,
+        ops: Ops | None = None,
     ) -> None:
+        self.ops = ops or pick_ops(device, dtype)
         self.dtype = dtype
         self.device = device
         self._seed = seed

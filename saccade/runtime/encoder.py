@@ -16,7 +16,8 @@ import torch
 
 from saccade.core.config import EncoderConfig
 from saccade.core.types import Grid
-from saccade.kernels.attention import Backend, Segments
+from saccade.kernels.reference.segments import Segments
+from saccade.kernels.tower_attention import Backend
 from saccade.nn.protocol import Cut, GridFacts, Pack, TowerNet, VisionNet
 from saccade.nn.transfer import send
 from saccade.runtime.graphs import Capture, GraphRunner

@@ -41,6 +41,12 @@ the fingerprint does not show.
 """
 TENSOR = "embedding"
 LARGEST_HEADER = 1 << 16
+SAFETENSORS_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.uint8: "U8",
+}
 
 
 Lend = Callable[[int], torch.Tensor | None]
@@ -83,6 +89,16 @@ class EmbeddingFiles:
         if self.room is not None and user != self.room.user:
             raise OSError(errno.EPERM, f"{self._folder.name} in it belongs to another user")
 
+    what = "embedding cache on disk"
+
+    @property
+    def shared(self) -> bool:
+        """Whether other servers write there, too."""
+        return self.room is not None
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
     def path(self, key: ImageKey) -> Path:
         return self._folder / file_name(key)
 
@@ -100,7 +116,7 @@ class EmbeddingFiles:
             "salt": key.salt,
         }
         values = values_of(embedding)
-        header = _write_header(embedding, metadata | {"blake3": blake3(values).hexdigest()})
+        header = write_header(embedding, metadata | {"blake3": blake3(values).hexdigest()})
         with self._draft(path, len(header) + len(values)) as file:
             file.write(header)
             file.write(values)
@@ -135,7 +151,7 @@ class EmbeddingFiles:
         """`num_tokens`: what the image must have. Raises Damaged, and OSError where the file cannot
         be read.
         """
-        with _open(path) as file:
+        with open_whole(path) as file:
             self._check_user(file)
             header = self._header(file, path)
             if num_tokens not in (None, header.num_tokens):
@@ -174,13 +190,13 @@ class EmbeddingFiles:
                     raise Damaged("it was left half written")
                 if not WHOLE_NAME.fullmatch(path.name):
                     continue
-                with _open(path) as file:
+                with open_whole(path) as file:
                     header = self._header(file, path)
                     found.append(
                         (os.fstat(file.fileno()).st_mtime_ns, header.key, header.num_tokens)
                     )
             except Damaged as error:
-                discard(path, error)
+                discard(self.what, path, error)
             except OSError as error:
                 log.warning("embedding cache on disk: %s is not used: %s", path.name, error)
         return tuple(
@@ -219,7 +235,7 @@ class EmbeddingFiles:
         return _Header(key, num_tokens, checksum)
 
 
-def _open(path: Path) -> BufferedReader:
+def open_whole(path: Path) -> BufferedReader:
     """A file to read. Raises Damaged for all else."""
     try:
         return open(path, "rb", opener=beside)
@@ -227,7 +243,7 @@ def _open(path: Path) -> BufferedReader:
         raise Damaged("it is not a regular file") from None
 
 
-def discard(path: Path, why: Damaged) -> None:
+def discard(what: str, path: Path, why: Damaged) -> None:
     """Remove what is not what its name promises, if that can be done: a folder cannot, and nothing
     can where writing is forbidden.
     """
@@ -235,18 +251,19 @@ def discard(path: Path, why: Damaged) -> None:
         path.unlink()
     except OSError as error:
         log.warning(
-            "embedding cache on disk: %s is not used (%s), and cannot be removed: %s",
+            "%s: %s is not used (%s), and cannot be removed: %s",
+            what,
             path.name,
             why,
             error,
         )
     else:
-        log.warning("embedding cache on disk: %s is removed: %s", path.name, why)
+        log.warning("%s: %s is removed: %s", what, path.name, why)
 
 
-def _write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
+def write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
     """A safetensors file of one tensor, up to its values."""
-    dtype = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[rows.dtype]
+    dtype = SAFETENSORS_NAMES[rows.dtype]
     tensor = {"dtype": dtype, "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]}
     text = json.dumps({"__metadata__": metadata, TENSOR: tensor}).encode()
     text += b" " * (-(8 + len(text)) % DISK_BLOCK)  # whole blocks, as the budget counts them

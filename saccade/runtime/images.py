@@ -16,12 +16,13 @@ from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.plan import Plan
 from saccade.core.types import ImageKey
-from saccade.kernels import long_attention as blockwise
+from saccade.kernels.reference import long_attention as blockwise
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import Shard
 from saccade.runtime.begun_step import Step
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.files import EmbeddingFiles
 from saccade.runtime.graphs import Capture, CudaCapture, eager
 from saccade.runtime.memory import DTYPES, EmbeddingMemory
 from saccade.runtime.positions import PositionCache
@@ -63,7 +64,7 @@ class ImageExecutor:
     def store(self) -> str:
         """The folder that other servers write embeddings of this model to, too; "" for none."""
         disk = self._disk
-        return str(disk.files.folder) if disk is not None and disk.files.room is not None else ""
+        return str(disk.files.folder) if disk is not None and disk.files.shared else ""
 
     def begin(self, plan: Plan) -> Step:
         """Begin a step, and no work of it but to fit graphs, where the plan says only that."""
@@ -106,7 +107,7 @@ def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
 
 def _open_disk(
     spec: FamilySpec, config: EngineConfig, shard: Shard, vision: VisionEncoder
-) -> tuple[str, DiskTier | None]:
+) -> tuple[str, DiskTier[ImageKey] | None]:
     """The tower's fingerprint (hexadecimal), where embeddings of other servers, or of earlier runs,
     may be used, and where they are kept the files: of the first rank; the others only take part in
     finding out what model this is. Raises StartupError.
@@ -117,13 +118,14 @@ def _open_disk(
     if shard.rank or config.embeddings.folder is None:
         return fingerprint.hex(), None
     try:
-        return fingerprint.hex(), DiskTier(
+        files = EmbeddingFiles(
             Path(config.embeddings.folder),
             fingerprint,
             spec.embedding_width,
             DTYPES[config.dtype],
             config.embeddings.disk_bytes if config.embeddings.shared else None,
         )
+        return fingerprint.hex(), DiskTier(files)
     except OSError as error:
         option = "shared" if config.embeddings.shared else "dir"
         raise StartupError(

@@ -59,7 +59,7 @@ class EmbeddingMemory:
     """
 
     def __init__(
-        self, like: torch.Tensor, shard: Shard, disk: DiskTier | None, host_bytes: int = 0
+        self, like: torch.Tensor, shard: Shard, disk: DiskTier[ImageKey] | None, host_bytes: int = 0
     ) -> None:
         """`like` [0, width] has the dtype and the device. host_bytes: of the host tier."""
         self._shard = shard
@@ -173,7 +173,7 @@ class EmbeddingMemory:
             self._rows[key] = self._shard.broadcast(self._use(key))
 
 
-def _move_on_disk(disk: DiskTier, move: Move) -> None:
+def _move_on_disk(disk: DiskTier[ImageKey], move: Move) -> None:
     key = move.key
     match move.source, move.target:
         case "disk", "staged":

@@ -49,6 +49,7 @@ from saccade.core.messages import (
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
 from saccade.families.registry import load_spec
+from saccade.kernels.ops import pick_ops
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.attention import pick_attention
@@ -108,7 +109,8 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
         make = partial(TowerWorker, tower)
     else:
         place, dtype = torch.device(load.device), DTYPES[load.dtype]
-        attention = pick_attention(load.attention, place, dtype, graphs=load.graphs)
+        ops = pick_ops(place, dtype)
+        attention = pick_attention(load.attention, ops, place, dtype, graphs=load.graphs)
         net, shard = load_slice(load, boot.rank, boot.group_fd, tally, told)
         make = partial(Worker, net)
         if load.kv_dtype != "auto" and load.format != "dummy":
@@ -124,7 +126,8 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
         engine.send(Loading("caches and kernels"))
     worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)
     settle()
-    engine.send(Begun(worker.images.saved, worker.images.store, worker.images.tower))
+    images = worker.images
+    engine.send(Begun(images.saved, images.store, images.tower, worker.kept))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()

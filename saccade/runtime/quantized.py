@@ -15,10 +15,10 @@ import torch
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
 from saccade.families.quantization import Scheme
-from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Experts, Fp8Matrix
-from saccade.kernels.int4 import Int4Matrix, quantise_int4
-from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix, runs_int8
-from saccade.kernels.linear import Matrix
+from saccade.kernels.reference.fp8 import FP8, LEAST_GROUP, Fp8Experts, Fp8Matrix
+from saccade.kernels.reference.int4 import Int4Matrix, quantise_int4
+from saccade.kernels.reference.int8 import Int8Matrix, pack_int8, quantise_matrix, runs_int8
+from saccade.kernels.reference.linear import Matrix
 from saccade.kernels.x86.vnni import runs_vnni
 from saccade.nn.weights import Part
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from saccade.core.types import SamplingParams, TokenLogprobs
-from saccade.kernels import device
-from saccade.kernels.mask import mask_logits
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.transfer import send
 from saccade.runtime.edits import Edits, SlotEdits
 
@@ -90,8 +90,15 @@ class Sampler:
     """Draws for all slots of one worker. `stop_ids`: the model's own end tokens."""
 
     def __init__(
-        self, vocab_size: int, slots: int, stop_ids: Sequence[int], place: torch.device
+        self,
+        vocab_size: int,
+        slots: int,
+        stop_ids: Sequence[int],
+        place: torch.device,
+        ops: Ops | None = None,
     ) -> None:
+        """ops: None are those of the device."""
+        self._ops = ops = ops or pick_ops(place, torch.float32)
         self._vocab_size = vocab_size
         self._device = place
         self._asked: list[SamplingParams] = [SamplingParams()] * slots
@@ -100,7 +107,7 @@ class Sampler:
         self._params = torch.zeros((slots, 3), dtype=torch.float32, device=place)
         self._top_ks = torch.zeros(slots, dtype=torch.int32, device=place)
         self._edits: Edits | SlotEdits
-        if device.runs_triton(self._params):
+        if ops.samples:
             self._edits = SlotEdits(vocab_size, slots, stop_ids, place)
         else:
             self._edits = Edits(vocab_size, stop_ids, place)
@@ -155,13 +162,13 @@ class Sampler:
         if masks is not None:
             rows = range(len(masks)) if masked is None else masked
             # What an edit bans depends on what a mask leaves.
-            if edited or not device.runs_triton(logits):
-                mask_logits(logits, masks, None if masked is None else self._send(rows))
+            if edited or not self._ops.samples:
+                self._ops.mask_logits(logits, masks, None if masked is None else self._send(rows))
             else:
                 later = Allowed(masks, rows)
         if edited:
             self._edit(logits, draws, masks is not None)
-        if device.runs_triton(logits):
+        if self._ops.samples:
             tokens = self._launch(logits, draws, asked, later)
         else:
             tokens = self._choose(logits, draws, asked)

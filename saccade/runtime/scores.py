@@ -1,13 +1,14 @@
-"""What the model made of the tokens of a prompt: log-probability, rank, and the likeliest instead.
+"""What the model made of the tokens of a prompt: log-probability, rank, and the likeliest instead;
+or what is read of them in place of an answer: states, or logits of labels.
 
-Owns the blocks in which the head is applied to rows that are scored, so that no tensor [prompt,
-vocab] ever exists. Every rank goes through the same blocks; the first keeps what comes of them.
-Knows nothing of slots or requests.
+Owns the blocks in which the head is applied to rows that are scored or read, so that no tensor
+[prompt, vocab] ever exists. Every rank goes through the same blocks; the first keeps what comes of
+them. Knows nothing of slots or requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from saccade.core.config import SCORE_BLOCK_BYTES
-from saccade.core.types import PromptScores
+from saccade.core.types import PromptScores, Readout
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 
@@ -55,8 +56,43 @@ class Scored:
         return PromptScores(self.start, ids, logprobs, ranks)
 
 
+@dataclass(frozen=True, slots=True)
+class ToRead:
+    """States `[row, row + count)` of the batch are to be read, or, where there are any, the logits
+    of `labels` there. The first is after the prompt's token `start`.
+    """
+
+    row: int
+    count: int
+    start: int
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRead:
+    """What was read of runs of tokens, one after another, where it was computed, or in host memory
+    that it is being copied to. states: of those without labels. logits: of the others, where the
+    longest list of labels is K; shorter ones are padded.
+    """
+
+    wanted: tuple[ToRead, ...]
+    states: torch.Tensor  # [N, hidden] float32
+    logits: torch.Tensor  # [M, K] float32
+
+    def read(self) -> tuple[Readout, ...]:
+        """For the front, one for each of `wanted`."""
+        left = {False: self.states.numpy(), True: self.logits.numpy()}
+        found = []
+        for each in self.wanted:
+            rows, labelled = left[bool(each.labels)], bool(each.labels)
+            mine, left[labelled] = rows[: each.count], rows[each.count :]
+            mine = mine[:, : len(each.labels)] if labelled else mine
+            found.append(Readout(each.start, mine.shape[1], mine.tobytes()))
+        return tuple(found)
+
+
 class Scorer:
-    """Scores rows of one network. `keeps`: whether this rank reads what comes of it."""
+    """Scores and reads rows of one network. `keeps`: whether this rank reads what comes of it."""
 
     def __init__(self, net: FamilyNet, keeps: bool) -> None:
         self._net = net
@@ -79,6 +115,38 @@ class Scorer:
             if parts:
                 found.append(Scored(each.start, *map(torch.cat, zip(*parts))))
         return tuple(found)
+
+    def read(self, states: torch.Tensor, wanted: Sequence[ToRead]) -> RowsRead | None:
+        """What is to be read of the states [T, hidden] of a step; None on ranks that do not keep
+        it.
+        """
+        plain = _places(each for each in wanted if not each.labels)
+        named = _places(each for each in wanted if each.labels)
+        found = self._net.normed(states.index_select(0, send(plain, states.device))).float()
+        most = max(len(each.labels) for each in wanted)
+        labels = np.zeros((len(named), most), np.int64)
+        at = 0
+        for each in wanted:
+            if each.labels:
+                labels[at : at + each.count, : len(each.labels)] = each.labels
+                at += each.count
+        rows, ids, parts = send(named, states.device), send(labels, states.device), []
+        for start in range(0, len(named), self._rows):
+            block = slice(start, start + self._rows)
+            logits = self._net.logits(states.index_select(0, rows[block]))  # [B, V] float32
+            if self._keeps:
+                parts.append(logits.gather(1, ids[block]))
+        if not self._keeps:
+            return None
+        return RowsRead(
+            tuple(wanted), found, torch.cat(parts) if parts else found.new_empty((0, 0))
+        )
+
+
+def _places(wanted: Iterable[ToRead]) -> npt.NDArray[np.int64]:
+    """Batch rows, in order."""
+    runs = [np.arange(each.row, each.row + each.count) for each in wanted]
+    return np.concatenate(runs) if runs else np.empty(0, np.int64)
 
 
 def score(

@@ -15,7 +15,8 @@ import torch
 
 from saccade.core.family import KVSpec
 from saccade.core.plan import StateCopy
-from saccade.kernels.delta import StateRows, causal_conv, gated_delta
+from saccade.kernels.reference.delta import StateRows
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import Batch, DeltaInputs
 from saccade.nn.transfer import send
 
@@ -26,7 +27,7 @@ ALIGNMENT = 16
 
 
 class StateMemory:
-    """`lines` lines of what `spec` names per sequence, each in one piece."""
+    """`lines` lines of what `spec` names per sequence, each in one piece: uint8 [lines, bytes]."""
 
     def __init__(self, spec: KVSpec, lines: int, dtype: torch.dtype, device: torch.device) -> None:
         places: list[tuple[int, str, tuple[int, ...], torch.dtype, int]] = []
@@ -39,50 +40,53 @@ class StateMemory:
                 places.append((layer, cache.name, cache.shape, kind, width))
                 width += -(-math.prod(cache.shape) * kind.itemsize // ALIGNMENT) * ALIGNMENT
         # empty, not zeros: untouched lines cost no memory on the CPU.
-        self._lines = torch.empty((lines if width else 0, width), dtype=torch.uint8, device=device)
+        self.lines = torch.empty((lines if width else 0, width), dtype=torch.uint8, device=device)
         self.layers: dict[int, dict[str, torch.Tensor]] = {}
         for layer, name, shape, kind, start in places:
-            part = self._lines[:, start : start + math.prod(shape) * kind.itemsize]
+            part = self.lines[:, start : start + math.prod(shape) * kind.itemsize]
             self.layers.setdefault(layer, {})[name] = part.view(kind).unflatten(1, shape)
 
     @property
     def nbytes(self) -> int:
-        return self._lines.nbytes
+        return self.lines.nbytes
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
         """As if all were read before any is written. In stream order."""
         written = {each.target for each in copies}
         if any(each.source in written for each in copies):
             pairs = np.array([(each.source, each.target) for each in copies])
-            sources, targets = send(pairs.T.copy(), self._lines.device)
-            self._lines.index_copy_(0, targets, self._lines.index_select(0, sources))
+            sources, targets = send(pairs.T.copy(), self.lines.device)
+            self.lines.index_copy_(0, targets, self.lines.index_select(0, sources))
         else:  # a line has tens of megabytes: no memory between
             for each in copies:
-                self._lines[each.target].copy_(self._lines[each.source])
+                self.lines[each.target].copy_(self.lines[each.source])
 
 
 class StateRecurrence:
     """The gated delta rule over a `StateMemory`; implements `nn.protocol.Recurrence`."""
 
-    def __init__(self, layers: StateLayers) -> None:
+    def __init__(self, layers: StateLayers, ops: Ops) -> None:
+        self._ops = ops
         self._layers = layers
         self._rows: StateRows | None = None
 
     def plan(self, batch: Batch) -> None:
         """Prepare for a batch: once per step."""
         if self._layers:
-            self._rows = StateRows.of(batch.q_starts, batch.kv_lengths, batch.slots, batch.singles)
+            self._rows = self._ops.state_rows(
+                batch.q_starts, batch.kv_lengths, batch.slots, batch.singles
+            )
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
         assert self._rows is not None, "a batch is planned first"
         states = self._layers[layer]
         memory = states["recurrent"]
         _, heads, key_dim, value_dim = memory.shape
-        mixed = causal_conv(inputs.mixed, inputs.taps, states["conv"], self._rows)
+        mixed = self._ops.causal_conv(inputs.mixed, inputs.taps, states["conv"], self._rows)
         values = heads * value_dim
         keys = (mixed.shape[1] - values) // 2
         q, k, v = mixed.split((keys, keys, values), dim=1)
-        return gated_delta(
+        return self._ops.gated_delta(
             q.unflatten(1, (-1, key_dim)),
             k.unflatten(1, (-1, key_dim)),
             v.unflatten(1, (heads, value_dim)),

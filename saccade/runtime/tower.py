@@ -32,6 +32,7 @@ class TowerWorker:
     ) -> None:
         known = PositionCache(net.spec, net.vision, metrics or Metrics())
         self.images = ImageExecutor(net, config, arena, shard, mode, known)
+        self.kept: tuple[tuple[bytes, int], ...] = ()  # there are no KV pages
         shard = shard.everyone
         self._out = None if shard.rank else torch.from_numpy(arena.whole())
 

@@ -24,10 +24,12 @@ from saccade.families.checkpoint import read_json
 from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.families.registry import family_model
 from saccade.kernels.device import has_fp8, has_int4
-from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix, prepare
-from saccade.kernels.int4 import Int4Matrix
-from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
-from saccade.kernels.linear import Matrix
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.fp8 import Fp8Experts, Fp8Matrix, prepare
+from saccade.kernels.reference.int4 import Int4Matrix
+from saccade.kernels.reference.int8 import Int8Matrix, pack_int8, runs_int8
+from saccade.kernels.reference.linear import Matrix
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
@@ -70,20 +72,21 @@ def load_net(
     quantization: QuantizationMode = "auto",
     tally: LoadTally | None = None,
     told: Told = untold,
+    ops: Ops | None = None,
 ) -> FamilyNet:
     """Build the network of `spec` with the weights in `folder`; with "dummy", with random weights
     and without reading any.
 
     `shard` is the slice of this rank; `encoder` says whether it goes for the vision tower too, or
     each rank holds all of that. `tally` is told what is in 8 bits; `told` hears how many bytes are
-    read, of how many.
+    read, of how many. `ops`: None are those of the device.
 
     Raises ConfigError for a `quantization` that cannot run here, and CheckpointError naming file
     and tensor for one that is missing, misshapen or damaged, in a number format that cannot be read
     (before any is copied), or not finite.
     Tensors that no layer asks for are warned of, unless the family knows them to be harmless.
     """
-    model = family_model(spec)
+    model, ops = family_model(spec), ops or pick_ops(device, dtype)
     encoder_shard = shard if encoder == "weights" else WHOLE
     net: FamilyNet
     here = device.type == "cpu" and runs_int8()
@@ -99,7 +102,7 @@ def load_net(
         few=made == "int4" or (quantization == "auto" and has_int4(device, dtype)),
     )
     if load_format == "dummy":
-        dummy = DummyWeights(dtype, device, ways=ways)
+        dummy = DummyWeights(dtype, device, ways=ways, ops=ops)
         net = model.build(dummy, shard, encoder_shard)
         return net
     with CheckpointWeights(
@@ -110,6 +113,7 @@ def load_net(
         quantization=read_quantization(read_json(folder / "config.json")),
         ways=ways,
         told=told,
+        ops=ops,
     ) as weights:
         weights.check_formats(lambda name: model.harmless(name))
         net = model.build(weights, shard, encoder_shard)
@@ -171,9 +175,11 @@ class CheckpointWeights:
         quantization: Quantization | None = None,
         ways: Ways = NO_WAYS,
         told: Told = untold,
+        ops: Ops | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self.ops = ops or pick_ops(device, dtype)
         self._folder = folder
         self._quantization = quantization
         self._ways = ways

@@ -13,7 +13,6 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan, StepResult
-from saccade.kernels import device as device_of
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
@@ -23,6 +22,7 @@ from saccade.runtime.begun_step import MaskSource, Step
 from saccade.runtime.finite import NO_TOKEN, finite_rows, quieten
 from saccade.runtime.images import ImageExecutor, begin_captures
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
+from saccade.runtime.page_memory import PageMemory, open_pages
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Sampler
 from saccade.runtime.scores import Scorer
@@ -65,7 +65,10 @@ class Worker:
             scales=config.kv.scales,
             backend=config.kv.attention,
             graphs=bool(sizes.count),
+            ops=net.ops,
         )
+        disk = open_pages(config.kv.pages, everyone)
+        self.pages = PageMemory(caches, size, self._states, everyone, disk)
         known = PositionCache(spec, net.vision, metrics)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
         like = self.images.like
@@ -75,12 +78,12 @@ class Worker:
         self._sampler = (
             None
             if everyone.rank
-            else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device)
+            else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device, net.ops)
         )
-        if device_of.runs_triton(like):
+        if net.ops.compiles == "everything":
             encoder = self.images.encoder
             warm_up(net, self._attention, self._batcher, encoder, self._sampler, like)
-        elif device_of.runs_jit(like):
+        elif net.ops.compiles == "decode":
             compile_decode(net, self._attention, self._batcher)
         self._graphs: StepGraphs | None = None
         if sizes.count:
@@ -88,12 +91,18 @@ class Worker:
                 memory = StepMemory(net, self._attention, self._batcher, sizes, like)
                 self._graphs = StepGraphs(memory, sizes, begin_captures(like, FIRST), metrics)
 
+    @property
+    def kept(self) -> tuple[tuple[bytes, int], ...]:
+        """KV pages that an earlier run has left on disk: (name, bytes), the oldest first."""
+        return self.pages.found
+
     def close(self) -> None:
         """Finish what is being written, and let go of graphs. Before ranks part: a graph holds on
         to the collectives that it captured.
         """
         self._graphs = None
         self.images.close()
+        self.pages.close()
 
     @torch.inference_mode()
     def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
@@ -112,10 +121,11 @@ class Worker:
                 self._sampler.close(slot)
         for opened in plan.open:
             self._batcher.open(opened)
-            if self._sampler:
+            if self._sampler and opened.reading is None:
                 self._sampler.open(
                     opened.slot, opened.sampling, opened.tokens, opened.prompt_length
                 )
+        step.move_pages(self.pages)
         self._states.copy(plan.restore)
         self.images.encode(plan, step)
         if plan.rows:
@@ -150,6 +160,10 @@ class Worker:
             states = self._net.forward(batch, self._attention)  # [T, hidden]
         if wanted := self._batcher.scored(rows, frame):
             step.score(self._scorer(states, wanted))
+        if to_read := self._batcher.to_read(rows, frame):
+            found = self._scorer.read(states, to_read)
+            if found is not None:
+                step.read(found)
         if not all(row.sample for row in rows):
             # Whatever is no number in a sequence reaches the state of its last token.
             finite = finite_rows(states.index_select(0, batch.q_starts[1:].long() - 1))  # [R]

@@ -5,11 +5,23 @@ Owns what has been put into a step so far. Decides nothing.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from itertools import chain
 
 from saccade.cache.content import Content
-from saccade.core.plan import Deliver, Encode, Move, Open, Plan, Row, Splice, StateCopy
+from saccade.core.plan import (
+    NO_PAGE_MOVES,
+    Deliver,
+    Encode,
+    Move,
+    Open,
+    PageMoves,
+    Plan,
+    Row,
+    Splice,
+    StateCopy,
+)
 from saccade.core.types import ImageKey
 from saccade.sched.sequence import Run, Sequence
 
@@ -18,13 +30,14 @@ from saccade.sched.sequence import Run, Sequence
 class Flight:
     """A plan handed out and without a result. `rows`: one per row of the plan. `pages`: released by
     sequences for which the plan still writes; free once the plan was applied. `unmasked`: masks of
-    its rows are still to be sent.
+    its rows are still to be sent. `planned`: the time of handing out.
     """
 
     plan: Plan
     rows: list[tuple[Sequence, Run]]
     unmasked: bool
     pages: list[int] = field(default_factory=list)
+    planned: float = field(default_factory=time.monotonic)
 
 
 class PlanBuilder:
@@ -87,6 +100,7 @@ class PlanBuilder:
                 sampling=request.sampling,
                 pages=tuple(run.pages),
                 prompt_logprobs=request.prompt_logprobs,
+                reading=request.reading,
             )
         )
 
@@ -97,12 +111,14 @@ class PlanBuilder:
         self._decode.append((_row(sequence, run, run.planned + 1), sequence, run))
 
     def prefill(self, sequence: Sequence, run: Run, end: int) -> None:
-        """Compute up to `end`; if nothing is left then, draw the next token."""
+        """Compute up to `end`; if nothing is left then, draw the next token, if any is wanted."""
         self.tokens -= end - run.planned
         self._prefill.append((_row(sequence, run, end), sequence, run))
 
-    def build(self, step: int, close: list[int], tower: int, wait: bool) -> Plan:
-        """`tower`, `wait`: as in `Plan`."""
+    def build(
+        self, step: int, close: list[int], tower: int, wait: bool, pages: PageMoves = NO_PAGE_MOVES
+    ) -> Plan:
+        """`tower`, `wait`, `pages`: as in `Plan`."""
         splice: list[Splice] = []
         row = len(self._decode)
         for chunk, sequence, _ in self._prefill:
@@ -122,12 +138,13 @@ class PlanBuilder:
             restore=tuple(self.restore),
             snapshot=tuple(self.snapshot),
             wait=wait,
+            pages=pages,
         )
 
 
 def _row(sequence: Sequence, run: Run, end: int) -> Row:
     """The row that computes `[run.planned, end)`; counts those tokens as planned."""
-    start, sample = run.planned, end == sequence.length
+    start, sample = run.planned, end == sequence.length and sequence.request.reading is None
     decoding = run.drawn == start == end - 1
     unknown = () if decoding else tuple(sequence.tokens[max(start, run.opened) : end])
     pages = tuple(run.pages[run.announced :])
@@ -136,12 +153,13 @@ def _row(sequence: Sequence, run: Run, end: int) -> Row:
         run.drawing, run.drawn = run.drawing + 1, end
     masked = sample and sequence.guide is not None
     scored = sequence.to_score(start, end)
-    return Row(run.slot, start, end - start, pages, sample, masked, unknown, scored)
+    read = sequence.to_read(start, end)
+    return Row(run.slot, start, end - start, pages, sample, masked, unknown, scored, read)
 
 
 def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:
     """Images in tokens `[start, end)`; the first token is batch row `row`."""
     return [
         Splice(row + position, length, key, offset)
-        for position, length, key, offset in content.shown(start, end)
+        for position, length, key, offset, _ in content.shown(start, end)
     ]

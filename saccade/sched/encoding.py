@@ -196,6 +196,7 @@ class EncodeScheduler:
         """Apply the result of the oldest plan in flight."""
         plan, deliveries = self._flights.popleft()
         assert plan.step == result.step, "results come in the order of plans"
+        # What became of images.
         for key, _, _ in result.encoded:
             self.gallery.encoded(key)
         deltas = [
@@ -210,6 +211,7 @@ class EncodeScheduler:
                 self.embeddings.not_saved(key)
             else:
                 self.gallery.read_ended(key, event == "read")
+        # Delivered embeddings end their requests.
         for each in deliveries:
             sequence, request = each.sequence, each.sequence.request
             image = request.images[0]

@@ -6,17 +6,23 @@ Owns no page: the pool and the prefix cache do. Does not decide which sequence l
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
-from saccade.core.plan import Place
+from saccade.core.plan import NO_PAGE_MOVES, PageMoves, Place, StepResult
 from saccade.core.types import ImageOutcome, Span
+from saccade.sched.builder import Flight
 from saccade.sched.cache_control import CacheControlTracker
 from saccade.sched.limits import GROWTH_TOKENS
+from saccade.sched.page_arrivals import PageArrivals
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.sharing import has_twin, image_outcome
 from saccade.sched.snapshot_scheduler import SnapshotKeeper
+
+IDLE_SAVE_BYTES = 64 << 20
+"""In a step, about: what is copied on the device before a request that comes meanwhile."""
 
 
 class KVCacheManager:
@@ -30,6 +36,9 @@ class KVCacheManager:
         snapshots: SnapshotKeeper,
         token_limit: int,
     ) -> None:
+        kept = prefix.kept if prefix else None
+        self.arrivals = PageArrivals(pool, prefix, kept) if prefix and kept else None
+        self._applied = 0.0  # when the last plan was
         self._keeping = keeping
         self._snapshots = snapshots
         self._pool = pool
@@ -62,12 +71,76 @@ class KVCacheManager:
         if sequence.shareable < len(sequence.tokens):
             path = path[: sequence.shareable // self._pool.page_size]
             path = self._prefix.resumable(path) if self._prefix else path
-        sequence.matched = len(path) * self._pool.page_size
+        coming = len(self.arrivals.beyond(sequence, path)) if self.arrivals else 0
+        sequence.matched = (len(path) + coming) * self._pool.page_size
         return path
 
     def match(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that lie in the prefix cache."""
-        return len(self.find(sequence)) * self._pool.page_size
+        """Tokens of a waiting sequence that lie in the prefix cache, or can come to it."""
+        self.find(sequence)
+        return sequence.position
+
+    def awaits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
+        """Whether a waiting sequence, of which `path` is cached, had better wait for pages that
+        come from disk; if they could, and are not on their way yet, they are now. If not, it does
+        without, and `matched` is what is cached.
+        """
+        arrivals, room = self.arrivals, self._pool.page_size
+        if arrivals is None or sequence.matched == len(path) * room:
+            return False
+        if arrivals.awaits(sequence):
+            return True
+        names = arrivals.beyond(sequence, path)
+        if arrivals.pays(names):
+            if not self.fits(sequence, path, running):
+                return False  # it is refused now, and nothing is asked for meanwhile
+            if arrivals.begin(sequence, path, names):
+                return True
+        sequence.restore.done = True
+        sequence.matched = len(path) * room
+        return False
+
+    # ---- pages on disk
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether pages are still to be handed over to the disk."""
+        prefix = self._prefix
+        return bool(prefix and prefix.kept and (prefix.unsaved or prefix.kept.moving))
+
+    @property
+    def awaits_pages(self) -> bool:
+        """Whether a read from disk will end by itself."""
+        return bool(self.arrivals and self.arrivals.busy)
+
+    def begin_plan(self, *, idle: bool) -> None:
+        """Arrivals that are late end; an idle step saves what sequences have left."""
+        if self.arrivals:
+            self.arrivals.look()
+        if idle and self._prefix and self._prefix.kept:
+            self._prefix.save(IDLE_SAVE_BYTES)
+
+    def take_moves(self) -> PageMoves:
+        """What the plan being built is to do with pages on disk."""
+        kept = self._prefix.kept if self._prefix else None
+        return kept.take_moves() if kept and kept.moving else NO_PAGE_MOVES
+
+    def pages_told(self, flight: Flight, result: StepResult) -> None:
+        """A plan was carried out: what became of reads and writes, and how quick computing is."""
+        if self.arrivals is None:
+            return
+        now = time.monotonic()
+        rows = [row.length for row in flight.plan.rows if row.length > 1]
+        self.arrivals.rates.computed(sum(rows), now - max(flight.planned, self._applied))
+        self._applied = now
+        self.arrivals.told(result.pages)
+
+    def wait_ended(self, sequence: Sequence) -> None:
+        """A waiting sequence has ended."""
+        if self.arrivals:
+            self.arrivals.end(sequence)
+
+    # ---- pages of the pool
 
     def twin_ahead(self, sequence: Sequence, running: Iterable[Sequence], tokens: int) -> bool:
         """True if a running sequence is just computing `tokens` of the same prompt as a waiting
@@ -112,8 +185,7 @@ class KVCacheManager:
 
     def _needs_soon(self, sequence: Sequence) -> int:
         """Pages for the present tokens and the next few."""
-        sampling = sequence.request.sampling
-        most = min(sequence.prompt_length + sampling.max_tokens, self._token_limit)
+        most = min(sequence.prompt_length + sequence.request.most_tokens, self._token_limit)
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
     def hold(self, sequence: Sequence, path: list[Node]) -> Node | None:
@@ -138,8 +210,12 @@ class KVCacheManager:
 
     def flush(self) -> None:
         """Forget cached pages that no running sequence holds, and all pins."""
+        if self.arrivals:
+            self.arrivals.end_all()
         if self._prefix:
             self._prefix.flush()
+            if self._prefix.kept:
+                self._prefix.kept.flush()
         self._keeping.flushed()
 
     def leave(self, sequence: Sequence, run: Run) -> list[int]:
@@ -153,8 +229,11 @@ class KVCacheManager:
         self._snapshots.left(sequence, run, node)
         return run.pages[whole:]
 
-    def audit(self, holders: Iterable[Iterable[int]]) -> None:
-        """Assert that every page is accounted for: free, the trie's, or held by one of
-        `holders`.
+    def audit(self, holders: Iterable[Iterable[int]], runs: Iterable[Run]) -> None:
+        """Assert that every page is accounted for (free, the trie's, arriving, or held by one of
+        `holders`), and every line of a state.
         """
-        self._pool.audit([*holders, self._prefix.owned()] if self._prefix else holders)
+        self._snapshots.audit(runs, tuple(self.arrivals.lines) if self.arrivals else ())
+        arriving = self.arrivals.holders if self.arrivals else ()
+        owned = (self._prefix.owned(),) if self._prefix else ()
+        self._pool.audit([*holders, *arriving, *owned])

@@ -56,7 +56,8 @@ class SchedulerLimits:
 @dataclass(slots=True)
 class Counts:
     """Counters, which only grow. `images_pixels`: images encoded again from pixels still in the
-    arena. `images_given`: images encoded by another server.
+    arena. `images_given`: images encoded by another server. `restored_tokens`: cached tokens that
+    came back from disk.
     """
 
     requests: int = 0
@@ -64,6 +65,7 @@ class Counts:
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: int = 0
     generated_tokens: int = 0
     images_encoded: int = 0
     patches_encoded: int = 0
@@ -82,11 +84,12 @@ def refusal(
     length = len(request.tokens)
     if length == 0:
         return "the prompt has no tokens"
-    if length >= token_limit:
+    answer = int(request.reading is None)
+    if length + answer > token_limit:
         what = "the context length" if token_limit == limits.context_length else "the KV cache"
+        kept = ", of which one is for the answer" if answer else ""
         return (
-            f"the prompt has {length} tokens; {what} holds {token_limit}, of which one is for the "
-            "answer: shorten the prompt"
+            f"the prompt has {length} tokens; {what} holds {token_limit}{kept}: shorten the prompt"
         )
     if not images_fit:
         return (

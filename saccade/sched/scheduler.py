@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
 
 from saccade.cache.embeddings import EmbeddingCache
@@ -25,7 +26,7 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InternalError, RequestError
 from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan, Row, StepResult
-from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
+from saccade.core.types import Delta, FinishReason, ImageKey, Readout, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder
 from saccade.sched.cache_control import CacheControlTracker
@@ -40,6 +41,7 @@ from saccade.sched.limits import (
     SchedulerLimits,
     refusal,
 )
+from saccade.sched.page_arrivals import PageArrivals
 from saccade.sched.run_slots import RunSlots
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.slots import Notices
@@ -88,9 +90,15 @@ class GenerationScheduler:
         return min(self.limits.context_length, self.pool.capacity * self.pool.page_size)
 
     @property
+    def arrivals(self) -> PageArrivals | None:
+        """Pages that come back from disk; None where none are kept there."""
+        return self._room.arrivals
+
+    @property
     def idle(self) -> bool:
         """True if no request is alive and the workers hold nothing for any."""
-        return not (self._ids or self._slots.closing or self._flights or self.gallery.busy)
+        held = self._slots.closing or self._flights or self.gallery.busy or self._room.unsaved
+        return not (self._ids or held)
 
     def add(self, request: Request, guide: GrammarState | None = None) -> list[Delta]:
         """Queue a request; its id must be new. `guide`: the state of its grammar, if any.
@@ -206,6 +214,7 @@ class GenerationScheduler:
     def _draft(self) -> PlanBuilder:
         decoding = sum(sequence.decoding for sequence in self.running)
         builder = PlanBuilder(max(0, self.limits.chunk_tokens - decoding))
+        self._room.begin_plan(idle=not self._ids)
         self.gallery.begin_plan(builder)
         if len(self.waiting):
             self._make_way()
@@ -224,10 +233,12 @@ class GenerationScheduler:
         """Build the step. A plan that only continues an encoding, or waits, is not made while
         another plan is in flight, whose result may bring more work.
         """
-        works = builder.works or self._slots.closing
+        pages = self._room.take_moves()
+        works = builder.works or self._slots.closing or pages
         tower = self.gallery.tower(builder.decodes) if works or not self._flights else 0
-        wait = not (works or tower or self._flights) and self.gallery.waits_for_workers
-        return builder.build(self.counts.steps, self._slots.take_closing(), tower, wait)
+        awaited = self.gallery.waits_for_workers or self._room.awaits_pages
+        wait = not (works or tower or self._flights) and awaited
+        return builder.build(self.counts.steps, self._slots.take_closing(), tower, wait, pages)
 
     def _make_way(self) -> None:
         """Preempt one sequence of a client or group beyond its share, if the next in turn finds no
@@ -282,6 +293,8 @@ class GenerationScheduler:
             if self._room.still_refused(sequence, self.running):
                 return
             path = self._room.find(sequence)
+            if self._room.awaits(sequence, path, self.running):
+                continue
             end, missing = self._chunks.reach(sequence, builder.tokens)
             length, early = end - sequence.position, self.limits.early_tokens
             short = length < early and not sequence.cramped
@@ -311,6 +324,7 @@ class GenerationScheduler:
         if first:
             self.counts.prompt_tokens += sequence.prompt_length
             self.counts.cached_tokens += sequence.cached or 0
+            self.counts.restored_tokens += sequence.restored
         self.counts.images_kv += len(sequence.found) - found
         for key, end in sequence.last_use.items():
             if end <= computed:
@@ -398,6 +412,7 @@ class GenerationScheduler:
             for key in result.failed
             for sequence in self.gallery.encode_failed(key)
         ]
+        self._room.pages_told(flight, result)
         for key, event in result.disk:
             if event == "not saved":
                 self.embeddings.not_saved(key)
@@ -409,11 +424,13 @@ class GenerationScheduler:
             self.pool.release(flight.pages)
             return deltas
         drawn, scores = zip(result.tokens, result.logprobs, strict=True), iter(result.scores)
+        readouts = iter(result.readouts)
         for place, (row, (sequence, run)) in enumerate(
             zip(flight.plan.rows, flight.rows, strict=True)
         ):
             token, logprobs = next(drawn) if row.sample else (-1, None)
             found = next(scores) if row.scored else None
+            readout = next(readouts) if row.read else None
             if sequence.run is run and place in result.broken:
                 # Before its pages are findable: nobody else computes with them.
                 deltas.append(self._finish(sequence, "error", NOT_FINITE, code=InternalError.code))
@@ -427,6 +444,8 @@ class GenerationScheduler:
                     deltas.append(Delta(sequence.request.id, scores=found))
                 if row.sample and not known:
                     deltas.append(self._append(sequence, token, logprobs))
+                if readout is not None:
+                    deltas.append(self._tell_readout(sequence, run, readout))
         self.pool.release(flight.pages)
         return deltas
 
@@ -438,6 +457,13 @@ class GenerationScheduler:
         for key in [key for key in run.pins if not sequence.needs(key)] if run.pins else ():
             run.pins.remove(key)
             self.embeddings.unpin(key)
+
+    def _tell_readout(self, sequence: Sequence, run: Run, readout: Readout) -> Delta:
+        """A sequence that draws nothing ends with its prompt."""
+        sequence.scored = run.computed
+        if run.computed < sequence.prompt_length:
+            return Delta(sequence.request.id, readout=readout)
+        return replace(self._finish(sequence, "stop"), readout=readout)
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
         sequence.tokens.append(token)
@@ -467,6 +493,7 @@ class GenerationScheduler:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence, served=False)
+            self._room.wait_ended(sequence)
         sequence.finish()
         del self._ids[sequence.request.id]
         self.gallery.leave(sequence)
@@ -491,6 +518,5 @@ class GenerationScheduler:
         """Assert that every page is accounted for: free, the trie's, a sequence's, or in flight."""
         holders: list[Iterable[int]] = [s.run.pages for s in self.running if s.run is not None]
         holders += [flight.pages for flight in self._flights]
-        self._room.audit(holders)
-        self._snapshots.audit(s.run for s in self.running if s.run is not None)
+        self._room.audit(holders, (s.run for s in self.running if s.run is not None))
         self.gallery.audit()

@@ -97,13 +97,25 @@ class Run:
 
 
 @dataclass(slots=True)
+class Restore:
+    """What came back from disk for a waiting sequence. names: of its pages, so far as they were
+    asked for. done: it has had its turn. start, end: tokens that came, so far as they are cached.
+    """
+
+    names: list[bytes] = field(default_factory=list)
+    done: bool = False
+    start: int = 0
+    end: int = 0
+
+
+@dataclass(slots=True)
 class Account:
     """The cached and the kept part of a prompt.
 
     cached: prompt tokens found at the first admission; None before. admitted: time of the first
     admission (`time.monotonic()`); 0.0 before. kept: tokens up to which breakpoints keep the
     prompt. written: newly computed tokens among them, by the seconds they are kept. missed: the
-    reason for a shorter prefix than possible, if asked.
+    reason for a shorter prefix than possible, if asked. restore: pages that came back from disk.
     """
 
     cached: int | None = None
@@ -111,6 +123,7 @@ class Account:
     kept: int = 0
     written: Counter[int] = field(default_factory=Counter)
     missed: CacheMiss | None = None
+    restore: Restore = field(default_factory=Restore)
 
     def report(self, caching: Caching) -> CacheReport | None:
         """The report for the front; None if the request asked nothing of the caches."""
@@ -128,7 +141,7 @@ class Sequence:
     device had no room for the next image beside those present: any step is better than none.
     encoded: images encoded on behalf of this sequence: why they were missing, and their source.
     found: source of each image, by its index, as far as known. scored: the first prompt token still
-    to be scored, by the results so far; all tokens count as scored if no scores are requested.
+    to be scored or read, by the results so far; all tokens count as such if none is requested.
     guide: the allowed form of the answer; None: any text. told: answer tokens told in deltas; None
     before the first delta.
     """
@@ -171,6 +184,8 @@ class Sequence:
         self.scored = len(request.tokens)
         if request.prompt_logprobs is not None:
             self.scored = 1  # nothing stands before the first
+        elif request.reading is not None:
+            self.scored = max(0, len(request.tokens) - request.reading.last)
 
     @property
     def client(self) -> str:
@@ -222,6 +237,16 @@ class Sequence:
         return run is not None and run.drawn == run.planned == self.length - 1
 
     @property
+    def restore(self) -> Restore:
+        """What came back from disk."""
+        return self.account.restore
+
+    @property
+    def restored(self) -> int:
+        """Of `cached`, tokens that came back from disk."""
+        return max(0, min(self.restore.end, self.cached or 0) - self.restore.start)
+
+    @property
     def untold(self) -> tuple[int, ...]:
         """Tokens of the answer that no delta has told."""
         return tuple(self.tokens[self.prompt_length + (self.told or 0) :])
@@ -234,19 +259,28 @@ class Sequence:
 
     @property
     def shareable(self) -> int:
-        """Tokens that may come from the prefix cache, which holds no scores."""
-        done = self.scored >= self.prompt_length
-        return len(self.content.tokens) if done else self.scored - 1
+        """Tokens that may come from the prefix cache, which holds no scores and no states."""
+        if self.scored >= self.prompt_length:
+            return len(self.content.tokens)
+        return self.scored - (self.request.reading is None)
 
     def to_score(self, start: int, end: int) -> tuple[int, int] | None:
         """The prompt tokens [first, end) that a row of tokens [start, end) is to score, if any."""
+        if self.request.reading is not None:
+            return None
         first, last = max(start + 1, self.scored), min(end + 1, self.prompt_length)
         return (first, last) if first < last else None
 
+    def to_read(self, start: int, end: int) -> int:
+        """How many of the tokens [start, end) of a row, its last ones, are to be read."""
+        return 0 if self.request.reading is None else max(0, end - max(start, self.scored))
+
     def may_draw(self, token_limit: int) -> bool:
         """True if one more token may be planned beyond the plans in flight: the answer has room for
-        it, and its mask is or will be ready in time.
+        it, and its mask is or will be ready in time. Always true without an answer.
         """
+        if self.request.reading is not None:
+            return True
         guide = self.guide
         if guide is not None and not (
             guide.quick if self.length > len(self.tokens) else guide.ready
@@ -292,7 +326,8 @@ class Sequence:
         last = {span.image: span.end for span in self.request.spans}
         for image, end in last.items():
             if end <= computed and image not in self.found:
-                self.found[image] = ImageOutcome(image, "kv")
+                restored = self.restore.start < end <= self.restore.end
+                self.found[image] = ImageOutcome(image, "kv", tier="disk" if restored else None)
         return self.run
 
     def preempt(self) -> None:
@@ -302,6 +337,7 @@ class Sequence:
         """
         assert self.state is State.RUNNING
         self.state, self.run, self.matched = State.WAITING, None, None
+        self.restore.done = False
 
     def finish(self) -> None:
         """Any state but finished -> finished."""

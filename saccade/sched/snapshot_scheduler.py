@@ -56,8 +56,10 @@ class SnapshotKeeper(Protocol):
         """A run has ended; `node` is the last of its whole pages."""
         ...
 
-    def audit(self, runs: Iterable[Run]) -> None:
-        """Assert that every line is free, the prefix cache's, or one of `runs`'."""
+    def audit(self, runs: Iterable[Run], arriving: Iterable[int] = ()) -> None:
+        """Assert that every line is free, the prefix cache's, one of `runs`', or one of
+        `arriving`.
+        """
         ...
 
 
@@ -92,7 +94,7 @@ class NoSnapshots:
     def left(self, sequence: Sequence, run: Run, node: Node) -> None:
         """Nothing was saved."""
 
-    def audit(self, runs: Iterable[Run]) -> None:
+    def audit(self, runs: Iterable[Run], arriving: Iterable[int] = ()) -> None:
         """Assert nothing: no line exists."""
 
 
@@ -185,9 +187,12 @@ class SnapshotScheduler:
             attached = self._attach(node, sequence, save)
             assert attached, "whatever was computed is cached now"
 
-    def audit(self, runs: Iterable[Run]) -> None:
-        """Assert that every line is free, the prefix cache's, or one of `runs`'."""
-        self._snapshots.audit(line for run in runs if run.states for line in run.states.lines)
+    def audit(self, runs: Iterable[Run], arriving: Iterable[int] = ()) -> None:
+        """Assert that every line is free, the prefix cache's, one of `runs`', or one of
+        `arriving`.
+        """
+        lines = (line for run in runs if run.states for line in run.states.lines)
+        self._snapshots.audit((*lines, *arriving))
 
     def _attach(self, node: Node, sequence: Sequence, save: Save) -> bool:
         depth = save.tokens // self._size

@@ -226,6 +226,7 @@ class ChatTemplate:
                 f"{sorted(reserved)[0]!r} cannot be set through chat_template_kwargs",
                 "chat_template_kwargs",
             )
+        # Checkpoints with several templates have one for tools.
         calls = tools is not None or (not self._shows_calls and _has_calls(messages))
         name = "tool_use" if calls and "tool_use" in self._compiled else "default"
         last, continued = "", names["continue_final_message"]

@@ -151,6 +151,7 @@ def calls_wish(
     """
     parts = _Parts(param)
     rules = []
+    # A rule for each tool.
     for index, tool in enumerate(tools):
         schema = prepare_schema(tool.parameters, tool.param)
         if style.form == "hermes":
@@ -160,6 +161,7 @@ def calls_wish(
         else:
             rules += _xml_rules(index, tool, schema, parts)
     any_tool = " | ".join(f"tool_{index}" for index in range(len(tools)))
+    # The rule for the whole answer.
     if need == "must":
         start = [
             "start: calls" if answer is None else "start: calls | @answer",

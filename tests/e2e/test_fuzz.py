@@ -36,7 +36,7 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("fuzz")
-    clocks = ("--tune", "body_timeout=1", "--tune", "header_timeout=1", "--fetch-timeout", "1")
+    clocks = ("--tune", "body_timeout=1", "--tune", "header_timeout=1", "--tune", "fetch_timeout=1")
     # An answer whose length a bent request leaves open ends with the context.
     bounds = ("--context-length", CONTEXT, "--files-dir", str(folder / "files"))
     with serving("demo", folder, *clocks, *bounds) as server:

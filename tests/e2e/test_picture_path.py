@@ -139,8 +139,8 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         "--allow-private-media",
         "--allowed-media-domains",
         "localhost",
-        "--fetch-timeout",
-        "1",
+        "--tune",
+        "fetch_timeout=1",
     )
     options = (*fetching, "--files-dir", str(work / "files"), "--tune", "max_image_bytes=1000000")
     with to_be_killed(), serving(folder, work, *OPTIONS, *options) as server:

@@ -56,6 +56,15 @@ def client(fleet: RayFleet) -> Iterator[openai.OpenAI]:
         yield client
 
 
+def test_a_page_of_another_origin_is_refused(fleet: RayFleet) -> None:
+    url = f"{fleet.router.url}/v1/models"
+    assert httpx.get(url).status_code == 200
+    rebound = httpx.get(url, headers={"host": "evil.example"})
+    assert rebound.status_code == 403 and "--allowed-hosts" in rebound.text
+    crossed = httpx.get(url, headers={"origin": "http://evil.example"})
+    assert crossed.status_code == 403 and "--cors-origins" in crossed.text
+
+
 def test_the_printed_file_is_what_ray_reads(folder: Path, tmp_path: Path) -> None:
     """By Ray's own schema, with and without autoscaling."""
     import yaml

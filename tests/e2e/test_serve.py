@@ -29,7 +29,7 @@ from saccade_bench.fixtures.tiny import (
     picture,
     reference,
 )
-from tests.combinations import combinations
+from tests.helpers.breadth import combinations
 
 NEW_TOKENS = 32
 PAGE = 16

@@ -18,8 +18,8 @@ from saccade.nn.protocol import FamilyNet
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import FAMILIES
 from saccade_bench.lab.qwen import qwen
-from tests.combinations import combinations
 from tests.engine.test_parity import CASES, Model, check, load
+from tests.helpers.breadth import combinations
 
 PICTURES = 9
 """Different ones in CASES."""

@@ -14,6 +14,7 @@ from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
 from saccade.families.registry import load_spec
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import PackedEncoder
@@ -26,8 +27,8 @@ from saccade_bench.lab.qwen import grids
 CPU = torch.device("cpu")
 
 
-def load(folder: Path) -> FamilyNet:
-    return load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU)
+def load(folder: Path, ops: Ops | None = None) -> FamilyNet:
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, ops=ops)
 
 
 def images_of(net: FamilyNet, pixels: Sequence[np.ndarray]) -> list[Image]:
@@ -123,7 +124,7 @@ class Session:
             sample_rows=torch.arange(end - start),
         )
         self.done = end
-        attention = attention_for(self.kv, self.page_size, self.states)
+        attention = attention_for(self.kv, self.page_size, self.states, ops=self.net.ops)
         attention.plan(batch)
         return self.net.logits(self.net.forward(batch, attention))
 

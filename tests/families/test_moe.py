@@ -18,12 +18,14 @@ from safetensors.torch import load_file, save_file
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError
 from saccade.families.registry import load_spec
-from saccade.kernels import device, moe
-from saccade.kernels.fp8 import Fp8Experts
-from saccade.kernels.int8 import runs_int8
-from saccade.kernels.linear import linear, pack
-from saccade.kernels.moe import FEW_ROWS, Experts, Routes, expert_mlp, locate, route
-from saccade.nn import moe as nn_moe
+from saccade.kernels import device
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference import moe
+from saccade.kernels.reference.fp8 import Fp8Experts
+from saccade.kernels.reference.int8 import runs_int8
+from saccade.kernels.reference.linear import pack
+from saccade.kernels.reference.moe import Experts, Routes, route
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.parallel import Shard
 from saccade.runtime import weights
@@ -45,11 +47,18 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each product with an expert's matrix, in the order in which they are made."""
     rows: list[int] = []
 
-    def count(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-        rows.append(len(x))
-        return linear(x, *rest)
+    real = moe.expert_mlp
 
-    monkeypatch.setattr(moe, "linear", count)
+    def counting(
+        x: torch.Tensor, shares: Any, visits: Any, experts: Any, product: Any, gate: Any
+    ) -> torch.Tensor:
+        def count(some: torch.Tensor, matrix: Any) -> Any:
+            rows.append(len(some))
+            return product(some, matrix)
+
+        return real(x, shares, visits, experts, count, gate)
+
+    monkeypatch.setattr(moe, "expert_mlp", counting)
     return rows
 
 
@@ -83,8 +92,8 @@ def test_grouped_products_are_those_of_each_expert(dtype: torch.dtype) -> None:
     logits = torch.randn(9, 8, dtype=dtype)
     logits[:, 3] = -9
     routes = route(logits, 2)
-    each = expert_mlp(x, routes, Experts(list(up), list(down)), "silu")
-    grouped = expert_mlp(x, routes, Experts(up, down), "silu")
+    each = Ops().expert_mlp(x, routes, Experts(list(up), list(down)), "silu")
+    grouped = Ops().stacked_mlp(x, *routes, up, down)
     torch.testing.assert_close(grouped, each, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0)
     slow = torch.zeros_like(x, dtype=torch.float64)
     for row, (chosen, shares) in enumerate(zip(*routes)):
@@ -97,6 +106,9 @@ def test_grouped_products_are_those_of_each_expert(dtype: torch.dtype) -> None:
     )
 
 
+HALVES = pick_ops(CPU, torch.bfloat16)
+FEW_ROWS = 32
+"""Of `x86/ops.py`, which needs Numba."""
 needs_numba = pytest.mark.skipif(not device.has_numba(), reason="Numba is not installed")
 
 
@@ -104,7 +116,7 @@ def layer_of(hidden: int, width: int, experts: int) -> Experts:
     torch.manual_seed(0)
     ups = [pack((torch.randn(2 * width, hidden) / 8).bfloat16()) for _ in range(experts)]
     downs = [pack((torch.randn(hidden, width) / 8).bfloat16()) for _ in range(experts)]
-    return Experts(ups, downs, locate(ups, downs))
+    return Experts(ups, downs, HALVES.locate(ups, downs))
 
 
 @needs_numba
@@ -116,31 +128,31 @@ def test_a_few_rows_compiled_are_the_products_one_by_one(rows: int) -> None:
         pytest.skip("this processor packs matrices in another way")
     x, routes = torch.randn(rows, 128).bfloat16(), route(torch.randn(rows, 9).bfloat16(), 3)
     for first in (0, 3):
-        made = expert_mlp(x, routes, layer, "silu", first).float()
-        each = expert_mlp(x, routes, layer._replace(places=None), "silu", first).float()
+        made = HALVES.expert_mlp(x, routes, layer, "silu", first).float()
+        each = HALVES.expert_mlp(x, routes, layer._replace(places=None), "silu", first).float()
         torch.testing.assert_close(made, each, atol=0.03 * float(each.abs().max()), rtol=0.02)
 
 
 @needs_numba
 def test_compiled_products_read_the_experts_that_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from saccade.kernels.x86 import moe as moe_cpu
+    from saccade.kernels.x86 import ops as x86_ops
 
     layer = layer_of(128, 64, 6)
     if layer.places is None:
         pytest.skip("this processor packs matrices in another way")
     seen: list[Sequence[tuple[int, int]]] = []
-    real = moe_cpu.compiled_experts
+    from saccade.kernels.x86.moe import compiled_experts as real
 
     def count(*given: Any) -> torch.Tensor:
         seen.append(given[3])
         return real(*given)
 
-    monkeypatch.setattr(moe_cpu, "compiled_experts", count)
+    monkeypatch.setattr(x86_ops, "compiled_experts", count)
     x = torch.randn(FEW_ROWS + 1, 128).bfloat16()
     routes = route(torch.randn(FEW_ROWS + 1, 6).bfloat16(), 2)
-    expert_mlp(x[:1], Routes(routes.experts[:1], routes.shares[:1]), layer, "silu")
+    HALVES.expert_mlp(x[:1], Routes(routes.experts[:1], routes.shares[:1]), layer, "silu")
     assert seen == [[(expert, 1) for expert in sorted(routes.experts[0].tolist())]]
-    expert_mlp(x, routes, layer, "silu")
+    HALVES.expert_mlp(x, routes, layer, "silu")
     assert len(seen) == 1, "more rows are products of their own"
 
 
@@ -236,13 +248,18 @@ def turn(source: Path, folder: Path) -> Path:
 
 
 FUSED = [
-    pytest.param(family, turned, id=f"{family}{'-turned' if turned else ''}")
+    pytest.param(
+        *(family, turned),
+        id=f"{family}{'-turned' if turned else ''}",
+        marks=[pytest.mark.slow] if turned == (family == MOE) else [],
+    )
     for family in (MOE, "qwen3_5_moe")
     for turned in (False, True)
 ]
 """Families, each as its checkpoints are on the hub and with its experts turned about."""
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("width", [40, 64, 32], ids=["oblong", "square down", "square up"])
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
 def test_fused_experts_are_read_either_way(tmp_path: Path, family: FamilyName, width: int) -> None:
@@ -289,14 +306,16 @@ def test_fused_experts_in_fp8_answer_as_their_twin(
     torch.testing.assert_close(shared, whole, **LOGITS)
     # The CPU stands in for a GPU whose products take FP8.
     monkeypatch.setattr(weights, "has_fp8", lambda _: True)
-    monkeypatch.setattr(nn_moe, "stacks", lambda _: True)
     kinds: set[object] = set()
 
-    def note(x: torch.Tensor, routes: Routes, experts: Experts, *rest: Any) -> torch.Tensor:
-        kinds.update((type(experts.up), type(experts.down)))
-        return expert_mlp(x, routes, experts, *rest)
+    class Stacking(Ops):
+        stacks = True
 
-    monkeypatch.setattr(nn_moe, "expert_mlp", note)
+        def stacked_mlp(self, *given: Any) -> torch.Tensor:
+            kinds.update(map(type, given[3:5]))
+            return super().stacked_mlp(*given)
+
+    monkeypatch.setattr(weights, "pick_ops", lambda *_: Stacking())
     block = {"weight_block_size": [16, 16]}
     sixteen = replace(FORMATS["fp8 blocks"], block=(16, 16))
     sixteen = replace(sixteen, settings={**sixteen.settings, **block})

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
-from saccade.kernels import linear
+from saccade.kernels.reference import linear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.parallel import Shard
 from saccade.runtime.weights import load_net
@@ -71,6 +71,7 @@ def test_logits_equal_the_reference(
     torch.testing.assert_close(session.prefill(), theirs.logits(session.tokens, images), **LOGITS)
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("page_size", [None, 1, 16])
 @pytest.mark.parametrize("chunk", [1, 7, 16])
 def test_chunks_and_decode_equal_one_prefill(
@@ -99,6 +100,7 @@ def test_greedy_tokens_equal_generate(
     assert tokens == expected
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize(
     "options",
     [
@@ -179,6 +181,7 @@ def test_bfloat16_agrees_on_the_first_token(
     assert session.prefill()[-1].argmax() == theirs.logits(session.tokens, images)[-1].argmax()
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_slices_padded_to_whole_units_change_no_answer(
     family: FamilyName,

@@ -21,8 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
 from saccade.core.family import FamilySpec, KVSpec, heads_cache
 from saccade.core.types import Grid, Image, ImageKey
-from saccade.families.qwen_vl.config import ImageRules
-from saccade.families.qwen_vl.spec import smart_resize
+from saccade.families.qwen_vl.config import ImageRules, smart_resize
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.tiny import FamilyName, Reference
 from saccade_bench.lab.qwen import qwen

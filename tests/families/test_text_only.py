@@ -34,7 +34,8 @@ from saccade.engine.sizing import arena_bytes, resolve
 from saccade.engine.startup_report import LoadFacts, describe
 from saccade.families.registry import load_spec
 from saccade.front.assemble import check_role
-from saccade.media.media import ImageSource, Media
+from saccade.media.media import Media
+from saccade.media.sources import ImageSource
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import FamilyName
 from tests.families.forwarding import Session, load

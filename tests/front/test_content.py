@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from saccade.core.errors import InvalidRequest
-from saccade.front.content import ImageLimits, message_from_json, message_from_object, text_bytes
-from saccade.media.media import FileId, ImageSource
+from saccade.front.content import PartDefaults, message_from_json, message_from_object, text_bytes
+from saccade.media.sources import FileId, ImageSource
 
 URL = "data:image/png;base64,AAAA"
 CALL = {"function": {"name": "f", "arguments": "{}"}}
@@ -44,7 +44,7 @@ MESSAGES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: json.dumps(message)[:60])
 def test_json_and_python_say_the_same(message: dict[str, Any]) -> None:
     raw = msgspec.Raw(json.dumps(message).encode())
-    assert message_from_object(message, "m") == message_from_json(raw, "m", ImageLimits())
+    assert message_from_object(message, "m") == message_from_json(raw, "m", PartDefaults())
 
 
 def test_a_calls_arguments_are_the_clients_own() -> None:
@@ -101,7 +101,7 @@ def test_an_uploaded_file_is_an_id() -> None:
         ({"role": "tool", "content": "x"}, "m.tool_call_id"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "m.tool_calls"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "m.content[0].image_url"),
-        ({"role": "user", "content": [{"type": "video", "video": "x"}]}, "m.content[0].type"),
+        ({"role": "user", "content": [{"type": "audio", "audio": "x"}]}, "m.content[0].type"),
         ({"role": "user", "content": [{"type": "image", "image": 7}]}, "m.content[0]"),
     ],
 )

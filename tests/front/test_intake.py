@@ -27,13 +27,11 @@ from saccade.core.types import LARGEST, Request, SamplingParams
 from saccade.families.registry import load_spec
 from saccade.front.compiler import Compiler
 from saccade.front.conversation import Chat, Message, MessageText, Part
-from saccade.front.input_processor import (
-    GenerationRequest,
-    InputProcessor,
-    PreparedRequest,
-    load_sampling_defaults,
-)
-from saccade.media.media import ImageSource, Media
+from saccade.front.input_processor import InputProcessor, PreparedRequest
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.sampling_defaults import load_sampling_defaults
+from saccade.media.media import Media
+from saccade.media.sources import ImageSource
 from saccade.text.answer_format import SILENT, AnswerFormat
 from saccade.text.grammar import OutputConstraint
 from saccade.text.prompt import ChatTemplate, Tokenizer

@@ -13,11 +13,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.attention import Backend, Segments, varlen_attention
-from saccade.kernels.linear import Activation, linear, pack
-from saccade.kernels.norm import rms_norm
-from saccade.kernels.patchify import patchify
-from saccade.kernels.rotary import Rotation, rotary_tables
+from saccade.kernels.attention_backends import BACKENDS, AttentionName, possible
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.activation import Activation
+from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.patchify import patchify
+from saccade.kernels.reference.rotary import Rotation, rotary_tables
+from saccade.kernels.reference.segments import Segments
+from saccade.kernels.tower_attention import Backend, varlen_attention
+from saccade.kernels.triton.ops import TritonOps
 from saccade.nn.protocol import Batch
 from saccade.runtime.attention import attention_for
 
@@ -53,7 +57,7 @@ def test_products_and_activations(
         (noise(48, 96, seed=1) / 10).to(dtype),
         noise(48, seed=2).to(dtype),
     )
-    ours = linear(x.to(cuda), pack(weight.to(cuda)), bias.to(cuda), activation)
+    ours = TritonOps().linear(x.to(cuda), weight.to(cuda), bias.to(cuda), activation)
     close(ours, EXACT[activation](F.linear(x.double(), weight.double(), bias.double())))
 
 
@@ -62,7 +66,7 @@ def test_rms_norm(cuda: torch.device, dtype: torch.dtype) -> None:
     x, weight = (noise(33, 4, 72) * 3).to(dtype), noise(72, seed=1).to(dtype)
     wide = x.double()
     wanted = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
-    close(rms_norm(x.to(cuda), weight.to(cuda), 1e-6), wanted)
+    close(TritonOps().rms_norm(x.to(cuda), weight.to(cuda), 1e-6), wanted)
 
 
 def test_patches_have_the_same_bits_as_on_the_cpu(cuda: torch.device) -> None:
@@ -90,12 +94,12 @@ def attended(
 @pytest.mark.parametrize("lengths", [[128], [64, 64, 16], [1, 300, 0, 7, 0], [4] * 40], ids=str)
 @pytest.mark.parametrize("dim", [32, 36, 40, 64, 72, 80, 96, 128])
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("backend", ["flash", "cudnn", "fa4"])
+@pytest.mark.parametrize("backend", ["flash", "cudnn", "fa3", "fa4"])
 def test_variable_length_attention_of_libraries(
     cuda: torch.device, backend: Backend, dtype: torch.dtype, dim: int, lengths: list[int]
 ) -> None:
-    if backend == "fa4":
-        pytest.importorskip("flash_attn.cute")
+    if package := {"fa3": "flash_attn_interface", "fa4": "flash_attn.cute"}.get(backend):
+        pytest.importorskip(package)
     fused = noise(sum(lengths), 9, dim).to(dtype)
     q, k, v = (fused[:, start : start + 3] for start in (0, 3, 6))
     bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=cuda)
@@ -172,3 +176,46 @@ def test_causal_attention_over_pages(
     qkv = torch.cat((torch.cat(queries).to(cuda), k, v), dim=1)
     still = Rotation(*rotary_tables(torch.zeros(len(qkv), dim // 2, device=cuda)))
     close(attention(qkv, still, None, 0), torch.cat(wanted))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("singles", [0, 3])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("heads", [(16, 2), (28, 4)], ids=str)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["fa3", "flashinfer"])
+def test_attention_of_libraries_over_pages_is_tritons(
+    cuda: torch.device,
+    name: AttentionName,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    dim: int,
+    singles: int,
+    page_size: int,
+) -> None:
+    if name not in possible(pick_ops(cuda, dtype), cuda, dtype):
+        pytest.skip(f"{name} does not run here")
+    tokens, keys = [*[1] * singles, 40, 7], [*[3000, 1, 70][:singles], 640, 7]
+    counts = [-(-each // page_size) for each in keys]
+    order = 1 + torch.randperm(sum(counts), generator=torch.Generator().manual_seed(3)).int()
+    table = torch.zeros((len(keys), max(counts)), dtype=torch.int32)
+    for line, pages in zip(table, order.split(counts)):
+        line[: len(pages)] = pages
+    rows = PagedRows(
+        torch.tensor([0, *np.cumsum(tokens)], dtype=torch.int32, device=cuda),
+        torch.tensor(keys, dtype=torch.int32, device=cuda),
+        torch.arange(len(keys), device=cuda),
+        table.to(cuda),
+        page_size,
+        singles,
+    )
+    slots = (1 + sum(counts)) * page_size
+    k, v = (noise(slots, heads[1], dim, seed=seed).to(dtype).to(cuda) for seed in (1, 2))
+    q = noise(sum(tokens), heads[0], dim).to(dtype).to(cuda)
+    shape = PagedShape(heads[1], dim, page_size, dtype, dtype)
+    found = []
+    for each in (name, "triton"):
+        backend = BACKENDS[each].make(shape)
+        backend.plan(rows)
+        found.append(backend(q, PagedCache(k, v)))
+    torch.testing.assert_close(found[0], found[1], atol=2e-2, rtol=2e-2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import combinations
+from itertools import combinations as subsets
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,6 +21,14 @@ def broad(cases: Iterable[Any], keep: Collection[Any]) -> list[Any]:
     return [case if case in keep else _slow(case) for case in cases]
 
 
+def combinations(*axes: Iterable[object], default: Collection[tuple[object, ...]]) -> list[Any]:
+    """Every combination of `axes`; those that are not in `default` are slow.
+
+    The default should have each value of each axis, unless another test has it.
+    """
+    return broad(product(*axes), keep=default)
+
+
 def _slow(case: Any) -> Any:
     values = case if isinstance(case, tuple) else (case,)
     return pytest.param(*values, marks=pytest.mark.slow)
@@ -29,7 +38,7 @@ def cover(cases: Sequence[Case], strength: int) -> list[int]:
     """The places of a few of `cases` that show all that these show: each value of each axis
     (strength 1), each beside each of every other axis (2).
     """
-    shown = [set(combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]
+    shown = [set(subsets(sorted(case.items()), min(strength, len(case)))) for case in cases]
     chosen, missing = list[int](), set[Any]().union(*shown)
     while missing:
         best = max(range(len(cases)), key=lambda at: len(shown[at] & missing))

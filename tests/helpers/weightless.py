@@ -31,6 +31,8 @@ from saccade.engine.sizing import resolve
 from saccade.families.registry import family_model, load_spec
 from saccade.kernels import device as placement
 from saccade.kernels import triton as triton_kernels
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.triton.ops import TritonOps
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
@@ -134,6 +136,7 @@ class NoWeights:
     device: torch.device = META
     dtype: torch.dtype = BF16
     nbytes: int = field(default=0)
+    ops: Ops = field(default_factory=TritonOps)
 
     def load(self, *parts: Part) -> torch.Tensor:
         shape = (sum(part.wanted[0] for part in parts), *parts[0].wanted[1:])

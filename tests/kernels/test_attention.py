@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.kernels import attention
-from saccade.kernels.attention import Segments, varlen_attention
+from saccade.kernels.reference import attention
+from saccade.kernels.reference.segments import Segments
+from saccade.kernels.tower_attention import varlen_attention
 
 DIM = 16
 SCALE = DIM**-0.5

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.kernels import attention
-from saccade.kernels import long_attention as blockwise
+from saccade.kernels.reference import attention
+from saccade.kernels.reference import long_attention as blockwise
+from saccade.kernels.reference.segments import Segments
+from saccade.kernels.tower_attention import varlen_attention
 from tests.kernels.test_attention import expected
 
 DIM = 16
@@ -62,14 +64,14 @@ def test_long_segments_and_long_prompts_are_taken_in_blocks(
     q, k, v = drawn(sum(lengths), sum(lengths), 3, 3)
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    own = attention.Segments(bounds, max(lengths))
-    out = attention.varlen_attention(q, k, v, own, SCALE, "sdpa")
+    own = Segments(bounds, max(lengths))
+    out = varlen_attention(q, k, v, own, SCALE, "sdpa")
     wanted = expected(q, k, v, owner[:, None] == owner[None])
     torch.testing.assert_close(out.double(), wanted, atol=2e-2, rtol=0.0)
     assert taken == [(9, 9), (9, 9), (20, 20)]
 
-    part = attention.Segments(torch.tensor([0, 12], dtype=torch.int32), 12)
-    attention.varlen_attention(q[:12], k, v, part, SCALE, "sdpa")
+    part = Segments(torch.tensor([0, 12], dtype=torch.int32), 12)
+    varlen_attention(q[:12], k, v, part, SCALE, "sdpa")
     keys, values = (each.transpose(0, 1).unsqueeze(0) for each in (k, v))
     attention.causal_attention(q[-10:], keys, values, SCALE)
     attention.causal_attention(q[-2:], keys, values, SCALE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,16 +11,18 @@ import torch
 
 pytest.importorskip("numba")
 from saccade.kernels import device as placement
-from saccade.kernels.layer import QKNorm, add_rms_norm, gate, turn_and_cache
-from saccade.kernels.norm import rms_norm
-from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
-from saccade.kernels.rotary import Pairs, Rotation, rotary_tables
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.paged import PagedCache, PagedRows, paged_attention_reference
+from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
 from saccade.kernels.x86.jit import SHARED_VALUES
 from saccade.kernels.x86.long_attention import softmax_to_bfloat16
 from saccade.kernels.x86.paged import BLOCK_KEYS, decode_paged, scratch_values
 
 if not placement.has_numba():
     pytest.skip("only for x86-64", allow_module_level=True)
+OURS, PLAIN = pick_ops(torch.device("cpu"), torch.bfloat16), Ops()
 STEP = 2.0**-8
 """Between a number and the next in bfloat16, at most, in parts of it."""
 PAGES, PAGE = 64, 16
@@ -28,13 +30,6 @@ PAGES, PAGE = 64, 16
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def plain(monkeypatch: pytest.MonkeyPatch, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What PyTorch's own operations answer."""
-    with monkeypatch.context() as patch:
-        patch.setattr(placement, "has_numba", lambda: False)
-        return work()
 
 
 @contextmanager
@@ -107,7 +102,7 @@ def test_a_rows_bits_depend_on_no_other_row_nor_on_threads(count: int) -> None:
     ("dim", "turned", "pairs", "normed"), [(16, 16, "halves", True), (72, 40, "neighbours", False)]
 )
 def test_queries_and_keys_are_turned_and_cached(
-    monkeypatch: pytest.MonkeyPatch, dim: int, turned: int, pairs: Pairs, normed: bool
+    dim: int, turned: int, pairs: Pairs, normed: bool
 ) -> None:
     tokens, heads, kv_heads = 5, 6, 2
     qkv, slots = noise(tokens, heads + 2 * kv_heads, dim), torch.tensor([3, 9, 1, 7, 30])
@@ -116,34 +111,31 @@ def test_queries_and_keys_are_turned_and_cached(
     angles = 10 * noise(tokens, turned // 2, seed=2).float()
     rotation = Rotation(*rotary_tables(angles, pairs), pairs=pairs)
 
-    def work() -> torch.Tensor:
+    def work(ops: Ops) -> torch.Tensor:
         empty = torch.zeros(32, kv_heads, dim).bfloat16()
         cache = PagedCache(empty, empty.clone())
-        q = turn_and_cache(qkv.clone(), kv_heads, rotation, norm, cache, slots)
+        q = ops.turn_and_cache(qkv.clone(), kv_heads, rotation, norm, cache, slots)
         return torch.cat([each.flatten() for each in (q, cache.keys, cache.values)])
 
-    wanted = plain(monkeypatch, work)
+    wanted, ours = work(PLAIN), work(OURS)
     # A norm that is rounded otherwise moves a sum of two turned values by a step of either, and
     # they may be near 4.
-    assert torch.allclose(work().float(), wanted.float(), rtol=STEP, atol=8 * STEP)
-    assert near(work()[-32 * kv_heads * dim :], wanted[-32 * kv_heads * dim :])  # as they are
+    assert torch.allclose(ours.float(), wanted.float(), rtol=STEP, atol=8 * STEP)
+    assert near(ours[-32 * kv_heads * dim :], wanted[-32 * kv_heads * dim :])  # as they are
 
 
-def test_a_stream_is_added_to_and_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_added_to_and_normalised() -> None:
     x, delta, weight = noise(7, 200), noise(7, 200, seed=1), noise(200, seed=2)
-    ours = torch.cat(add_rms_norm(x, delta, weight, 1e-6))
-    assert near(
-        ours, plain(monkeypatch, lambda: torch.cat(add_rms_norm(x, delta, weight, 1e-6))), 2
-    )
+    ours, wanted = (torch.cat(ops.add_rms_norm(x, delta, weight, 1e-6)) for ops in (OURS, PLAIN))
+    assert near(ours, wanted, 2)
     assert torch.equal(ours[:7], x + delta)
-    assert torch.equal(rms_norm(ours[:7], weight, 1e-6), ours[7:])
+    assert torch.equal(OURS.rms_norm(ours[:7], weight, 1e-6), ours[7:])
 
 
-def test_a_gate_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_is_applied() -> None:
     gate_up = noise(3, 10_000) * 4
     gate_up[0, :4] = torch.tensor([torch.inf, -torch.inf, 200.0, -200.0])
-    wanted = plain(monkeypatch, lambda: gate(gate_up, "silu"))
-    ours = gate(gate_up, "silu")
+    ours, wanted = (ops.gate(gate_up, "silu") for ops in (OURS, PLAIN))
     assert near(ours[:, 4:], wanted[:, 4:])
     assert near(ours[0, [0, 2, 3]], wanted[0, [0, 2, 3]])  # PyTorch makes NaN of -inf
 
@@ -151,14 +143,14 @@ def test_a_gate_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_change_no_bit() -> None:
     gate_up = noise(SHARED_VALUES // 1024, 4096)
     with threads(1):
-        alone = gate(gate_up, "silu")
+        alone = OURS.gate(gate_up, "silu")
     with threads(3):
-        assert torch.equal(gate(gate_up, "silu"), alone)
+        assert torch.equal(OURS.gate(gate_up, "silu"), alone)
 
 
 def test_only_bfloat16_is_compiled_for() -> None:
-    assert placement.runs_jit(torch.zeros(1, dtype=torch.bfloat16))
-    assert not placement.runs_jit(torch.zeros(1))
+    assert OURS.kind == "x86"
+    assert pick_ops(torch.device("cpu"), torch.float32).kind == "reference"
 
 
 def test_kernels_are_kept_by_what_their_source_is(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
     torch_chunk_gated_delta_rule,
 )
 
-from saccade.kernels.delta import StateRows, causal_conv, chunked_scan, gated_delta
-from saccade.kernels.delta import recurrent_reference as token_by_token
+from saccade.kernels.reference.delta import StateRows, causal_conv, chunked_scan, gated_delta
+from saccade.kernels.reference.delta import recurrent_reference as token_by_token
 
 HK, HV, DK, DV, TAPS, LINES = 2, 4, 16, 8, 4, 5
 CHANNELS = 2 * HK * DK + HV * DV

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from saccade.kernels.activation import gelu_tanh
-from saccade.kernels.norm import rms_norm
-from saccade.kernels.patchify import patchify
+from saccade.kernels.reference.activation import gelu_tanh
+from saccade.kernels.reference.norm import rms_norm
+from saccade.kernels.reference.patchify import patchify
 from saccade_bench.fixtures.tiny import picture
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}

@@ -19,6 +19,7 @@ from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime import weights
 from saccade.runtime.begun_step import Step
@@ -32,6 +33,8 @@ from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
+from saccade.kernels.triton.ops import TritonOps
+
 pytestmark = pytest.mark.gpu if HAS_GPU else pytest.mark.slow
 
 THERE = "cuda" if HAS_GPU else "cpu"
@@ -41,28 +44,23 @@ FEW = ("text", "more", "image", "short")
 PAGE = 4
 
 
-def load(folder: Path, device: str) -> FamilyNet:
-    place = torch.device(device)
-    return load_net(load_spec(folder), folder, dtype=torch.float32, device=place)
+def load(folder: Path, kernels: bool = True) -> FamilyNet:
+    """Where kernels run, with these; else the reference's, on the CPU."""
+    place, ops = (torch.device(THERE), TritonOps()) if kernels else (torch.device("cpu"), Ops())
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=place, ops=ops)
 
 
 @pytest.fixture(scope="module")
 def net(family: FamilyName, checkpoint: Callable[..., Path]) -> FamilyNet:
     """The reference's."""
     torch.set_num_threads(1)
-    return load(checkpoint(family), "cpu")
+    return load(checkpoint(family), kernels=False)
 
 
 @pytest.fixture(scope="module")
 def there(net: FamilyNet, family: FamilyName, checkpoint: Callable[..., Path]) -> FamilyNet:
     """The same, where kernels run."""
-    return load(checkpoint(family), THERE) if HAS_GPU else net
-
-
-def put_kernels(patch: pytest.MonkeyPatch, on: bool) -> None:
-    """In the interpreter they run where they are put; on a GPU they always do."""
-    if not HAS_GPU:
-        patch.setattr(placement, "runs_triton", lambda _: on)
+    return load(checkpoint(family))
 
 
 def harness(net: FamilyNet, **changes: Any) -> Harness:
@@ -119,11 +117,6 @@ def expected(net: FamilyNet) -> dict[str, list[int]]:
     return tokens(plain.run(requests(plain)))
 
 
-@pytest.fixture
-def triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_kernels(monkeypatch, True)
-
-
 GRAPHS = StepGraphSizes((2, 8), (0, 2, 8), (8, 16))
 
 
@@ -140,7 +133,6 @@ GRAPHS = StepGraphSizes((2, 8), (0, 2, 8), (8, 16))
 def test_kernels_answer_as_pytorch_does(
     there: FamilyNet,
     expected: dict[str, list[int]],
-    triton: None,
     changes: dict[str, Any],
     depth: int,
 ) -> None:
@@ -153,7 +145,6 @@ def test_preempted_sequences_answer_as_pytorch_does(
 ) -> None:
     found = []
     for by_kernels in (False, True):
-        put_kernels(monkeypatch, by_kernels)
         few = {"chunk_tokens": 16, "page_size": 2, "kv_pages": 25, "prefix_cache": False}
         over = with_kernels(there, **few) if by_kernels else harness(net, **few)
         asked = requests(over, max_tokens=16)
@@ -163,7 +154,7 @@ def test_preempted_sequences_answer_as_pytorch_does(
 
 
 def test_a_prefix_that_is_cached_is_read_where_it_lies(
-    there: FamilyNet, expected: dict[str, list[int]], triton: None
+    there: FamilyNet, expected: dict[str, list[int]]
 ) -> None:
     over = with_kernels(there)
     for _ in range(2):
@@ -180,7 +171,6 @@ def test_keys_and_values_of_eight_bits_are_near_pytorchs(
     found = []
     kv = KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_spec().kv_layers)
     for by_kernels in (False, True):
-        put_kernels(monkeypatch, by_kernels)
         over = with_kernels(there, kv=kv) if by_kernels else harness(net, kv=kv)
         asked = [replace(each, prompt_logprobs=0) for each in requests(over)]
         outcomes = over.run(asked)
@@ -196,10 +186,9 @@ def test_weights_of_eight_bits_answer_as_their_twin(
     found = []
     folders = quantise(checkpoint("qwen3_vl"), FORMATS[name], tmp_path)
     for folder, by_kernels in zip(folders, (True, False)):
-        put_kernels(monkeypatch, by_kernels)
         if not HAS_GPU:
             monkeypatch.setattr(weights, "has_fp8", lambda _, on=by_kernels: on)
-        net = load(folder, THERE if by_kernels else "cpu")
+        net = load(folder, kernels=by_kernels)
         few = {"chunk_tokens": 32}
         over = with_kernels(net, **few) if by_kernels else harness(net, **few)
         found.append(run(over, requests(over), 1))
@@ -229,14 +218,14 @@ def test_rows_of_eight_bits_are_near_their_twin(
     dtype = "bfloat16" if HAS_GPU else "float32"
     found = []
     for at, eight in zip(quantise(folder, FORMATS[name], tmp_path), (True, False)):
-        put_kernels(monkeypatch, eight)
         if not HAS_GPU:
             monkeypatch.setattr(weights, "has_fp8", lambda _, on=eight: on)
             monkeypatch.setattr(placement, "multiplies_fp8", lambda *_, on=eight: on)
             monkeypatch.setattr(placement, "multiplies_blocks", lambda _: True)
         place = torch.device(THERE if eight else "cpu")
         kind = getattr(torch, dtype) if eight else torch.float32
-        net: Any = load_net(load_spec(at), at, dtype=kind, device=place)
+        ops = TritonOps() if eight else Ops()
+        net: Any = load_net(load_spec(at), at, dtype=kind, device=place, ops=ops)
         assert (net.text.layers[0].mlp.group > 0) == eight
         few = {"chunk_tokens": 32, "max_running": 2, "graphs": StepGraphSizes((2,), (0,), (32,))}
         over = with_kernels(net, dtype=dtype, **few) if eight else harness(net)
@@ -254,10 +243,9 @@ def test_weights_of_four_bits_answer_as_their_twin(
     found = []
     folders = quantise_packed(checkpoint("qwen3_vl"), PACKED[name], tmp_path)
     for folder, by_kernels in zip(folders, (True, False)):
-        put_kernels(monkeypatch, by_kernels)
         if not HAS_GPU:
             monkeypatch.setattr(weights, "has_int4", lambda *_, on=by_kernels: on)
-        net = load(folder, THERE if by_kernels else "cpu")
+        net = load(folder, kernels=by_kernels)
         few = {"chunk_tokens": 32}
         over = with_kernels(net, **few) if by_kernels else harness(net, **few)
         found.append(run(over, requests(over), 1))
@@ -265,7 +253,7 @@ def test_weights_of_four_bits_answer_as_their_twin(
 
 
 def test_a_tower_in_its_graphs_answers_as_pytorch_does(
-    there: FamilyNet, expected: dict[str, list[int]], triton: None
+    there: FamilyNet, expected: dict[str, list[int]]
 ) -> None:
     over = with_kernels(there, encoder=EncoderConfig("triton", (64,)))
     assert run(over, requests(over), 1) == expected

@@ -7,15 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from saccade.kernels import experts, moe
-from saccade.kernels.experts import Stack, expert, stacked_mlp
-from saccade.kernels.fp8 import Fp8Experts, to_fp8
+from saccade.kernels.reference.experts import Stack, expert, stacked_mlp
+from saccade.kernels.reference.fp8 import Fp8Experts, to_fp8
+from saccade.kernels.reference.ops import Ops
 
 pytest.importorskip("triton")
 from saccade.kernels.triton import experts as experts_gpu
@@ -149,24 +148,26 @@ def test_no_rows_are_no_trouble(device: str) -> None:
 
 @pytest.mark.skipif(HAS_GPU, reason="the network is on the CPU")
 def test_a_network_answers_alike_by_the_kernel(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[..., Path],
 ) -> None:
     prompt = [*range(5, 30)]
 
-    def answers() -> torch.Tensor:
-        session = Session(load(checkpoint("qwen3_vl_moe")), prompt, [], page_size=16)
+    def answers(ops: Ops) -> torch.Tensor:
+        session = Session(load(checkpoint("qwen3_vl_moe"), ops), prompt, [], page_size=16)
         return torch.cat([session.prefill(), session.decode(41)[None]])
 
-    wanted, launched = answers(), list[int]()
-    here = SimpleNamespace(runs_triton=lambda _: True)
-    monkeypatch.setattr(moe, "device", here)
-    monkeypatch.setattr(experts, "device", here)
-    launch = experts_gpu.launch_experts
+    wanted, launched = answers(Ops()), list[int]()
+    launch = launch_experts
 
     def note(x: torch.Tensor, *rest: Any) -> torch.Tensor:
         launched.append(len(x))
         return launch(x, *rest)
 
-    monkeypatch.setattr(experts_gpu, "launch_experts", note)
-    torch.testing.assert_close(answers(), wanted, atol=2e-4, rtol=0)
+    class OneKernel(Ops):
+        stacks = True
+
+        def stacked_mlp(self, *given: Any) -> torch.Tensor:
+            return note(*given)
+
+    torch.testing.assert_close(answers(OneKernel()), wanted, atol=2e-4, rtol=0)
     assert launched == [25, 25, 1, 1], "two of three layers have experts"

@@ -9,11 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from saccade.kernels.fp8 import FP8, Fp8Matrix, dense, fp8_linear, put_rows, to_fp8
+from saccade.kernels.reference.fp8 import FP8, Fp8Matrix, dense, put_rows, to_fp8
+from saccade.kernels.reference.ops import Ops
 
 pytest.importorskip("triton")
-from saccade.kernels import tiling
 from saccade.kernels.triton import fp8 as fp8_gpu
+from saccade.kernels.triton import tiling
 from saccade.kernels.triton.fp8 import launch_fp8
 from tests.kernels.conftest import bounds
 
@@ -42,7 +43,7 @@ def test_a_product_is_that_of_the_dense_matrix(
     wanted += 0.0 if bias is None else bias.double()
     there = Fp8Matrix(matrix.values.to(device), scales.to(device), group)
     ours = launch_fp8(x.to(device), there, None if bias is None else bias.to(device))
-    for found in (ours.cpu(), fp8_linear(x, matrix, bias)):
+    for found in (ours.cpu(), Ops().fp8_linear(x, matrix, bias)):
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=2e-3)
 
@@ -86,7 +87,7 @@ def test_few_rows_fill_a_device(outputs: int, monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_rows_are_no_trouble(device: str) -> None:
     matrix = Fp8Matrix(torch.zeros(8, 16, dtype=FP8), torch.ones(8, 1), 16)
-    assert fp8_linear(torch.zeros(0, 16), matrix).shape == (0, 8)
+    assert Ops().fp8_linear(torch.zeros(0, 16), matrix).shape == (0, 8)
     there = Fp8Matrix(matrix.values.to(device), matrix.scales.to(device), 16)
     assert launch_fp8(torch.zeros(0, 16, device=device), there, None).shape == (0, 8)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.int4 import (
+from saccade.kernels.reference.int4 import (
     Int4Matrix,
     dense,
     int4_linear,

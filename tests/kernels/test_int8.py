@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels import int8
-from saccade.kernels.int8 import (
+from saccade.kernels.reference import int8
+from saccade.kernels.reference.int8 import (
     Int8Matrix,
     int8_linear,
     int8_linear_reference,

@@ -9,9 +9,15 @@ from itertools import product
 import pytest
 import torch
 
-from saccade.kernels.layer import QKNorm, add_layer_norm, add_rms_norm, gate, turn_and_cache
-from saccade.kernels.paged import PagedCache
-from saccade.kernels.rotary import Pairs, Rotation, rotary_tables
+from saccade.kernels.reference.layer import (
+    QKNorm,
+    add_layer_norm,
+    add_rms_norm,
+    gate,
+    turn_and_cache,
+)
+from saccade.kernels.reference.paged import PagedCache
+from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
 
 pytest.importorskip("triton")
 from saccade.kernels.triton.layer import (

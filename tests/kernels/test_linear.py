@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.linear import Activation, activate, linear, pack
+from saccade.kernels.reference.activation import Activation, activate
+from saccade.kernels.reference.ops import Ops
 
+OPS = Ops()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -44,7 +46,7 @@ def test_a_product_is_what_float64_says(
     wanted = EXACT[activation](
         F.linear(x.double(), weight.double(), None if added is None else added.double())
     )
-    result = linear(x, pack(weight), added, activation)
+    result = OPS.linear(x, OPS.ready(weight), added, activation)
     assert result.dtype == dtype and result.shape == (rows, outputs)
     torch.testing.assert_close(
         result.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
@@ -66,11 +68,14 @@ def test_a_weight_may_be_a_slice_of_a_larger_one(dtype: torch.dtype) -> None:
     x = noise(3, 32, seed=6).to(dtype)
     wanted = x.double() @ whole[:, 16:48].double().t()
     torch.testing.assert_close(
-        linear(x, pack(whole[:, 16:48])).double(), wanted, atol=0.0, rtol=TOLERANCE[dtype] * 4
+        OPS.linear(x, OPS.pack(whole[:, 16:48])).double(),
+        wanted,
+        atol=0.0,
+        rtol=TOLERANCE[dtype] * 4,
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_product_is_the_same_at_every_call(dtype: torch.dtype) -> None:
-    x, weight = noise(33, 64, seed=7).to(dtype), pack(noise(96, 64, seed=8).to(dtype))
-    assert torch.equal(linear(x, weight, None, "gelu"), linear(x, weight, None, "gelu"))
+    x, weight = noise(33, 64, seed=7).to(dtype), OPS.pack(noise(96, 64, seed=8).to(dtype))
+    assert torch.equal(OPS.linear(x, weight, None, "gelu"), OPS.linear(x, weight, None, "gelu"))

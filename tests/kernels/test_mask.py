@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.kernels.mask import mask_logits, mask_logits_reference
+from saccade.kernels.reference.mask import mask_logits, mask_logits_reference
 
 
 def masks_of(rows: int, vocab: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from saccade.kernels import device as placement
-from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
+from saccade.kernels.reference.paged import PagedCache, PagedRows, paged_attention_reference
 
 pytest.importorskip("triton")
 from saccade.kernels.triton.attention import Tile
@@ -18,6 +18,7 @@ from saccade.kernels.triton.paged import (
     PREFILL,
     PREFILL_LARGE_SMALL,
     PREFILL_SMALL,
+    PREFILL_THIN_SMALL,
     launch_paged,
     prefill_splits,
     prefill_tile,
@@ -175,7 +176,7 @@ def test_every_group_at_every_head_size(
 def test_tiles_follow_the_device(device: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of small multiprocessors give the same."""
     monkeypatch.setattr(placement, "generation", lambda _: 80 if small else 90)
-    tile = PREFILL_SMALL if small else PREFILL
+    tile = PREFILL_THIN_SMALL if small else PREFILL
     assert prefill_tile(torch.empty(1, 1, 64, dtype=torch.float16)) == tile
     check(device, [(1, 90), (70, 150)], singles=1, heads=(2, 1), dtype=torch.float16, tile=None)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.kernels.rotary import Pairs, Rotation, rotary_tables, rotate_, section_axes
+from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables, rotate_, section_axes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}

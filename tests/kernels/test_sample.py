@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from saccade.core.types import SamplingParams
-from saccade.kernels import device as placement
+from saccade.kernels.reference.ops import Ops
 from saccade.runtime.sampler import Draws, Sampler, uniform
 
 pytest.importorskip("triton")
 from saccade.kernels.triton import sample as sample_gpu
+from saccade.kernels.triton.ops import TritonOps
 from saccade.kernels.triton.sample import launch_sample
 from tests.kernels.conftest import broad
 
@@ -31,20 +32,19 @@ def draw(
     rows = len(asked)
     found = []
     for place, by_kernel in ((device, True), ("cpu", False)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(placement, "runs_triton", lambda _, by_kernel=by_kernel: by_kernel)
-            sampler = Sampler(VOCAB, rows, (7,), torch.device(place))
-            for slot, params in enumerate(asked):
-                # Another sequence was there before.
-                sampler.open(slot, SamplingParams(temperature=0.8, top_k=2), (1,), 1)
-                sampler.close(slot)
-                sampler.open(slot, params, (1, 3, 3), 1)
-            points = torch.tensor([uniform(p.seed, 7) for p in asked], dtype=torch.float64)
-            slots = torch.arange(rows, device=place)
-            draws = Draws(range(rows), [7] * rows, slots, points.to(place))
-            there = None if masks is None else masks.to(place)
-            tokens, _ = sampler(logits.to(place, copy=True), draws, there, masked)
-            found.append(tokens.tolist())
+        ops = TritonOps() if by_kernel else Ops()
+        sampler = Sampler(VOCAB, rows, (7,), torch.device(place), ops)
+        for slot, params in enumerate(asked):
+            # Another sequence was there before.
+            sampler.open(slot, SamplingParams(temperature=0.8, top_k=2), (1,), 1)
+            sampler.close(slot)
+            sampler.open(slot, params, (1, 3, 3), 1)
+        points = torch.tensor([uniform(p.seed, 7) for p in asked], dtype=torch.float64)
+        slots = torch.arange(rows, device=place)
+        draws = Draws(range(rows), [7] * rows, slots, points.to(place))
+        there = None if masks is None else masks.to(place)
+        tokens, _ = sampler(logits.to(place, copy=True), draws, there, masked)
+        found.append(tokens.tolist())
     return found[0], found[1]
 
 

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels import device as placement
-from saccade.kernels import fp8
-from saccade.kernels.fp8 import (
+from saccade.kernels.reference import fp8
+from saccade.kernels.reference.fp8 import (
     BLOCK,
     FEW_ROWS,
     FP8,
@@ -23,13 +23,12 @@ from saccade.kernels.fp8 import (
     Rows,
     block_scales,
     dense,
-    fp8_linear,
     prepare,
     quantise_rows,
     rows_group,
     to_fp8,
 )
-from saccade.kernels.layer import add_rms_norm, add_rms_norm_rows, gate_rows
+from saccade.kernels.reference.ops import Ops
 from tests.quantising import SCALES_BY_ROWS
 
 pytest.importorskip("triton")
@@ -41,6 +40,7 @@ from saccade.kernels.triton.scaled import (
 from tests.kernels.conftest import HAS_GPU, broad
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16) if HAS_GPU else (torch.float32, torch.half)
+PLAIN = Ops()
 SIZES = [(96, 96), (2560, 128), (256, 256), (3420, 3420), (384, 128)]
 """Values of a row, and those that share a scale."""
 FEW = [(SIZES[0], DTYPES[0]), (SIZES[2], DTYPES[1]), (SIZES[4], DTYPES[0])]
@@ -94,12 +94,12 @@ def test_a_normalised_stream_leaves_in_eight_bits(
     rows = FEW_ROWS + 1
     x, delta = noise(rows, size).to(dtype), noise(rows, size, seed=1).to(dtype)
     weight = 1 + noise(size, seed=2).to(dtype)
-    total, wanted = add_rms_norm_rows(x, delta, weight, 1e-6, group)
+    total, wanted = PLAIN.add_rms_norm_rows(x, delta, weight, 1e-6, group)
     there = [each.to(device) for each in (x, delta, weight)]
     ours, found = launch_add_norm_scaled(there[0], there[1], there[2], 1e-6, group)
     assert torch.equal(ours.cpu(), total)
     check_alike(found, wanted)
-    plain = add_rms_norm(x, delta, weight, 1e-6)[1]
+    plain = PLAIN.add_rms_norm(x, delta, weight, 1e-6)[1]
     assert isinstance(wanted, Fp8Rows)
     torch.testing.assert_close(wanted.dense(), plain.float(), rtol=1 / 15, atol=1e-2)
 
@@ -110,17 +110,17 @@ def test_a_gated_row_leaves_in_eight_bits(
 ) -> None:
     size, group = shape
     both = noise(FEW_ROWS + 2, 2 * size).to(dtype)
-    wanted = gate_rows(both, "silu", group)
+    wanted = PLAIN.gate_rows(both, "silu", group)
     check_alike(launch_silu_gate_scaled(both.to(device), group), wanted)
-    assert isinstance(gate_rows(both, "gelu", group), Fp8Rows)
+    assert isinstance(PLAIN.gate_rows(both, "gelu", group), Fp8Rows)
 
 
 def test_few_rows_and_those_of_other_products_stay_as_they_are() -> None:
     x = noise(FEW_ROWS, 32)
     for rows, group in ((x, 32), (noise(FEW_ROWS + 1, 32), 0)):
-        normed = add_rms_norm_rows(rows, rows, torch.ones(32), 1e-6, group)[1]
+        normed = PLAIN.add_rms_norm_rows(rows, rows, torch.ones(32), 1e-6, group)[1]
         assert isinstance(normed, torch.Tensor)
-        assert isinstance(gate_rows(rows, "silu", group and 16), torch.Tensor)
+        assert isinstance(PLAIN.gate_rows(rows, "silu", group and 16), torch.Tensor)
 
 
 @pytest.mark.parametrize("group", [128, 256])
@@ -156,16 +156,16 @@ def test_many_rows_are_multiplied_in_eight_bits(
     assert rows_group(ready) == group and (ready.blocks is not None) == (group == BLOCK)
     x = noise(FEW_ROWS + 3, inputs) / inputs**0.5
     bias = noise(outputs, seed=4) if biased else None
-    found = fp8_linear(x, ready, bias)
+    found = PLAIN.fp8_linear(x, ready, bias)
     eight = quantise_rows(x, group)
     torch.testing.assert_close(
         found, F.linear(eight.dense(), dense(ready), bias), rtol=1e-5, atol=1e-5
     )
-    assert torch.equal(fp8_linear(eight, ready, bias), found)
+    assert torch.equal(PLAIN.fp8_linear(eight, ready, bias), found)
     exact = F.linear(x, dense(ready), bias)
     off = (found - exact).norm() / exact.norm()
     assert 1e-3 < off < 0.04, "three bits of mantissa"
-    few = fp8_linear(x[:FEW_ROWS], ready, bias)
+    few = PLAIN.fp8_linear(x[:FEW_ROWS], ready, bias)
     torch.testing.assert_close(few, exact[:FEW_ROWS], rtol=1e-5, atol=1e-5)
 
 
@@ -175,7 +175,7 @@ def test_what_is_not_finite_stays_so(multiplies: None, device: str, bad: float) 
     ready = prepare(matrix(32, 64, 64), torch.float32)
     x = noise(FEW_ROWS + 1, 64)
     x[3, 5] = bad
-    found = fp8_linear(x, ready)
+    found = PLAIN.fp8_linear(x, ready)
     assert found[3].isnan().all() and found[4:].isfinite().all()
     assert launch_quantise(x.to(device), 64).dense()[3].isnan().any()
 
@@ -197,7 +197,7 @@ def test_other_matrices_are_read_as_before(multiplies: None) -> None:
         ready = prepare(each, torch.float32)
         assert rows_group(ready) == 0
         x = noise(FEW_ROWS + 1, each.values.shape[1])
-        assert torch.equal(fp8_linear(x, ready), F.linear(x, dense(each)))
+        assert torch.equal(PLAIN.fp8_linear(x, ready), F.linear(x, dense(each)))
 
 
 def test_a_cpu_multiplies_no_eight_bits() -> None:

@@ -16,8 +16,8 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.config import ImageRules
-from saccade.families.qwen_vl.spec import smart_resize
+from saccade.families.qwen_vl.config import ImageRules, smart_resize
+from saccade.families.qwen_vl.video import QwenVideo
 from saccade.media.media import Media
 from tests.helpers.stocks import image_stocks
 
@@ -35,6 +35,12 @@ class PictureSpec:
     )
 
     @property
+    def video(self) -> QwenVideo:
+        return QwenVideo(
+            self.image_rules, False, 2.0, None, 4, 768, False, 128_000, None, frame_tokens=0
+        )
+
+    @property
     def pixel_bounds(self) -> PixelBounds:
         return PixelBounds(32 * 32, self.image_rules.min_pixels, self.image_rules.max_pixels)
 
@@ -46,8 +52,8 @@ class PictureSpec:
         size = smart_resize(height, width, self._rules(bounds))
         return whole(size, (1, size[0] // 16, size[1] // 16))
 
-    def settings(self, bounds: PixelBounds) -> bytes:
-        return self._rules(bounds).fingerprint(self.family)
+    def settings(self, recipe: ImageRecipe) -> bytes:
+        return self.image_rules.fingerprint(self.family, recipe)
 
     def num_tokens(self, grid: Grid) -> int:
         return grid[1] * grid[2] // 4

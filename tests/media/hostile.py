@@ -6,6 +6,7 @@ Started as `python -m tests.media.hostile` in the place of `saccade.media.nurser
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -35,6 +36,7 @@ SYSCALLS = {
         "sendmsg": 46, "recvmsg": 47, "write": 1, "truncate": 76, "ftruncate": 77, "kill": 62,
         "tgkill": 234, "prctl": 157, "seccomp": 317, "setuid": 105, "capset": 126, "shmget": 29,
         "keyctl": 250, "ioctl": 16, "unlink": 87, "perf_event_open": 298, "dup": 32, "pipe": 22,
+        "vfork": 58, "clone": 56,
     },
 }  # fmt: skip
 """What an attack may try by number."""
@@ -78,7 +80,54 @@ def descriptors(desk: Desk) -> str:
 def threads() -> str:
     begun = threading.Thread(target=ignore)
     begun.start()
+    begun.join()
     return "a thread"
+
+
+THREAD_FLAGS = 0x3D0F00
+CLONES = {
+    "a process": signal.SIGCHLD,
+    "a process that shares memory": 0x100 | signal.SIGCHLD,
+    "as vfork does": 0x4100 | signal.SIGCHLD,
+    "a thread without the process's files": THREAD_FLAGS & ~0x400,
+    "memory without a thread": THREAD_FLAGS & ~0x10000,
+    "a thread and a descriptor of it": THREAD_FLAGS | 0x1000,
+    "a thread nobody may trace": THREAD_FLAGS | 0x800000,
+    "a sibling": THREAD_FLAGS & ~0x10800 | 0x8000,
+    **{
+        f"namespace {bit:#x}": THREAD_FLAGS | bit
+        for bit in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+    },
+    "a process in a user namespace": 0x10000000 | signal.SIGCHLD,
+}
+"""Flags of `clone` that no thread of glibc's has."""
+
+
+def clone(flags: int) -> str:
+    status = LIBC.syscall(CALLS["clone"], flags, 0, 0, 0, 0)
+    return "it worked" if status >= 0 else os.strerror(ctypes.get_errno())
+
+
+def clone3(flags: int) -> str:
+    told = struct.pack("<11Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, 0)
+    status = LIBC.syscall(CALLS["clone3"], told, len(told))
+    return "it worked" if status >= 0 else os.strerror(ctypes.get_errno())
+
+
+def bomb() -> int:
+    """Threads that stay, until there are no more; this one with them."""
+    try:
+        while True:
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    except RuntimeError:
+        return threading.active_count()
+
+
+def endless() -> None:
+    """Threads that end, and others for ever."""
+    while True:
+        with contextlib.suppress(RuntimeError):
+            threads()
 
 
 def grow() -> int:
@@ -118,10 +167,27 @@ ATTACKS: dict[str, Callable[[Desk], object]] = {
     "descriptors": descriptors,
     "grow": lambda _: grow(),
 }
+OF_THREADS: dict[str, Callable[[Desk], object]] = {
+    "thread": lambda _: threads(),
+    "bomb": lambda _: bomb(),
+    "endless": lambda _: endless(),
+    "clones": lambda _: {name: clone(flags) for name, flags in CLONES.items()},
+    "clone3": lambda _: {clone3(flags) for flags in (0, THREAD_FLAGS, 0x10000000)},
+}
+"""What is tried by bytes for which threads are allowed."""
 
 
 def do(name: str, desk: Desk) -> object:
-    return ATTACKS[name](desk)
+    return (ATTACKS | OF_THREADS)[name](desk)
+
+
+def in_a_thread(name: str, desk: Desk) -> str:
+    """An attack from a thread that the nursery has granted."""
+    told: list[str] = []
+    second = threading.Thread(target=lambda: told.append(attempt(partial(do, name, desk))))
+    second.start()
+    second.join()
+    return told[0]
 
 
 def forged(channel: Channel[Answer, Order], order: Decode, how: str) -> None:
@@ -165,7 +231,12 @@ def attack(channel: Channel[Answer, Order], desk: Desk) -> None:
             desk.outbox[: order.outbox[-1]] = 7
             channel.send(Decoded(order.worker, order.serial, None, 0.0))
             continue
-        told = raw(name) if kind == "raw" else attempt(partial(do, name, desk))
+        if kind == "raw":
+            told = raw(name)
+        elif kind == "thread":
+            told = in_a_thread(name, desk)
+        else:
+            told = attempt(partial(do, name, desk))
         channel.send(Decoded(order.worker, order.serial, told, 0.0))
 
 

@@ -8,17 +8,18 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import PIL.Image
 import pytest
 
 from saccade.core.recipe import whole
-from saccade.families.qwen_vl.config import ImageRules
-from saccade.families.qwen_vl.spec import smart_resize
+from saccade.families.qwen_vl.config import ImageRules, smart_resize
 from saccade.media.content import encode_image
 from saccade.media.decode import Pixels, Target, _decode_png, decode, decode_into, turn
 from saccade.media.header import probe
+from tests.helpers.breadth import broad
 from tests.media.pictures import (
     chunk,
     decoded,
@@ -175,12 +176,23 @@ MAKERS: dict[str, Callable[[np.ndarray], bytes]] = {
     "tiff float": lambda p: encode(PIL.Image.fromarray(p[..., 0].astype(np.float32)), "TIFF"),
     "avif": lambda p: encode(p, "AVIF", quality=60, speed=10),
     "png late orientation": late_exif,
+    "heic": lambda p: encode(p, "HEIF", quality=70),
+    "heic 4:4:4": lambda p: encode(p, "HEIF", quality=90, chroma=444),
+    "heic alpha": lambda p: encode(alpha(p, "RGBA"), "HEIF"),
+    "heic of tiles": lambda p: encode(p, "HEIF", tile_size=64),
 }
 ORIENTED = [
     (format, orientation)
-    for format in ("JPEG", "PNG", "WEBP", "TIFF")
+    for format in ("JPEG", "PNG", "WEBP", "TIFF", "HEIF")
     for orientation in range(1, 9)
 ]
+
+
+PARTS = 3
+"""Of the sizes: by default each kind has one of them."""
+BY_PARTS = broad(
+    product(MAKERS, range(PARTS)), keep=[(kind, at % PARTS) for at, kind in enumerate(MAKERS)]
+)
 
 
 def assert_as_reference(data: bytes) -> None:
@@ -193,9 +205,9 @@ def assert_as_reference(data: bytes) -> None:
         np.testing.assert_array_equal(target, resized(reference, size))
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-def test_pixels_are_the_references_for_every_kind_of_file(kind: str) -> None:
-    for number, size in enumerate(SIZES):
+@pytest.mark.parametrize(("kind", "part"), BY_PARTS)
+def test_pixels_are_the_references_for_every_kind_of_file(kind: str, part: int) -> None:
+    for number, size in [*enumerate(SIZES)][part::PARTS]:
         assert_as_reference(MAKERS[kind]((photo, noise)[number % 2](*size, seed=number)))
 
 
@@ -214,10 +226,12 @@ def test_strips_change_no_pixel(
     assert_as_reference(with_orientation(photo(110, 173), orientation, format))
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-def test_strips_change_no_pixel_of_any_kind(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "part"), BY_PARTS)
+def test_strips_change_no_pixel_of_any_kind(
+    kind: str, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("saccade.media.decode.STRIP_PIXELS", 2000)
-    for number, size in enumerate(SIZES):
+    for number, size in [*enumerate(SIZES)][part::PARTS]:
         assert_as_reference(MAKERS[kind](photo(*size, seed=number)))
 
 
@@ -257,7 +271,7 @@ def test_transparency_is_laid_over_white_as_the_references_processor_does(kind: 
     import torch
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    from saccade.kernels.patchify import patchify
+    from saccade.kernels.reference.patchify import patchify
 
     image = TRANSPARENT[kind](photo(96, 128))
     size = {"shortest_edge": RULES.min_pixels, "longest_edge": RULES.max_pixels}
@@ -276,6 +290,16 @@ def test_transparency_is_laid_over_white_as_the_references_processor_does(kind: 
             torch.from_numpy(target), 16, 2, 2, torch.zeros(3), torch.ones(3), torch.float32
         )
         assert torch.equal(found, wanted)
+
+
+def test_a_heic_of_several_images_is_its_primary_one() -> None:
+    shown, other = photo(96, 128), noise(64, 64)
+    several = {"save_all": True, "append_images": [PIL.Image.fromarray(shown)], "quality": 90}
+    data = encode(other, "HEIF", primary_index=1, **several)
+    assert probe(data, 10**9).upright == (96, 128)
+    size, strips = decode(memoryview(data), 1)
+    assert size == (96, 128)
+    assert np.abs(strips(0, 96).astype(int) - shown).mean() < 6
 
 
 def test_black_strokes_on_transparency_stay_visible() -> None:

@@ -15,7 +15,9 @@ import pytest
 from saccade.core.errors import ImageError, InvalidRequest, TooLarge
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
-from saccade.media.media import ImageSource, Media, OpenedImage, source_from_object
+from saccade.media.media import Media
+from saccade.media.opened import OpenedImage
+from saccade.media.sources import ImageSource, source_from_object
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, resized
 
@@ -225,6 +227,7 @@ LARGE: dict[str, dict[str, object]] = {
     "TIFF RGB": {"compression": "tiff_lzw"},
     "WEBP RGBA": {"lossless": True, "quality": 0, "method": 0},
     "AVIF RGBA": {"speed": 10, "quality": 30},
+    "HEIF RGBA": {"quality": 60, "chroma": 444, "enc_params": {"preset": "ultrafast"}},
 }
 
 

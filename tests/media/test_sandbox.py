@@ -20,12 +20,12 @@ from saccade.core.errors import ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
-from saccade.media import sandbox, stock
+from saccade.media import heif, sandbox, stock, thread_gate
 from saccade.media.content import Probe
 from saccade.media.decode import FORMATS
 from saccade.media.decode_queue import Job
 from saccade.media.header import probe
-from saccade.media.pool import DecodePool
+from saccade.media.pool import TRIES, DecodePool
 from tests.media import hostile
 from tests.media.pictures import decoded, encode, photo, resized, with_orientation
 from tests.media.test_pool import RESTARTS, SharedStocks, job, running, worker_process, workers
@@ -53,14 +53,14 @@ def taken_over() -> SharedStocks:
         return SharedStocks.start()
 
 
-def order(told: str) -> Job:
+def order(told: str, kind: str = "PNG") -> Job:
     """For a worker that runs attacks."""
-    return Job(told.encode(), told.encode(), Probe("PNG", 32, 32, "RGB", 1, 1), whole((32, 32)))
+    return Job(told.encode(), told.encode(), Probe(kind, 32, 32, "RGB", 1, 1), whole((32, 32)))
 
 
-async def outcome(pool: DecodePool, told: str) -> str:
+async def outcome(pool: DecodePool, told: str, kind: str = "PNG") -> str:
     with pytest.raises(ImageError) as caught:
-        await pool.decode(order(told), 0)
+        await pool.decode(order(told, kind), 0)
     return caught.value.message.removeprefix("the picture cannot be decoded: ")
 
 
@@ -74,6 +74,8 @@ EXPECTED = {
     # size, and the encoded bytes to be read.
     "descriptors": "it worked: 'else, else, else, else, else, else, the inbox'",
     "a larger outbox": "",
+    # Where threads may be allowed, this word is what has the C library ask by `clone`.
+    "call clone3": "Function not implemented" if heif.INSTALLED else "Operation not permitted",
 }
 KEYS = ("SACCADE_API_KEY", "SACCADE_ENCODER_KEY", "HF_TOKEN", "OPENAI_API_KEY")
 
@@ -96,6 +98,57 @@ def test_code_in_a_worker_reaches_nothing(arena: Arena) -> None:
         refused = ("Operation not permitted",) if name.startswith("call ") else (REFUSED,)
         assert found.startswith(EXPECTED.get(name, refused[0])), f"{name}: {found}"
     assert not Path("/tmp/written-by-an-image").exists()
+
+
+@pytest.mark.skipif(not heif.INSTALLED, reason="no image has a thread")
+def test_bytes_that_may_have_threads_have_few_and_nothing_else(
+    arena: Arena, taken_over: None
+) -> None:
+    """HEIC's: no process, no namespace, and from a thread nothing more than from the first."""
+    reached = hostile.ATTACKS.keys() - {"a larger outbox", "grow", "thread", "exec", "spawn"}
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with running(arena, metrics, decode_memory_mb=256) as pool:
+            assert await outcome(pool, "do:thread", "HEIF") == "it worked: 'a thread'"
+            told = await outcome(pool, "do:clones", "HEIF")
+            refused = dict.fromkeys(hostile.CLONES, "Operation not permitted")
+            assert told == f"it worked: {refused!r}"
+            told = await outcome(pool, "do:clone3", "HEIF")
+            assert told == "it worked: {'Function not implemented'}"
+            for name in ("fork", "vfork", "clone", "socket", "execve"):
+                told = await outcome(pool, f"raw:{name}", "HEIF")
+                assert told == "Operation not permitted", name
+            for name in sorted(reached):
+                told = await outcome(pool, f"thread:{name}", "HEIF")
+                assert told.startswith(EXPECTED.get(name, REFUSED)), f"{name}: {told}"
+            for _ in range(3):  # those of an order stay for the next
+                told = await outcome(pool, "do:bomb", "HEIF")
+                assert int(told.removeprefix("it worked: ")) <= thread_gate.MOST_ALIVE
+            told = await outcome(pool, "do:thread", "PNG")
+            assert told == "RuntimeError: can't start new thread"
+            assert metrics.value(RESTARTS) == 0
+            told = await outcome(pool, "do:endless", "HEIF")
+            assert told.startswith("its decoder crashed")
+            assert metrics.value(RESTARTS) == TRIES
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(not heif.INSTALLED, reason="no image has a thread")
+def test_where_threads_cannot_be_bounded_heic_is_refused_and_other_images_are_not(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stock, "nursery", SimpleNamespace(__name__="tests.media.unbounded"))
+
+    async def scenario() -> None:
+        async with running(arena) as pool:
+            image = PIL.Image.fromarray(photo(64, 64))
+            with pytest.raises(ImageError, match=r"cannot bound the threads .* send it as JPEG"):
+                await pool.decode(job(encode(image, "HEIF")), 0)
+            await pool.decode(job(encode(image, "PNG")), 0)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -166,7 +219,7 @@ def of_every_kind() -> dict[str, bytes]:
     plain = {kind: encode(image, kind) for kind in FORMATS}
     turned = {
         f"{kind} turned": with_orientation(pixels, 6, kind)
-        for kind in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")
+        for kind in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF", *heif.FORMATS)
     }
     return made | plain | turned
 
@@ -204,14 +257,17 @@ def test_what_the_kernel_does_not_take_is_said_and_the_work_goes_on(
     assert told in caplog.text
 
 
+@pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize("machine", sandbox.MACHINES)
-def test_each_machines_calls_are_the_same(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_machines_calls_are_the_same(
+    machine: str, threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But for `poll`, which newer machines lack."""
     monkeypatch.setattr("platform.machine", lambda: machine)
-    numbers = sandbox.MACHINES[machine][3]
+    numbers = sandbox.MACHINES[machine].calls
     assert numbers.keys() - {"poll"} == sandbox.AARCH64.keys()
     assert len(set(numbers.values())) == len(numbers)
-    program = sandbox.program()
+    program = sandbox.program(threads)
     for at, (code, yes, no, _) in enumerate(program):
         if code not in (sandbox.LOAD, sandbox.RETURN):
             assert at + 1 + max(yes, no) < len(program), "no jump leads out"

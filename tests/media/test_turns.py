@@ -24,7 +24,7 @@ from saccade.media.fetch import (
     REQUEST_READS,
     Fetcher,
 )
-from saccade.media.media import FileId, ImageSource
+from saccade.media.sources import FileId, ImageSource
 from tests.media.conftest import MakePath
 from tests.media.pictures import encode, noise
 from tests.media.test_fetch import PICTURE, fetcher, ok, origin
@@ -453,11 +453,13 @@ def test_a_file_named_many_times_is_read_once_and_held_once(
             requests = await asyncio.gather(
                 *(path.media.open_all(sources, "", Requester(room=room)) for room in rooms)
             )
-            pictures = [picture for request in requests for picture in request]
+            pictures = [
+                picture for request in requests for each in request for picture in each.images
+            ]
             assert reads == 1 and len({picture.encoded for picture in pictures}) == 1
             assert all(room.most <= 2 * len(data) for room in rooms), "once for each id"
             late = (await path.media.open_all(sources[:1], "", Requester()))[0]
-            assert reads == 1 and late.encoded is pictures[0].encoded
+            assert reads == 1 and late.images[0].encoded is pictures[0].encoded
 
     asyncio.run(scenario())
 
@@ -488,6 +490,8 @@ def test_one_picture_by_many_urls_of_one_request_is_fetched_once(media_path: Mak
         async with origin(picture) as server, media_path(allow_private_media=True) as path:
             urls = [f"{server.url}/a"] * 20 + [f"{server.url}/b"]
             opened = await path.media.open_all([ImageSource(url, "here") for url in urls], "")
-            assert len(server.requests) == 2 and len({each.encoded for each in opened}) == 1
+            assert (
+                len(server.requests) == 2 and len({each.images[0].encoded for each in opened}) == 1
+            )
 
     asyncio.run(scenario())

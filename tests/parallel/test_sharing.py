@@ -38,6 +38,7 @@ class Counting:
 
     def __init__(self, weights: Weights) -> None:
         self.weights, self.dtype, self.device = weights, weights.dtype, weights.device
+        self.ops = weights.ops
         self.wanted: dict[str, list[torch.Tensor]] = {}
 
     def load(self, *parts: Part) -> torch.Tensor:

@@ -21,7 +21,7 @@ from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import ProcessCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import FamilyName, picture
-from tests.combinations import combinations
+from tests.helpers.breadth import combinations
 
 
 def test_every_rank_is_the_same_program_with_the_same_arguments() -> None:

@@ -30,6 +30,17 @@ def test_the_file_is_the_deployment_as_yaml(most: int | None) -> None:
     assert engine["ray_actor_options"]["num_gpus"] == 2
 
 
+def test_the_ingress_is_told_which_pages_may_use_it() -> None:
+    spread = SpreadOptions(allowed_hosts=("images.example",), cors_origins=("https://a.example",))
+    told = ray_config("some/model", SERVE, DeployOptions(host="127.0.0.1"), spread)
+    args = told["applications"][0]["args"]
+    assert args["host"] == told["http_options"]["host"] == "127.0.0.1"
+    assert (args["allowed_hosts"], args["cors_origins"]) == (
+        ["images.example"],
+        ["https://a.example"],
+    )
+
+
 def test_encoders_are_a_deployment_of_their_own() -> None:
     told = ray_config("some/model", SERVE, DeployOptions(encoders=3, gpus=1), SpreadOptions())
     assert yaml.safe_load(as_yaml(told)) == told

@@ -149,6 +149,16 @@ def test_an_image_that_is_no_base64_still_has_a_key() -> None:
     assert bearing_of_body(lone) == bearing_of_body(lone)
 
 
+def test_what_is_embedded_or_ranked_goes_by_its_first_image() -> None:
+    key = bearing(messages=[user(image(URL))])
+    page = {"content": [{"type": "text", "text": "page"}, image(URL)]}
+    assert bearing(query="which?", documents=["text", page]) == key
+    assert bearing(inputs=[page]) == key
+    assert bearing(messages=[[user(image(URL))], [user(image(OTHER))]]) == key
+    assert bearing(input=["a", "b"]) == bearing(input=["a", "c"]) != bearing(input=["b"])
+    assert bearing(messages=[user(image(URL))], documents={"odd": 1}) == key
+
+
 def test_nothing_is_decoded_after_the_first_image(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
     real = decode_base64

@@ -11,10 +11,11 @@ import torch
 from saccade.core import config
 from saccade.core.config import LanguageAttention
 from saccade.core.errors import ConfigError
-from saccade.kernels import attention
 from saccade.kernels.attention_backends import BACKENDS, AttentionName, Registered, possible
-from saccade.kernels.reference import sdpa
-from saccade.kernels.rotary import Rotation, rotary_tables
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference import attention, sdpa
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.rotary import Rotation, rotary_tables
 from saccade.nn.protocol import Batch
 from saccade.runtime.attention import attention_for, pick_attention
 from tests.kernels.test_attention import expected
@@ -77,9 +78,6 @@ class Case:
 
 
 @pytest.mark.sparse(pairs=True)
-@pytest.mark.parametrize(
-    "mask_values", [None, 1 << 20, 64], ids=["no mask", "one block", "many blocks"]
-)
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -98,12 +96,7 @@ def test_queries_see_their_own_past_and_nothing_else(
     dtype: torch.dtype,
     page_size: int,
     scattered: bool,
-    mask_values: int | None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if mask_values is not None:
-        monkeypatch.setattr(attention, "MERGING", ())
-        monkeypatch.setattr(attention, "MASK_VALUES", mask_values)
     case = Case(lengths, page_size, scattered, dtype)
     out = case.attend()
     assert out.dtype == dtype
@@ -189,17 +182,17 @@ def test_options_and_kernels_name_the_same_backends() -> None:
 
 def test_auto_takes_the_first_backend_that_runs() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        names = possible(CPU, dtype)
+        names = possible(pick_ops(CPU, dtype), CPU, dtype)
         assert "triton" not in names and names[-2:] == ("sdpa", "reference")
-        assert pick_attention("auto", CPU, dtype) == names[0]
-    assert possible(CPU, torch.float32)[0] == "sdpa", "Numba's kernels know bfloat16 alone"
-    assert pick_attention("auto", CPU, torch.float32, graphs=True) == "reference"
+        assert pick_attention("auto", pick_ops(CPU, dtype), CPU, dtype) == names[0]
+    assert possible(Ops(), CPU, torch.float32)[0] == "sdpa", "Numba's kernels know bfloat16 alone"
+    assert pick_attention("auto", Ops(), CPU, torch.float32, graphs=True) == "reference"
 
 
 @pytest.mark.parametrize("name", ["triton", "x86"])
 def test_a_backend_that_does_not_run_is_refused_with_those_that_do(name: AttentionName) -> None:
     with pytest.raises(ConfigError) as refused:
-        pick_attention(name, CPU, torch.float32)
+        pick_attention(name, Ops(), CPU, torch.float32)
     assert str(refused.value) == (
         f"--attention-backend {name}: it does not run on cpu in float32; here: auto, sdpa, "
         "reference"
@@ -208,7 +201,7 @@ def test_a_backend_that_does_not_run_is_refused_with_those_that_do(name: Attenti
 
 def test_a_backend_that_is_no_graph_is_refused_where_steps_are_graphs() -> None:
     with pytest.raises(ConfigError, match=r"sdpa: its steps are no graphs.*--disable-cuda-graph"):
-        pick_attention("sdpa", CPU, torch.float32, graphs=True)
+        pick_attention("sdpa", Ops(), CPU, torch.float32, graphs=True)
 
 
 def test_a_backend_is_one_more_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,12 @@ from saccade.engine.claims import (
     tower_bytes,
 )
 from saccade.engine.sizing import kv_page_bytes
-from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.triton.paged_decode import LEAST_PIECE, MOST_PIECES, launch_decode, share_keys
 from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.worker import Worker
 from saccade_bench.lab.qwen import qwen
+from tests.helpers.breadth import broad
 from tests.helpers.weightless import BF16, CARDS, META, Model, Peak, bounds, decide, weightless
 
 ALWAYS = ("qwen3-vl-8b", "qwen3.5-9b")
@@ -78,7 +79,7 @@ class Made:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in CARDS],
+    params=broad(CARDS, keep=ALWAYS),
 )
 def made(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Made]:
     with weightless(request.param, tmp_path_factory.mktemp("buffers") / "model") as model:

@@ -26,7 +26,7 @@ from saccade.engine.claims import (
     tower_bytes,
 )
 from saccade.engine.sizing import kv_page_bytes, memory_budget
-from saccade.kernels.attention import Segments
+from saccade.kernels.reference.segments import Segments
 from saccade.nn.protocol import Batch, Cut, Pack
 from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import drain
@@ -71,7 +71,7 @@ def chunk_peak(model: Model, tokens: int) -> int:
     kept = spec.kv_spec(1)
     states = StateMemory(kept, 4, BF16, META)
     caches = keys_and_values(allocate_caches(kept, 1 << 10, 16, BF16, META))
-    attention = attention_for(caches, 16, states.layers, dtype=BF16, graphs=True)
+    attention = attention_for(caches, 16, states.layers, dtype=BF16, graphs=True, ops=net.ops)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=META)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ import torch
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.families.qwen_vl.vision import VisionTower
-from saccade.kernels import attention
+from saccade.kernels import tower_attention
 from saccade.nn.protocol import FamilyNet, Pack
 from saccade.runtime.encoder import PackedEncoder, room, segment_bounds
 from saccade.runtime.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
@@ -282,12 +284,14 @@ def test_cudnn_plans_for_graphs_and_not_for_each_pictures_shape(
 ) -> None:
     """PyTorch's own attention stands for both libraries."""
     called: list[str] = []
-    for name in ("cudnn", "triton"):
-        monkeypatch.setitem(
-            attention.BACKENDS,
-            name,
-            lambda *args, name=name: (called.append(name), attention.BACKENDS["sdpa"](*args))[1],
-        )
+    backends = tower_attention.BACKENDS
+
+    def note(name: str, *args: Any) -> torch.Tensor:
+        called.append(name)
+        return backends["sdpa"](*args)
+
+    monkeypatch.setitem(backends, "cudnn", partial(note, "cudnn"))
+    monkeypatch.setitem(backends, "triton", partial(note, "triton"))
     net = load(checkpoint("qwen3_vl"))
     positions = PositionCache(net.spec, net.vision, Metrics())
     encoder = PackedEncoder(net, positions, EncoderConfig("cudnn", (64,)), torch.empty(0), eager)

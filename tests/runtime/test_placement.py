@@ -25,9 +25,10 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import SamplingParams
 from saccade.families.registry import family_model, load_spec
-from saccade.kernels.fp8 import BLOCK, FEW_ROWS, FP8, Fp8Matrix, fp8_linear
-from saccade.kernels.int4 import CHUNK, EACH, Int4Matrix
-from saccade.kernels.linear import Matrix
+from saccade.kernels.reference.fp8 import BLOCK, FEW_ROWS, FP8, Fp8Matrix
+from saccade.kernels.reference.int4 import CHUNK, EACH, Int4Matrix
+from saccade.kernels.reference.linear import Matrix
+from saccade.kernels.triton.ops import TritonOps
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.weights import Part
@@ -98,6 +99,7 @@ class Blank:
     """Weights without values; implements `nn.weights.Weights`."""
 
     device = CUDA
+    ops = TritonOps()
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -349,7 +351,7 @@ def test_scaled_products_are_asked_for_as_pytorch_wants_it(
     matrix = eight(torch.empty((outputs, inputs), dtype=torch.bfloat16, device=CUDA))
     assert (matrix.blocks is None) == (inputs == 2544)
     bias = torch.empty(outputs, dtype=torch.bfloat16, device=CUDA) if biased else None
-    y = fp8_linear(x, matrix, bias)
+    y = TritonOps().fp8_linear(x, matrix, bias)
     assert y.shape == (len(x), outputs) and y.dtype == torch.bfloat16 and y.device == CUDA
     assert gpu.count == 1, "rows are made 8 bits"
 

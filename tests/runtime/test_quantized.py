@@ -21,9 +21,10 @@ from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.registry import load_spec
-from saccade.kernels import device, linear
-from saccade.kernels.fp8 import FEW_ROWS, Fp8Matrix
-from saccade.kernels.int8 import Int8Matrix, runs_int8
+from saccade.kernels import device
+from saccade.kernels.reference import linear
+from saccade.kernels.reference.fp8 import FEW_ROWS, Fp8Matrix
+from saccade.kernels.reference.int8 import Int8Matrix, runs_int8
 from saccade.kernels.x86.vnni import runs_vnni
 from saccade.kernels.x86.vnni_layout import Int4Panels
 from saccade.nn.decoder import Decoder

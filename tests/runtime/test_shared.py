@@ -21,6 +21,7 @@ from saccade.core.store import DRAFT, SUFFIX, file_name, stored_bytes
 from saccade.core.types import ImageKey
 from saccade.runtime import shared
 from saccade.runtime.disk import DiskTier
+from saccade.runtime.files import EmbeddingFiles
 from saccade.runtime.shared import SharedRoom
 
 WIDTH, TOKENS = 64, 40
@@ -38,15 +39,15 @@ def rows(number: int) -> torch.Tensor:
     return torch.randn(TOKENS, WIDTH, generator=chance).to(torch.bfloat16)
 
 
-def open_tier(root: Path, budget: int = BUDGET, model: bytes = MODEL) -> DiskTier:
-    return DiskTier(root, model, WIDTH, torch.bfloat16, budget)
+def open_tier(root: Path, budget: int = BUDGET, model: bytes = MODEL) -> DiskTier[ImageKey]:
+    return DiskTier(EmbeddingFiles(root, model, WIDTH, torch.bfloat16, budget))
 
 
-def read(tier: DiskTier, number: int, tokens: int = TOKENS) -> torch.Tensor | None:
+def read(tier: DiskTier[ImageKey], number: int, tokens: int = TOKENS) -> torch.Tensor | None:
     """None: it is not there."""
     tier.read(key(number), tokens)
     events = tier.collect(wait=True)
-    while (key(number), "read") not in events and (key(number), "not read") not in events:
+    while not any(name == key(number) and told != "not saved" for name, told in events):
         events += tier.collect(wait=True)
     return tier.take(key(number)) if (key(number), "read") in events else None
 

@@ -18,7 +18,7 @@ from saccade.core.config import StepGraphSizes
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan
 from saccade.core.types import Request
-from saccade.kernels.paged import ReferenceAttention
+from saccade.kernels.reference.paged import ReferenceAttention
 from saccade.runtime import images
 from saccade.runtime.attention import PagedAttention
 from saccade.runtime.batch import Frame

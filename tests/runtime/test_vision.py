@@ -15,7 +15,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
 from saccade.families.qwen_vl import vision
-from saccade.kernels.attention import varlen_attention
+from saccade.kernels.tower_attention import varlen_attention
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime import encoder

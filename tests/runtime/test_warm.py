@@ -34,6 +34,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, KernelInterface, create_function_from_signature
 
+from saccade.kernels.triton.ops import TritonOps
+
 MODULES = [each.name for each in iter_modules(triton_kernels.__path__)]
 DRAWN = 7
 
@@ -73,7 +75,6 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
         for name, kernel in list(vars(module).items()):
             if isinstance(kernel, KernelInterface):
                 monkeypatch.setattr(module, name, Noted(kernel, found))
-    monkeypatch.setattr(placement, "runs_triton", lambda _: True)
     set_threads()
     yield found
 
@@ -123,7 +124,7 @@ def test_no_request_compiles_a_kernel(
     names: dict[str, set[str]],
     attention: Any,
 ) -> None:
-    check(load(checkpoint(family)), names, attention)
+    check(load(checkpoint(family), TritonOps()), names, attention)
     linear_attention = family in ("qwen3_5", "qwen3_5_moe")
     assert bool(names["_conv"]) == bool(names["_scan"]) == linear_attention
 
@@ -140,7 +141,7 @@ def test_no_request_compiles_a_product_in_fp8(
     monkeypatch.setattr(weights, "has_fp8", lambda _: True)
     monkeypatch.setattr(placement, "multiplies_fp8", lambda *_: scaled)
     folder, _ = quantise(checkpoint("qwen3_vl"), FORMATS["fp8 channels"], tmp_path)
-    check(load(folder), names)
+    check(load(folder, TritonOps()), names)
     assert names["_few"], "of few rows"
     assert scaled or names["_product"], "of many, where PyTorch does not multiply them"
     for kernel in ("_quantise", "_add_norm_scaled", "_gate_scaled"):
@@ -162,12 +163,12 @@ def test_no_request_compiles_a_product_in_int4(
         cuts = [cut._replace(rows=rows) for cut in getattr(module, kind)]
         monkeypatch.setattr(module, kind, cuts)
     folder, _ = quantise_packed(checkpoint("qwen3_vl"), PACKED[name], tmp_path)
-    check(load(folder), names)
+    check(load(folder, TritonOps()), names)
     assert len(names["_few"]) >= 2 and names["_many"]
 
 
 def test_no_request_compiles_a_product_of_experts(
     checkpoint: Callable[..., Path], names: dict[str, set[str]]
 ) -> None:
-    check(load(checkpoint("qwen3_vl_moe")), names)
+    check(load(checkpoint("qwen3_vl_moe"), TritonOps()), names)
     assert all(names[each] for each in ("_place", "_up", "_down", "_sum"))

@@ -17,7 +17,7 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StepResult
 from saccade.core.types import Image, ImageKey, SamplingParams, Span
 from saccade.families.registry import load_spec
-from saccade.kernels import long_attention as blockwise
+from saccade.kernels.reference import long_attention as blockwise
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import Attention, Batch, FamilyNet, LanguageModel
 from saccade.runtime.begun_step import Step
@@ -189,6 +189,9 @@ class Useless:
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         return self._text(batch, attention)
+
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(self._text.normed(states), torch.nan)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return torch.full_like(self._text.logits(states), torch.nan)

@@ -18,11 +18,23 @@ from hashlib import blake2b
 from typing import Any
 
 from saccade.cache.embeddings import EmbeddingCache
+from saccade.cache.kept_pages import KeptPages
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.cache.snapshots import Snapshots
-from saccade.core.config import EmbeddingBudgets
-from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, StepResult
+from saccade.core.config import EmbeddingBudgets, embedding_file_bytes
+from saccade.core.plan import (
+    DiskEvent,
+    Move,
+    Open,
+    PageCopy,
+    PageEvent,
+    PixelSlot,
+    Place,
+    Plan,
+    Row,
+    StepResult,
+)
 from saccade.core.types import (
     Delta,
     Image,
@@ -136,6 +148,12 @@ class Worker:
         self.encoding: dict[ImageKey, int] = {}  # patch-blocks left, in order
         self.encoded: Counter[ImageKey] = Counter()
         self.slots: dict[ImageKey, PixelSlot] = {}  # that the tower reads
+        self.files: dict[bytes, tuple[bytes, ...]] = {}  # pages and states on disk, by name
+        self.named: dict[bytes, tuple[bytes, ...]] = {}  # what each name has ever stood for
+        self.unwritten: set[bytes] = set()  # gone, which the scheduler hears late
+        self.fetching: dict[bytes, PageCopy] = {}
+        self.fetched: dict[bytes, tuple[bytes, ...]] = {}
+        self.restored = 0
         self.lag = 0.0  # how likely an encoding without a bound goes on in the next step
 
     def execute(self, plan: Plan) -> StepResult:
@@ -143,6 +161,7 @@ class Worker:
             del self.seats[slot]
         for entry in plan.open:
             self._open(entry)
+        self._move_pages(plan)
         for move in plan.moves:
             self._move(move)
         assert self.lines is not None or not (plan.restore or plan.snapshot)
@@ -197,7 +216,63 @@ class Worker:
             tuple((key, 1.0, 0.0) for key in encoded),
             tuple(self._disk_events(plan)),
             scores=tuple(scores),
+            pages=tuple(self._page_events(plan)),
         )
+
+    def _move_pages(self, plan: Plan) -> None:
+        """Pages as files: those of one name have one content, whoever wrote them."""
+        moves = plan.pages
+        for copy in moves.save:
+            assert copy.name not in self.files, "saved twice"
+            content = self._content(copy)
+            assert self.named.setdefault(copy.name, content) == content, "a name has two contents"
+            self.files[copy.name] = content
+        for name in moves.drop:
+            assert name in self.files or name in self.unwritten, "removed though it is not there"
+            self.files.pop(name, None)
+        for copy in moves.fetch:
+            assert copy.name not in self.fetching, "read twice"
+            self.fetching[copy.name] = copy
+        for name in moves.forget:
+            known = name in self.fetching or name in self.fetched or name in self.unwritten
+            assert known, "nobody has read it"
+            self.fetching.pop(name, None)
+            self.fetched.pop(name, None)
+        assert len({copy.place for copy in moves.place if not copy.state}) == sum(
+            not copy.state for copy in moves.place
+        ), "two pages come to one place"
+        for copy in moves.place:
+            content = self.fetched.pop(copy.name)
+            if copy.state:
+                (self.states[copy.place],) = content
+            else:
+                start = copy.place * self.pool.page_size
+                self.kv.update(enumerate(content, start))
+
+    def _content(self, copy: PageCopy) -> tuple[bytes, ...]:
+        if copy.state:
+            return (self.states[copy.place],)
+        start = copy.place * self.pool.page_size
+        return tuple(self.kv[place] for place in range(start, start + self.pool.page_size))
+
+    def _page_events(self, plan: Plan) -> Iterator[PageEvent]:
+        """As of embeddings."""
+        for copy in plan.pages.save:
+            if copy.name in self.files and self.rng.random() < self.harm:
+                del self.files[copy.name]
+                self.unwritten.add(copy.name)
+                yield copy.name, "not saved"
+        while self.fetching and (plan.wait or self.rng.random() < 0.5):
+            name = next(iter(self.fetching))
+            del self.fetching[name]
+            if name in self.files and self.rng.random() >= self.harm:
+                self.fetched[name] = self.files[name]
+                self.restored += 1
+                yield name, "read"
+            else:
+                self.files.pop(name, None)
+                self.unwritten.add(name)
+                yield name, "damaged"
 
     def _move(self, move: Move) -> None:
         key, source = move.key, move.source
@@ -266,7 +341,8 @@ class Worker:
             self.slots[encode.key] = encode.pixels
         patches = [encode.patches for encode in plan.encode]
         assert len(patches) <= 1 or sum(patches) <= self.limits.encode_patches
-        assert not plan.wait or self.reading or self.encoding, "waits for nothing"
+        waited = self.reading or self.encoding or self.fetching
+        assert not plan.wait or waited, "waits for nothing"
         assert plan.tower or not (self.encoding and self.limits.tower_budget)
         ended: list[ImageKey] = []
         budget = plan.tower or sum(self.encoding.values())
@@ -378,8 +454,11 @@ class Simulation:
         disk_tokens: int = 0,
         in_flight: int = 1,
         snapshots: int | None = None,
+        kept_pages: int = 0,
     ) -> None:
-        """snapshots: for a model that keeps a state per sequence; None: one that keeps none."""
+        """snapshots: for a model that keeps a state per sequence; None: one that keeps none.
+        kept_pages: for which there is room on disk.
+        """
         self.in_flight = in_flight
         self.pool = PagePool(pages + 1, page_size)
         self.embeddings = WatchedEmbeddings(
@@ -392,7 +471,9 @@ class Simulation:
         if snapshots is not None:
             held = Snapshots(limits.max_running, snapshots)
             lines = range(limits.max_running, limits.max_running + snapshots)
-        cache = PrefixCache(self.pool, snapshots=held) if prefix else None
+        kept = KeptPages(b"model", 1, 1, kept_pages * embedding_file_bytes(1))
+        disk = kept if kept_pages else None
+        cache = PrefixCache(self.pool, snapshots=held, kept=disk) if prefix else None
         self.scheduler = GenerationScheduler(limits, self.pool, cache, self.embeddings, (EOS,))
         self.requests: dict[int, Request] = {}
         self.worker = Worker(limits, self.pool, self.requests, lines)

@@ -9,13 +9,17 @@ import random
 import pytest
 
 from saccade.sched.limits import SchedulerLimits
+from saccade.sched.page_arrivals import ReadRates
+from tests.helpers.breadth import broad
 from tests.sched.simulator import Simulation, random_request
 
 LARGEST = 30 * 4 * 16 * 16 * 3
 """Bytes of the largest image's pixels."""
 
 
-def simulation(rng: random.Random, in_flight: int, states: bool) -> tuple[Simulation, int]:
+def simulation(
+    rng: random.Random, in_flight: int, states: bool, kept: bool
+) -> tuple[Simulation, int]:
     page_size = rng.choice([1, 4, 16])
     longest = rng.choice([15, 40, 120])
     context = longest + rng.choice([1, 40, 90])
@@ -39,10 +43,17 @@ def simulation(rng: random.Random, in_flight: int, states: bool) -> tuple[Simula
         "host_tokens": rng.choice([0, 40, 90]),
         "disk_tokens": rng.choice([0, 60, 300]),
     }
-    prefix = rng.random() < 0.7
+    prefix = kept or rng.random() < 0.7
     snapshots = rng.choice([1, 2, 5, 40]) if states else None
     made = Simulation(
-        limits, pages, page_size, prefix, **budgets, in_flight=in_flight, snapshots=snapshots
+        limits,
+        pages,
+        page_size,
+        prefix,
+        **budgets,
+        in_flight=in_flight,
+        snapshots=snapshots,
+        kept_pages=rng.choice([2, 10, 1000]) if kept else 0,
     )
     return made, longest
 
@@ -53,17 +64,25 @@ class Chaos:
     """
 
     def __init__(
-        self, rng: random.Random, requests: int, in_flight: int, *, states: bool = False
+        self,
+        rng: random.Random,
+        requests: int,
+        in_flight: int,
+        *,
+        states: bool = False,
+        kept: bool = False,
     ) -> None:
         self.rng = rng
         self.left = requests
-        self.simulation, self.longest = simulation(rng, in_flight, states)
+        self.simulation, self.longest = simulation(rng, in_flight, states, kept)
         self.names = rng.choice([0, 2, 6])
         self.patience = rng.choice([0.1, 0.5, 1.0])
         self.harm = rng.choice([0.0, 0.02, 0.1])
         self.simulation.worker.rng = rng
         self.simulation.worker.harm = self.harm
         self.simulation.worker.lag = rng.choice([0.0, 0.5, 0.9])
+        if arrivals := self.simulation.scheduler.arrivals:
+            arrivals.rates = Whims(self)
 
     def happen(self) -> None:
         rng, sim = self.rng, self.simulation
@@ -100,9 +119,7 @@ class Chaos:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-@pytest.mark.parametrize(
-    "seed", [*range(25), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(25, 300))]
-)
+@pytest.mark.parametrize("seed", broad(range(300), keep=range(8)))
 def test_random_traffic_keeps_every_invariant(seed: int, in_flight: int) -> None:
     chaos = Chaos(random.Random(seed), 30, in_flight)
     chaos.run()
@@ -110,11 +127,48 @@ def test_random_traffic_keeps_every_invariant(seed: int, in_flight: int) -> None
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-@pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 300))]
-)
+@pytest.mark.parametrize("seed", broad(range(300), keep=range(4)))
 def test_states_of_sequences_are_their_own(seed: int, in_flight: int) -> None:
     """The same with a model that keeps a state per sequence, and few snapshots of them."""
     chaos = Chaos(random.Random(seed), 30, in_flight, states=True)
     chaos.run()
     assert len(chaos.simulation.deltas) == 30
+
+
+@pytest.mark.parametrize("states", [False, True], ids=["", "states"])
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize(
+    "seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 300))]
+)
+def test_pages_that_come_back_from_disk_are_those_that_left(
+    seed: int, in_flight: int, states: bool
+) -> None:
+    """The same with pages on disk, of which some are damaged, some come late, and some are not
+    worth reading.
+    """
+    chaos = Chaos(random.Random(seed), 30, in_flight, states=states, kept=True)
+    chaos.run()
+    assert len(chaos.simulation.deltas) == 30
+
+
+class Whims(ReadRates):
+    """Whether reading pays is chance, but the same until something has happened."""
+
+    def __init__(self, chaos: Chaos) -> None:
+        super().__init__()
+        self._chance = chaos.rng.choice([0, 1, 20])
+        self._counts = chaos.simulation.scheduler.counts
+
+    def pays(self, tokens: int, nbytes: int, byte_seconds: float = 0.0) -> bool:
+        del byte_seconds
+        return hash((self._counts.steps, tokens, nbytes)) % 100 >= self._chance
+
+
+def test_the_traffic_above_does_restore_pages() -> None:
+    """Else it would show nothing."""
+    restored = 0
+    for seed in range(6):
+        chaos = Chaos(random.Random(seed), 30, 1, kept=True)
+        chaos.run()
+        restored += chaos.simulation.worker.restored
+    assert restored > 10

@@ -30,8 +30,10 @@ from saccade.core.options import (
 )
 from saccade.core.route_options import RouteOptions
 from saccade.families.registry import load_spec
-from saccade.front.input_processor import InputProcessor, load_sampling_defaults
+from saccade.front.input_processor import InputProcessor
 from saccade.front.request_manager import RequestManager
+from saccade.front.sampling_defaults import load_sampling_defaults
+from saccade.front.score_prompts import Scoring
 from saccade.media.media import Media
 from saccade.route.run import RouteServer
 from saccade.text.answer_format import SILENT, AnswerFormat
@@ -84,7 +86,7 @@ def build_front(
         load_sampling_defaults(FOLDER),
         manner=manner,
     )
-    return RequestManager(intake, engine, metrics, max_requests)
+    return RequestManager(intake, engine, metrics, max_requests, Scoring("last"))
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from saccade.core.types import (
     ImageKey,
     ImageOutcome,
     PromptScores,
+    Readout,
     Request,
     TokenLogprobs,
 )
@@ -129,6 +130,13 @@ class EchoEngine:
             self._say(Delta(request.id, finish="error", error=error))
             return
         sampling = request.sampling
+        if (reading := request.reading) is not None:
+            width = len(reading.labels) or 4
+            told = Readout(
+                len(request.tokens) - 1, width, array("f", range(1, 1 + width)).tobytes()
+            )
+            self._say(Delta(request.id, finish="stop", readout=told, admitted=admitted))
+            return
         for scores in _scores(request):
             self._say(Delta(request.id, scores=scores))
         for count, token in enumerate((*self.reply(request), 2), 1):

@@ -16,8 +16,8 @@ from saccade.api.messages.write import MessageStream, MessageUsage, WholeMessage
 from saccade.core.errors import InvalidRequest, Overloaded
 from saccade.edge.refusal import error_body
 from saccade.front.conversation import Chat, MessageText, tool_call
-from saccade.front.input_processor import GenerationRequest
-from saccade.media.media import Base64, FileId, ImageSource
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.media.sources import Base64, FileId, ImageSource
 from saccade.text.answer import AnswerReader
 from saccade.text.grammar import OutputConstraint
 from saccade.text.tool_calls import CallArguments, CallStarted

@@ -17,7 +17,7 @@ from saccade.api.messages.read import read_message
 from saccade.api.responses.read import read_responses, response_ask
 from saccade.core.errors import InvalidRequest
 from saccade.front.content import LONGEST_NAME, MOST_CALLS
-from saccade.front.input_processor import GenerationRequest
+from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
 
 CONTEXT = 4096

@@ -218,7 +218,7 @@ def test_files_are_counted_before_they_are_read_and_once_however_often_named() -
         )
         assert many.status_code == 400  # too many tokens: it was let in, and the file read once
         assert many.json()["error"]["code"] == "context_length_exceeded"
-        narrow.front.intake.media.files._store._budget = 8 * MIB
+        narrow.front.intake.media.files._store.budget = 8 * MIB
         others = []
         for n in range(2):
             Image.effect_noise((640, 641 + n), 99).save(

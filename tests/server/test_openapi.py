@@ -135,6 +135,12 @@ def test_each_body_of_an_example_is_answered(served: Served) -> None:
     assert set(BODIES) == posts - {"/v1/files"}
     for path, body in BODIES.items():
         answer = served.http.post(path, json=body)
+        if path == "/v1/batches":  # of a file that nobody has uploaded
+            assert answer.json()["error"]["code"] == "file_not_found"
+            continue
+        if path in ("/v1/rerank", "/v1/score"):  # which a chat model does not
+            assert answer.json()["error"]["code"] == "unsupported_model"
+            continue
         assert answer.status_code == 200, (path, answer.text)
 
 

@@ -175,14 +175,14 @@ def test_a_long_prompt_is_written_in_pieces_in_threads(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
-    whole = prompts._pieces
+    whole = prompts.in_pieces
 
     def counted(entries: Any, size: int) -> Any:
         for piece in whole(entries, size):
             written.append(len(piece))
             yield piece
 
-    monkeypatch.setattr(prompts, "_pieces", counted)
+    monkeypatch.setattr(prompts, "in_pieces", counted)
     monkeypatch.setattr(prompts, "_PIECE", 64)
     threads: list[str] = []
     in_thread = served.front.intake.in_thread

@@ -25,8 +25,8 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
 from saccade.front.conversation import Chat, MessageText
-from saccade.front.input_processor import GenerationRequest
-from saccade.media.media import ImageSource
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.media.sources import ImageSource
 from saccade.text.answer import AnswerReader
 from saccade.text.grammar import OutputConstraint
 from tests.server.conftest import TOKENIZER, Served, serving
@@ -241,6 +241,25 @@ def test_what_the_model_did_in_one_turn_is_one_message() -> None:
 
 def reasoned(words: str) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": words}
+
+
+def test_effort_may_stand_where_chats_have_it() -> None:
+    """As Open WebUI 0.12 sends it, which makes a response of a chat (its routers/openai.py, line
+    1196) and leaves this name.
+    """
+    shared: dict[str, Any] = {
+        "temperature": 0.1,
+        "top_k": 40,
+        "min_p": 0.0,
+        "seed": 0,
+        "max_output_tokens": 64,
+    }
+    shared["chat_template_kwargs"] = {"enable_thinking": False}
+    assert chat_of(asked_of(user(text("x")), reasoning_effort="medium", **shared)).effort == (
+        "medium"
+    )
+    both = {"reasoning": {"effort": "high"}, "reasoning_effort": "low"}
+    assert chat_of(asked_of(user(text("x")), **both)).effort == "high"
 
 
 def test_tools_and_formats_are_read() -> None:

@@ -134,9 +134,7 @@ def test_responses_are_described(served: Served) -> None:
     assert {"get", "delete"} <= set(document["paths"]["/v1/responses/{id}"])
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations"]
-)
+@pytest.mark.parametrize("path", ["/v1/moderations", "/v1/audio/speech", "/v1/images/generations"])
 def test_what_other_servers_do_is_refused_with_what_this_one_does(
     served: Served, path: str
 ) -> None:

@@ -117,6 +117,7 @@ def template_of(folder: Path, source: str) -> prompt.ChatTemplate:
     return prompt.ChatTemplate({"default": source}, prompt.Tokenizer.load(folder).named_tokens)
 
 
+@pytest.mark.sparse(pairs=True)
 @pytest.mark.parametrize("tools", [None, [WEATHER, WEATHER]], ids=["no tools", "tools"])
 @pytest.mark.parametrize("options", [{}, {"add_vision_id": True}], ids=["plain", "vision ids"])
 @pytest.mark.parametrize("generate", [True, False], ids=["prompt", "no prompt"])

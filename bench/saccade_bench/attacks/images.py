@@ -26,7 +26,7 @@ def part(data: bytes, **fields: int) -> dict[str, object]:
 
 
 def ask(url: str, parts: list[dict[str, object]], seconds: float = 240) -> str:
-    """Status and the beginning of what went wrong."""
+    """Status and the beginning of the error."""
     body = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": parts}]}
     try:
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=seconds)
@@ -48,7 +48,7 @@ def saved(pixels: np.ndarray | PIL.Image.Image, format: str, **options: object) 
 
 
 def neighbour(url: str, seed: int) -> str:
-    """How long another client waits for an answer about a small image."""
+    """The waiting time of a second client for an answer about a small image."""
     begun = time.monotonic()
     status = ask(url, [part(small(seed))])[:3]
     return f"a neighbour's image {status} after {time.monotonic() - begun:.1f} s"

@@ -1,6 +1,6 @@
-"""Raw HTTP over sockets: what no well-behaved client can be made to send.
+"""Raw HTTP over sockets: requests beyond any well-behaved client.
 
-Owns connecting, writing heads, and reading one answer. Knows nothing of what is attacked.
+Owns connecting, writing heads, and reading one answer. Knows nothing of the attacked server.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def post(path: str, body: object, *lines: str, **headers: object) -> bytes:
 
 
 class _Unhurried:
-    """Reads no byte ahead of what it is asked for, so that the next answer stays where it is."""
+    """Reads no byte ahead of need, so that the next answer stays in the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -78,7 +78,7 @@ class _Unhurried:
 def read(connection: socket.socket, method: str = "GET") -> Answer:
     """One answer.
 
-    Raises ConnectionError when the server closes before it, TimeoutError when none comes.
+    Raises ConnectionError if the server closes first, TimeoutError if no answer comes.
     """
     response = HTTPResponse(_Unhurried(connection), method=method)  # type: ignore[arg-type]
     try:
@@ -108,7 +108,7 @@ def ask(url: str, request: bytes, **options: object) -> Answer:
 
 
 def is_closed(connection: socket.socket, within: float) -> bool:
-    """Whether the server ends the connection, whatever it says before, within so many seconds."""
+    """True if the server ends the connection within so many seconds, whatever it sends before."""
     deadline = time.monotonic() + within
     try:
         while (left := deadline - time.monotonic()) > 0:

@@ -21,7 +21,7 @@ from PIL import Image
 from saccade_bench.abuse import attack
 
 CHAT = "/v1/chat/completions"
-FETCHING = ("--allow-private-media", "--fetch-timeout", "2")
+FETCHING = ("--allow-private-media", "--tune", "fetch_timeout=2")
 
 
 def png(side: int = 64) -> bytes:
@@ -35,7 +35,7 @@ def by_url(url: str) -> dict[str, object]:
 
 
 def ask(url: str, parts: list[dict[str, object]], **fields: object) -> tuple[str, float]:
-    """Status and error code, and the seconds that it took."""
+    """Status and error code, and the seconds of waiting."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": parts}],

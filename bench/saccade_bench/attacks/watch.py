@@ -1,4 +1,4 @@
-"""What an attack costs: CPU and memory of the server's processes, and how late `/health` is.
+"""The cost of an attack: CPU and memory of the server's processes, and the delay of `/health`.
 
 Knows the server by its process and address only.
 """
@@ -25,8 +25,8 @@ LONGEST_HEALTH = 120.0
 @dataclass
 class Cost:
     """CPU seconds spent and the largest resident memory (MB), by process; the worst answer of
-    /health in seconds, of how many, and how many failed. `stretch`: most CPU seconds that the
-    front's event loop spent while one /health waited, which another process's load does not change.
+    /health in seconds, their number, and the number of failures. `stretch`: most CPU seconds of the
+    front's event loop during one /health, independent of other processes' load.
     """
 
     cpu: dict[str, float] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Cost:
 
 
 def role(process: psutil.Process, front: int) -> str:
-    """What a process of the server is called in the table."""
+    """The table's name for a process of the server."""
     if process.pid == front:
         return "front"
     line = " ".join(process.cmdline())
@@ -48,7 +48,7 @@ def role(process: psutil.Process, front: int) -> str:
 
 
 class _Processes(threading.Thread):
-    """Looks at the processes until told to stop. Several of one role count together."""
+    """Looks at the processes until told to stop. Equal roles count together."""
 
     def __init__(self, pid: int, cost: Cost) -> None:
         super().__init__(daemon=True)
@@ -114,7 +114,7 @@ class _Health(threading.Thread):
             self._cost.health = max(self._cost.health, time.monotonic() - started)
 
     def _spent(self) -> float:
-        """CPU seconds of the thread that has the event loop; 0 once it has gone."""
+        """CPU seconds of the event loop's thread; 0 once it has gone."""
         with suppress(OSError):
             return int(self._clock.read_text().split()[0]) / 1e9
         return 0.0
@@ -122,7 +122,7 @@ class _Health(threading.Thread):
 
 @contextmanager
 def watching(pid: int, url: str) -> Iterator[Cost]:
-    """The cost of what happens inside; it is complete when the block has ended."""
+    """The cost of the block's events, complete at the end of the block."""
     cost = Cost()
     started = time.monotonic()
     threads = (_Processes(pid, cost), _Health(url, cost, pid))

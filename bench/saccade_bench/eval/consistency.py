@@ -1,10 +1,10 @@
-"""Whether a server's answers depend on how they came about: the same questions asked cold, warm,
+"""The dependence of a server's answers on circumstances: the same questions asked cold, warm,
 batched, and beside long prompts.
 
-Owns the passes. Greedy answers must be the same text in all of them; that is promised for float32
-(in bfloat16 a different batch may round differently). A pass is cold because its pictures carry a
-new comment in their file: the bytes are new to the server, the pixels are not. Long prompts running
-beside them make a server cut the questions' prefill into chunks at other places.
+Owns the passes. Greedy answers must be the same text in all passes; float32 promises so (in
+bfloat16 a different batch may round differently). A pass is cold because its images carry a new
+comment in their file: the bytes are new to the server, the pixels are not. Long prompts running
+beside the questions make a server cut their prefill into chunks at other places.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def consistency(
     journal: Path | None = None,
     told: Progress | None = None,
 ) -> EvalResult:
-    """Share of questions whose answer is the cold one in each later pass; groups are the passes. A
+    """The share of questions with the cold answer in each later pass; groups are the passes. A
     failure counts as a difference.
 
-    `journal` gets every comparison; nothing is taken up from it.
+    `journal` gets every comparison; nothing is read from it.
     """
     first, second, third = (uuid.uuid4().hex for _ in range(3))
     cold = _ask_all(items, sampler, first, 1)

@@ -30,7 +30,7 @@ class SampleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One question. `messages` builds it when it is asked; `score` judges the text, from 0 to 1."""
+    """One question. `messages` builds it on asking; `score` judges the text, from 0 to 1."""
 
     id: str
     group: str
@@ -41,7 +41,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class GradedAnswer:
-    """One item, answered. `error` is set where there is no answer."""
+    """One item, answered. `error` is set for a missing answer."""
 
     id: str
     group: str
@@ -53,8 +53,8 @@ class GradedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """`n` items, their mean score and its standard error; the same for each group of items; how
-    many failed.
+    """`n` items, their mean score and its standard error; the same for each group of items; the
+    number of failures.
     """
 
     name: str
@@ -87,8 +87,8 @@ def ask_all(
     journal: Path | None = None,
     told: Progress | None = None,
 ) -> list[GradedAnswer]:
-    """Answers in the order in which they come, `concurrency` questions at a time. Items with an
-    answer in `journal` are not asked again; new answers are added to it.
+    """Answers in order of arrival, `concurrency` questions at a time. Items with an answer in
+    `journal` are not asked again; new answers are added.
     """
     known = (
         {answer.id: answer for answer in read_journal(journal) if answer.error is None}
@@ -116,14 +116,14 @@ def _ask(item: Item, sampler: Sampler) -> GradedAnswer:
 
 
 def append(journal: Path, line: dict[str, Any]) -> None:
-    """Add a line, after ending one that a crash cut short."""
+    """Add a line, after completing a line cut short by a crash."""
     cut = journal.exists() and not journal.read_bytes().endswith(b"\n")
     with journal.open("a") as file:
         file.write("\n" * cut + json.dumps(line) + "\n")
 
 
 def read_journal(path: Path) -> list[GradedAnswer]:
-    """Answers of an earlier run; none if there is no such file.
+    """Answers of an earlier run; none for a missing file.
 
     A last line cut short by a crash is left out.
     """

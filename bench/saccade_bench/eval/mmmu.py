@@ -1,9 +1,9 @@
-"""MMMU (Yue et al. 2023, arXiv 2311.16502): college-level questions with pictures; many choices or
+"""MMMU (Yue et al. 2023, arXiv 2311.16502): college-level questions with images; multiple-choice or
 open answers.
 
 Owns the questions' form and the scoring rules, written anew after the published evaluation
 (github.com/MMMU-Benchmark/MMMU, eval). A question without a recognisable choice gets a random one,
-as there; here the draw depends on the question's id alone.
+as in the publication; the draw depends on the question's id alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUMBERS = (  # with thousands separators; in scientific notation; plain
 class Question:
     """One question.
 
-    `options` is empty for an open question; `answers` are a letter, or the texts that are right.
+    `options` is empty for an open question; `answers` are a letter, or the right texts.
     """
 
     id: str
@@ -166,8 +166,8 @@ def parse_choice(
 
 
 def parse_open(response: str) -> set[str | float]:
-    """What an open answer may have said: the tails of its sentences after a clue, and every number
-    in them.
+    """The possible contents of an open answer: the tails of its sentences after a clue, and every
+    number in them.
     """
     text = response.strip().strip(".").lower()
     sentences = re.split(r"\.\s(?=[A-Z])|\n", text)
@@ -196,7 +196,7 @@ def normalise(text: str) -> tuple[str | float, ...]:
 
 
 def is_open_right(answers: tuple[str, ...], said: set[str | float]) -> bool:
-    """A right text lies within something said, or a right number is one of the numbers said."""
+    """True if a right text lies within a content, or a right number is among the numbers."""
     right = {form for answer in answers for form in normalise(answer)}
     texts = [form for form in right if isinstance(form, str)]
     return any(

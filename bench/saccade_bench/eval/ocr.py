@@ -1,9 +1,9 @@
-"""Reading drawn words and numbers: the eval `ocr`, and the pictures of the benchmark's data set of
+"""Reading drawn words and numbers: the eval `ocr`, and the images of the benchmark's data set of
 that name.
 
-Owns which texts are drawn and when an answer is right: the text stands in it as a word of its own,
-whatever is said around it. The drawing is the demo model's; Pillow's own font alone is used, so
-that pictures are the same everywhere.
+Owns the drawn texts and the judgement: a right answer contains the text as a word of its own,
+whatever is said around. The drawing is the demo model's; only Pillow's own font is used, so that
+images are the same everywhere.
 """
 
 from __future__ import annotations

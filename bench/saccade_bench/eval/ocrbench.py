@@ -55,7 +55,7 @@ def _answers(value: object) -> tuple[str, ...]:
 
 
 def is_right(text: str, answers: tuple[str, ...], formula: bool) -> bool:
-    """Whether the text contains one of the answers."""
+    """True if the text contains one of the answers."""
     return any(_plain(answer, formula) in _plain(text, formula) for answer in answers)
 
 

@@ -1,7 +1,7 @@
 """`saccade eval`: accuracy of a model behind an OpenAI-compatible server.
 
-Owns the order of a run: questions, journal, progress, table. A journal that exists is taken up
-again; one of another run is refused.
+Owns the order of a run: questions, journal, progress, table. An existing journal is continued; a
+journal of a different run is refused.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _mixed(count: int, seed: int) -> list[Item]:
 
 
 def open_journal(path: Path, head: dict[str, Any]) -> None:
-    """Begin a journal, or check that it is of the same eval, model and settings.
+    """Begin a journal, or check that an existing one has the same eval, model and settings.
 
     Raises ConfigError.
     """

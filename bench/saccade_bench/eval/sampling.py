@@ -1,7 +1,6 @@
-"""Asking an OpenAI-compatible server for one answer: the `Sampler` over HTTP, and messages with
-pictures.
+"""One answer from an OpenAI-compatible server: the `Sampler` over HTTP, and messages with images.
 
-Owns HTTP. Does not know what is asked or how it is scored.
+Owns HTTP. Does not know the questions or their scoring.
 """
 
 from __future__ import annotations
@@ -53,7 +52,9 @@ class HttpSampler:
         extra: Mapping[str, Any],
         timeout: float,
     ) -> HttpSampler:
-        """Raises ConfigError if the server does not name its models."""
+        """A sampler for the server's model. Raises ConfigError if the server does not name its
+        models.
+        """
         address = root(base_url)
         name = model or first_model(address, headers, timeout)
         client = httpx.Client(

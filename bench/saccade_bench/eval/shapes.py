@@ -1,8 +1,8 @@
-"""Naming what is drawn: colour, shape, count, and pictures among several. Runs on the demo model
-and on any other.
+"""Naming drawn things: colour, shape, count, and images among several. Runs on the demo model and
+on any other.
 
-Owns when an answer is right: it is judged by what it names (colours, shapes, numbers), not by its
-wording. Scenes and questions are the demo's held-out ones.
+Owns the judgement: an answer is right by its names (colours, shapes, numbers), not by its wording.
+Scenes and questions are the demo's held-out ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _png(scene: Scene) -> bytes:
 
 
 def is_right(kind: str, turn: Exchange, text: str) -> bool:
-    """Whether the text names what the known answer names, and nothing else of its kind."""
+    """True if the text names the same things as the known answer, and nothing else of
+    their kind.
+    """
     if kind == "shape":
         return set(_named(text, SHAPES)) == set(_named(turn.answer, SHAPES))
     if kind == "colour":
@@ -72,7 +74,7 @@ def _named(text: str, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _things(text: str) -> list[tuple[str, str]]:
-    """(colour, shape) pairs in the order in which they are named."""
+    """(colour, shape) pairs in the order of the text."""
     pattern = rf"\b({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})\b"
     return [
         (colour.lower(), shape.lower())

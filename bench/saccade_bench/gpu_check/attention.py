@@ -7,15 +7,20 @@ machine's own speeds (stage `speeds`). Every way's result is compared with the f
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.fp8 import FP8, to_fp8
-from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.attention_backends import BACKENDS, AttentionName, possible
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.fp8 import FP8, to_fp8
+from saccade.kernels.reference.paged import AttentionBackend, PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.segments import Segments
+from saccade.kernels.tower_attention import varlen_attention
 from saccade.kernels.triton.attention import Tile
 from saccade.kernels.triton.paged import launch_paged
 from saccade.kernels.triton.segments import launch_segments
@@ -33,6 +38,8 @@ TILES = (
     Tile(128, 128, 8, 2),
     Tile(128, 128, 8, 3),
     Tile(64, 128, 4, 2),
+    Tile(128, 64, 8, 3, registers=128),  # two programs a multiprocessor where there is one
+    Tile(128, 64, 4, 3, registers=168),
 )
 SMALL_TILES = (Tile(16, 16, 4, 1),)
 PIECES = (128, 512, 1024, 4096)
@@ -64,7 +71,8 @@ class Bench:
 
 
 def name_of(tile: Tile) -> str:
-    return f"triton {tile.rows}x{tile.keys}, {tile.warps} warps, {tile.stages} stages"
+    most = "" if tile.registers is None else f", {tile.registers} registers"
+    return f"triton {tile.rows}x{tile.keys}, {tile.warps} warps, {tile.stages} stages{most}"
 
 
 def compare(
@@ -109,6 +117,9 @@ def bench_tower(bench: Bench) -> None:
         if bench.device.type == "cuda":
             ways["torch flash"] = [partial(flash, q, k, v, bounds)]
             ways["cudnn"] = [partial(cudnn, q, k, v, bounds)]
+            if find_spec("flash_attn_interface"):
+                whole = Segments(bounds, tokens)
+                ways["fa3"] = [partial(varlen_attention, q, k, v, whole, TOWER_DIM**-0.5, "fa3")]
         else:
             ways["torch sdpa"] = [partial(dense, q, k, v, causal=False)]
         scale = TOWER_DIM**-0.5
@@ -168,6 +179,29 @@ def caches_of(bench: Bench, slots: int, kept: torch.dtype) -> Iterator[PagedCach
         yield PagedCache(keys, values)
 
 
+def library(
+    bench: Bench,
+    name: AttentionName,
+    q: torch.Tensor,
+    caches: Sequence[PagedCache],
+    rows: PagedRows,
+) -> dict[str, list[Callable[[], torch.Tensor]]]:
+    """Calls of that backend, planned when it is first called; none where it does not run."""
+    if name not in possible(pick_ops(bench.device, bench.dtype), bench.device, bench.dtype):
+        return {}
+    made: list[AttentionBackend] = []
+
+    def call(cache: PagedCache) -> torch.Tensor:
+        if not made:
+            shape = PagedShape(bench.kv_heads, DIM, PAGE, cache.keys.dtype, bench.dtype)
+            backend = BACKENDS[name].make(shape)
+            backend.plan(rows)
+            made.append(backend)
+        return made[0](q, cache)
+
+    return {name: [partial(call, cache) for cache in caches]}
+
+
 def bench_decode(bench: Bench) -> None:
     shapes = [(1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 25_600), (64, 8192)]
     for count, keys in [(2, 40)] if bench.quick else shapes:
@@ -183,6 +217,7 @@ def bench_decode(bench: Bench) -> None:
                     for cache in caches
                 ]
                 ways["the rule" if piece is None else f"pieces of {piece}"] = calls
+            ways |= library(bench, "flashinfer", q, caches, rows)
             nbytes = 2 * count * keys * bench.kv_heads * DIM * kept.itemsize
             form = "8-bit cache" if kept == FP8 else "cache"
             metric = f"paged decode, {count} rows of {keys}, {form}"
@@ -201,6 +236,7 @@ def bench_prefill(bench: Bench) -> None:
             name_of(tile): [partial(launch_paged, q, cache, rows, DIM**-0.5, prefill=tile)]
             for tile in bench.tiles
         }
+        ways |= library(bench, "fa3", q, [cache], rows)
         if count == 1 and new == keys:
             k, v = (bench.noise(new, bench.kv_heads, DIM) for _ in range(2))
             # Of other keys: it stands last, so that nothing is compared with its result.

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.triton.paged import launch_paged
 from saccade_bench.gpu_check.attention import DIM, HEADS, KV_HEADS, PAGE
 from saccade_bench.gpu_check.clock import copies_for, device_ms

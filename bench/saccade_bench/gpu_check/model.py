@@ -15,8 +15,8 @@ import torch
 
 from saccade.core.family import FamilySpec
 from saccade.families.registry import family_model, load_spec
-from saccade.kernels.fp8 import LARGEST, LEAST_GROUP, Fp8Matrix, prepare, to_fp8
-from saccade.kernels.linear import Matrix
+from saccade.kernels.reference.fp8 import LARGEST, LEAST_GROUP, Fp8Matrix, prepare, to_fp8
+from saccade.kernels.reference.linear import Matrix
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE

@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 
-from saccade.kernels.layer import QKNorm
-from saccade.kernels.paged import PagedCache
-from saccade.kernels.rotary import rotary_tables
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.paged import PagedCache
+from saccade.kernels.reference.rotary import rotary_tables
 from saccade.kernels.triton.layer import launch_add_norm, launch_silu_gate, launch_turn_and_cache
 from saccade.kernels.triton.rotary import launch as launch_rotary
 from saccade.kernels.triton.sample import launch_sample

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.fp8 import (
+from saccade.kernels.reference.fp8 import (
     BLOCK,
     LARGEST,
     Fp8Matrix,

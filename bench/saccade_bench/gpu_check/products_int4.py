@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.int4 import MIDDLE, dense, pack_int4
+from saccade.kernels.reference.int4 import MIDDLE, dense, pack_int4
 from saccade.kernels.triton.int4 import launch_int4
 from saccade_bench.gpu_check.clock import copies_for, device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments

@@ -34,6 +34,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from saccade.kernels import device
+from saccade_bench.lab.aot_case import KernelCase, Promise
 
 TYPES = {
     torch.bfloat16: "bf16",
@@ -59,32 +60,6 @@ SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120:
 """Bytes of shared memory that a launch may have, by architecture (CUDA C++ Programming Guide,
 "Technical Specifications per Compute Capability").
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """The demands on a launch's machine code.
-
-    access: bytes per thread of its widest loads and stores, at least; stores: the same of narrower
-    stores. hgmma: its products are Hopper's own (16-bit values, sm_90).
-    """
-
-    access: int = 16
-    stores: int = 16
-    hgmma: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCase:
-    """Launches to inspect: `run` calls the host code of kernels in `module`. least_arch: earlier
-    GPUs lack the instructions.
-    """
-
-    name: str
-    module: ModuleType
-    run: Callable[[], object]
-    promises: Mapping[str, Promise]  # by the kernel's name
-    least_arch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 
-from saccade.kernels.delta import StateRows
-from saccade.kernels.experts import Stack
-from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix
-from saccade.kernels.int4 import pack_int4
-from saccade.kernels.layer import QKNorm
-from saccade.kernels.paged import PagedCache, PagedRows
-from saccade.kernels.rotary import rotary_tables
+from saccade.kernels.reference.delta import StateRows
+from saccade.kernels.reference.experts import Stack
+from saccade.kernels.reference.fp8 import Fp8Experts, Fp8Matrix
+from saccade.kernels.reference.int4 import pack_int4
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.paged import PagedCache, PagedRows
+from saccade.kernels.reference.rotary import rotary_tables
 from saccade.kernels.triton import delta as delta_gpu
 from saccade.kernels.triton import edits as edits_gpu
 from saccade.kernels.triton import experts as experts_gpu
@@ -26,7 +26,7 @@ from saccade.kernels.triton import rotary as rotary_gpu
 from saccade.kernels.triton import sample as sample_gpu
 from saccade.kernels.triton import scaled as scaled_gpu
 from saccade.kernels.triton import segments as segments_gpu
-from saccade_bench.lab.aot import KernelCase, Promise
+from saccade_bench.lab.aot_case import KernelCase, Promise
 
 HALF = torch.bfloat16
 PAGE = 16

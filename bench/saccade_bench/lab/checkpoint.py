@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from saccade.core.errors import ConfigError
 from saccade.families.registry import family_model, load_spec
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade_bench.lab import tiles
@@ -207,6 +208,7 @@ class _Random:
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.device = torch.device("cpu")
+        self.ops = Ops()
         self.tensors: dict[str, torch.Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
 

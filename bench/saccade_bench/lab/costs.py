@@ -15,8 +15,7 @@ from pathlib import Path
 from saccade.core.config import GIB, EmbeddingBudgets
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
-from saccade.families.qwen_vl.config import ImageRules
-from saccade.families.qwen_vl.spec import smart_resize
+from saccade.families.qwen_vl.config import ImageRules, smart_resize
 from saccade.sched.limits import SchedulerLimits
 from saccade_bench.lab.options import MachineOptions, ProfileName
 from saccade_bench.lab.qwen import qwen

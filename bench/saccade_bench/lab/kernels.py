@@ -35,7 +35,8 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey, Span
 from saccade.families.registry import family_model, load_spec
-from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
 from saccade.parallel import WHOLE
 from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.memory import DTYPES
@@ -170,7 +171,7 @@ def measure_rotary(
         target = torch.empty_like(packed)
         error = difference(rotation, chained, both[:512].clone())
         ways: dict[Literal["saccade", "chain", "copy"], Work] = {
-            "saccade": partial(rotate_, rotation, both),
+            "saccade": partial(pick_ops(both.device, both.dtype).rotate_, rotation, both),
             "chain": partial(turn_in_chain, *chained, both[:, :q_heads], both[:, q_heads:]),
             "copy": partial(target.copy_, packed),
         }
@@ -242,7 +243,7 @@ def difference(
             rotation.pairs,
         )
     (wanted,) = turn_in_chain(chained[0][:rows], chained[1][:rows], x)
-    rotate_(first, x)
+    pick_ops(x.device, x.dtype).rotate_(first, x)
     return float((x - wanted).abs().max())
 
 

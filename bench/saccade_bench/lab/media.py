@@ -43,21 +43,21 @@ from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
-from saccade.kernels.patchify import patchify
+from saccade.kernels.reference.patchify import patchify
 from saccade.media.content import Budget, digest, identify
 from saccade.media.decode import Pixels, decode, decode_into, draw_into
 from saccade.media.header import probe
-from saccade.media.media import ImageSource, Media
+from saccade.media.media import Media
+from saccade.media.sources import ImageSource
+from saccade_bench.lab import media_report
 from saccade_bench.lab.clock import CpuClock
 from saccade_bench.lab.machine import describe
+from saccade_bench.lab.media_figures import OUR_STAGES, Case, MediaFigure, Sample
 from saccade_bench.lab.options import MediaBenchOptions
 from saccade_bench.lab.qwen import qwen
 from saccade_bench.lab.results import make_room
 from saccade_bench.load.images import DrawnImage, data_url, encode, parse_size
-from saccade_bench.options import Format, ImageContent
 
-OUR_STAGES = ("base64", "digest", "header", "decode", "resize", "hand-over", "patches")
-USUAL_STAGES = ("base64", "decode", "processor", "sha256", "pickle")
 SEEN_AT_ONCE = 20
 """A seen picture costs so little that it is measured by the score."""
 ARENA_PICTURES = 2
@@ -65,50 +65,6 @@ ARENA_PICTURES = 2
 a server that has run for a while.
 """
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt's names
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One kind of picture."""
-
-    width: int
-    height: int
-    format: Format
-    content: ImageContent
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The cost of one kind of image: `ms` of CPU, and `nbytes` into a stage; for a whole path, the
-    bytes shipped to the engine.
-    """
-
-    ms: float
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MediaFigure:
-    """One case.
-
-    Our `stages` are those of a new image; "hand-over" is the remainder of the whole.
-    """
-
-    case: Case
-    stages: dict[str, Sample]
-    new: Sample
-    seen: Sample
-    usual_stages: dict[str, Sample]
-    usual: Sample
-
-    @property
-    def gain_new(self) -> float:
-        """CPU time of the usual way relative to ours."""
-        return self.usual.ms / self.new.ms
-
-    @property
-    def gain_seen(self) -> float:
-        return self.usual.ms / self.seen.ms
 
 
 @dataclass(slots=True)
@@ -127,8 +83,6 @@ def bench_media(options: MediaBenchOptions) -> list[MediaFigure]:
 
     Raises ConfigError where an option is wrong or a package is missing, before that.
     """
-    from saccade_bench.lab import media_report
-
     make_room(options, "output_file", "plot")
     folder = resolve_model(options.model)
     spec, processor = load_spec(folder), load_processor(folder)

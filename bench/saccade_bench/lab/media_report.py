@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from saccade_bench import style
-from saccade_bench.lab.media import OUR_STAGES, USUAL_STAGES, Case, MediaFigure, Sample
+from saccade_bench.lab.media_figures import OUR_STAGES, USUAL_STAGES, Case, MediaFigure, Sample
 from saccade_bench.style import COLOURS, GRID, INK
 
 NAMES = {"random": "noise"}

@@ -120,7 +120,8 @@ class Replay:
         return tuple(pieces)
 
     def _shown(self, part: Json, salt: str) -> Shown:
-        settings = self.spec.settings(self.spec.pixel_bounds)
+        recipe = self.spec.recipe(part["height"], part["width"], self.spec.pixel_bounds)
+        settings = self.spec.settings(recipe)
         return show(
             ImageKey(bytes.fromhex(part["digest"]), settings, salt),
             part["height"],

@@ -21,6 +21,7 @@ CHAT_TEMPLATE = """\
 {% if message.content is string %}{{ message.content }}{% else %}
 {%- for part in message.content %}
 {%- if part.type in ('image', 'image_url') %}<IMG_CONTEXT>
+{% elif part.type == 'video' %}<video>
 {% else %}{{ part.text }}{% endif %}
 {%- endfor %}{% endif %}<|im_end|>
 {% endfor %}

@@ -46,7 +46,7 @@ INSIDE = {
 
 @dataclass(frozen=True)
 class Name:
-    """A tensor of the checkpoint, and what the GGUF file calls it."""
+    """A tensor of the checkpoint, and its name in the GGUF file."""
 
     stored: str
     gguf: str
@@ -57,8 +57,8 @@ def architecture(config: TextConfig) -> str:
 
 
 def gguf_name(canonical: str) -> str | None:
-    """None for what is no part of the language model. Raises KeyError for a module of it that
-    llama.cpp has no name for.
+    """The tensor's name in GGUF; None outside of the language model. Raises KeyError for a module
+    without a name in llama.cpp.
     """
     module, _, kind = canonical.rpartition(".")
     if module == "lm_head":

@@ -33,6 +33,7 @@ from safetensors.torch import save_file
 
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.registry import family_model, load_spec
+from saccade.kernels.ops import pick_ops
 from saccade.nn.decoder import attention_decoder
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
@@ -53,10 +54,11 @@ AGREE_TOKENS = 32
 
 
 class Kept:
-    """Random weights, which it keeps by name; implements `nn.weights.Weights`."""
+    """Random weights, kept by name; implements `nn.weights.Weights`."""
 
     def __init__(self) -> None:
         self.dtype, self.device = torch.bfloat16, torch.device("cpu")
+        self.ops = pick_ops(self.device, self.dtype)
         self.tensors: dict[str, torch.Tensor] = {}
         self._random = torch.Generator().manual_seed(0)
 
@@ -148,7 +150,7 @@ class Saccade:
         self.memory = tally.line(torch.bfloat16)
 
     def forget(self, start: int = 0) -> None:
-        """A batch says how much of each row there is."""
+        """Do nothing: a batch contains the length of each row."""
 
     def run(
         self, rows: Sequence[Sequence[int]], start: int, *, every: bool = False
@@ -200,7 +202,7 @@ def logits_of(model: Runs, tokens: Sequence[int]) -> np.ndarray:
 
 
 def compare(logits: np.ndarray, exact: np.ndarray) -> dict[str, float]:
-    """How far logits [N, vocab] are from those of float32."""
+    """The distance of logits [N, vocab] from float32's."""
     error = np.linalg.norm(logits - exact, axis=1) / np.linalg.norm(exact, axis=1)
     same = logits.argmax(1) == exact.argmax(1)
     return {"relative_error": round(float(error.mean()), 6), "same_argmax": float(same.mean())}
@@ -263,7 +265,7 @@ def summary(times: list[tuple[float, float]], tokens: int) -> dict[str, float]:
 
 
 def agreement(folder: Path, files: dict[str, Path], llama: LlamaCpp, vocab: int) -> dict[str, Any]:
-    """What each kind makes of the same tokens, beside Saccade in float32."""
+    """Each kind's results on the same tokens, beside Saccade in float32."""
     prompt = np.random.default_rng(0).integers(0, vocab, AGREE_TOKENS).tolist()
     room: Any = {"rows": 1, "context": 256}
     judge = Saccade(folder, dtype=torch.float32, **room)
@@ -290,7 +292,7 @@ def agreement(folder: Path, files: dict[str, Path], llama: LlamaCpp, vocab: int)
 
 
 def make_files(llama: LlamaCpp, folder: Path, work: Path) -> dict[str, Path]:
-    """GGUF files of a checkpoint; those that are there already are taken as they are."""
+    """GGUF files of a checkpoint; existing files are reused."""
     files = {kind: work / f"{kind}.gguf" for kind in ("float32", "bfloat16", *FTYPES)}
     for kind, path in files.items():
         if path.exists():

@@ -23,9 +23,9 @@ FTYPES = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15}
 
 
 class Blob(c.Structure):
-    """A structure that is passed whole, of which only the first numbers are known here.
+    """A structure passed whole, with only its first numbers known.
 
-    Larger than any of them: it is returned and taken through memory, where more does no harm.
+    Larger than any real one: it is returned and taken through memory, where excess does no harm.
     """
 
     _fields_ = (("numbers", c.c_uint32 * 8), ("rest", c.c_uint64 * 60))
@@ -79,7 +79,7 @@ class LlamaCpp:
             function.restype, function.argtypes = result, arguments
 
     def kernels(self) -> str:
-        """Which of its builds for processors is loaded."""
+        """The loaded build for processors."""
         maps = Path("/proc/self/maps").read_text().splitlines()
         found = {Path(line.split()[-1]).stem for line in maps if "libggml-cpu-" in line}
         return ", ".join(sorted(name.removeprefix("libggml-cpu-") for name in found))
@@ -123,7 +123,7 @@ class Llama:
         self._library.llama_model_free(self._model)
 
     def forget(self, start: int = 0) -> None:
-        """What each sequence holds from position `start` on."""
+        """Drop each sequence's content from position `start` on."""
         if start == 0:
             self._library.llama_memory_clear(self._memory, False)
         else:

@@ -116,7 +116,7 @@ def write_request(path: Path) -> None:
 
 
 def cpu_seconds() -> float:
-    """CPU time of all that this process has started and that still runs, with what ended there."""
+    """CPU time of all running children of this process, with their ended children."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

@@ -57,7 +57,7 @@ SUPPORTED = {
 
 
 class Pixels:
-    """Pictures as the vision tower wants them."""
+    """Images in the vision tower's form."""
 
     def __init__(self, folder: Path, vision: Any) -> None:
         settings = json.loads((folder / "preprocessor_config.json").read_text())
@@ -111,7 +111,7 @@ class Pixels:
 
 
 class Tokens(BaseStreamer):
-    """Hands every token to the event loop as soon as it is there.
+    """Hands every token to the event loop at once.
 
     None ends the answer; an exception is an error.
     """
@@ -148,7 +148,7 @@ class ClientLeft(StoppingCriteria):
 
 @dataclass(frozen=True)
 class Piece:
-    """What one token added; token counts so far; `finish` is set in the last one."""
+    """One token's text; token counts so far; `finish` is set in the last piece."""
 
     text: str
     prompt: int
@@ -215,7 +215,7 @@ class Peer:
             tokens.send(error)
 
     async def answer(self, body: Json) -> AsyncIterator[Piece]:
-        """A piece for each token, and a last one. Raises what the library raises."""
+        """A piece for each token, and a last one. Raises the library's errors."""
         async with self.turn:
             tokens = Tokens()
             inputs = await asyncio.to_thread(self.inputs, body["messages"])

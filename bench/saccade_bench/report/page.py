@@ -1,6 +1,6 @@
-"""A report as one HTML page that needs nothing beside it.
+"""A report as one self-contained HTML page.
 
-Owns layout and words; figures come from `stats`, pictures from `plots`.
+Owns layout and words; figures come from `stats`, images from `plots`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def render(title: str, sections: Sequence[PageSection], evals: Sequence[SavedEva
 
 
 def headlines(sections: Sequence[PageSection], evals: Sequence[SavedEval]) -> list[str]:
-    """What a reader in a hurry takes away: each comparison under its first load, then accuracy."""
+    """The summary for a reader in a hurry: each comparison under its first load, then accuracy."""
     lines = []
     for section in sections:
         first_level = {table.second: table for table in reversed(section.tables)}
@@ -87,7 +87,7 @@ def headlines(sections: Sequence[PageSection], evals: Sequence[SavedEval]) -> li
 
 
 def phrase(row: Comparison) -> str:
-    """One comparison in words; a difference that the interval does not show is not claimed."""
+    """One comparison in words; a difference within the interval is not claimed."""
     values = f"{figure(row.first)} → {figure(row.second)} {row.unit}"
     ratio = row.ratio
     if math.isnan(ratio.value):
@@ -102,7 +102,7 @@ def phrase(row: Comparison) -> str:
 
 
 def _telling(table: SideBySide) -> tuple[str, ...]:
-    """The metrics that a headline names: of a chat, its last round instead of all."""
+    """The metrics of a headline: of a chat, its last round instead of all."""
     last = next((row.metric for row in table.rows if row.metric.startswith("TTFT of round")), None)
     return (last or "TTFT, median", "TPOT, median", "Requests")
 
@@ -124,7 +124,7 @@ def _alone(workload: Workload, label: str) -> str:
 
 
 def notes(runs: Sequence[Saved]) -> list[str]:
-    """What a reader must know before believing the figures."""
+    """Warnings that a reader must know before believing the figures."""
     found = []
     for run in runs:
         if run.summary["failures"]:
@@ -182,7 +182,7 @@ def span(ratio: Interval) -> str:
 
 
 def verdict(ratio: Interval) -> str:
-    """Colour only what the interval shows."""
+    """Colour for a difference that the interval shows."""
     return "better" if ratio.low > 1 else "worse" if ratio.high < 1 else ""
 
 

@@ -33,7 +33,7 @@ STAGE_COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A PNG, a name for its file, and the sentence beneath it."""
+    """A PNG, a name for its file, and the sentence beneath."""
 
     name: str
     caption: str
@@ -89,7 +89,7 @@ def by_images(workload: Workload) -> Plot | None:
 
 
 def by_round_is_enough(workload: Workload) -> bool:
-    """Whether pictures and rounds grow together."""
+    """True if images and rounds grow together."""
     pairs = {
         (request["round"], request["images"])
         for group in workload.groups
@@ -205,7 +205,7 @@ def by_concurrency(workload: Workload) -> Plot | None:
 
 
 def stages(workload: Workload) -> Plot | None:
-    """Where a request's time went, stacked."""
+    """The parts of a request's time, stacked."""
     rows: list[tuple[str, dict[str, float]]] = []
     for group, _ in _each(workload):
         if not group.requests:

@@ -38,7 +38,7 @@ def report(results: Sequence[Path], options: ReportOptions) -> Path:
 
 
 def baseline(runs: Sequence[Saved], wanted: str | None) -> str:
-    """The label that others are held against. Raises ConfigError if no run has it."""
+    """The label of the baseline. Raises ConfigError if no run has it."""
     labels = list(dict.fromkeys(run.label for run in runs))
     if wanted is not None and wanted not in labels:
         raise ConfigError(
@@ -75,7 +75,7 @@ def _method(first: Group, second: Group) -> str:
 
 
 def interleaved(first: Group, second: Group) -> bool:
-    """Whether the two labels took turns, at least half of the times."""
+    """True if the two labels took turns, at least half of the times."""
     order = [
         label
         for _, label in sorted(

@@ -1,9 +1,9 @@
 """Runs grouped and compared: medians with bootstrap intervals, ratios between two labels.
 
-Owns the statistics. A ratio says how many times better the second label is (times: first / second;
+Owns the statistics. A ratio above 1 means that the second label is better (times: first / second;
 rates: second / first). Its 95 % interval resamples runs, and requests within them (a two-level
 bootstrap, percentile method, 1,000 draws, fixed seed); with one run per label it covers the spread
-between requests only, which is said where it is shown. Knows no plots and no HTML.
+between requests only, as the display says. Knows no plots and no HTML.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Statistic = Callable[[Values], float]
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """How hard the load was."""
+    """The level of load."""
 
     concurrency: int | None
     rate: str
@@ -59,15 +59,15 @@ class LoadLevel:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs of one label under one level of load, in the order in which they were made."""
+    """Runs of one label under one level of load, in order of time."""
 
     label: str
     level: LoadLevel
     runs: tuple[Saved, ...]
 
     def samples(self, field: str, **having: Any) -> list[Values]:
-        """A field of the answered requests that have these values, run by run; runs without any are
-        left out.
+        """A field of the answered requests with such values, run by run; runs without any are left
+        out.
         """
         wanted = {"failure": None, **having}.items()
         found = [
@@ -112,7 +112,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95 % interval; low and high are NaN where there is too little to say."""
+    """An estimate and its 95 % interval; low and high are NaN for too few values."""
 
     value: float
     low: float
@@ -131,7 +131,7 @@ class Comparison:
 
 
 def workloads(runs: Iterable[Saved]) -> list[Workload]:
-    """Runs by what was asked, then by label and level of load."""
+    """Runs by their questions, then by label and level of load."""
     found: dict[str, tuple[dict[str, Any], dict[tuple[str, LoadLevel], list[Saved]]]] = {}
     for run in runs:
         asked = {name: value for name, value in run.options.items() if name not in SERVER_AND_LOAD}
@@ -197,8 +197,8 @@ def interval(
 def ratio(
     over: Sequence[Values], under: Sequence[Values], statistic: Statistic = np.median
 ) -> Interval:
-    """statistic(over) / statistic(under), with its interval; NaN where either is zero (answers that
-    came in one piece have no TPOT).
+    """statistic(over) / statistic(under), with its interval; NaN if either is zero (answers in one
+    piece have no TPOT).
     """
     if not over or not under or not pooled(over, statistic) or not pooled(under, statistic):
         return Interval(float("nan"), float("nan"), float("nan"))
@@ -291,8 +291,8 @@ def compare(first: Group, second: Group) -> list[Comparison]:
 def stage_times(requests: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Mean ms per request by stage; the stages add up to the request's E2E.
 
-    Where all answers carry a Saccade server's trace they are STAGES; else what is seen from
-    outside: OUTSIDE.
+    STAGES if all answers carry a Saccade server's trace; else the stages visible from outside:
+    OUTSIDE.
     """
     if all("ms" in (request.get("saccade") or {}) for request in requests):
         return _means(STAGES, [split(request["saccade"], request["e2e"]) for request in requests])
@@ -309,12 +309,12 @@ def _means(names: Sequence[str], rows: Sequence[tuple[float, ...]]) -> dict[str,
 
 
 def split(trace: dict[str, Any], seen: float) -> tuple[float, ...]:
-    """A request's `seen` ms by STAGES. Pictures are handled side by side; the one that took longest
-    is what the request waited for.
+    """A request's `seen` ms by STAGES. Images are handled side by side; the request waited for the
+    slowest.
 
-    prepare: the front's time beside that picture's fetch and digest; prefill: from its embedding to
-    the first token (earlier chunks were computed meanwhile); network: what the client saw beyond
-    the server's own total.
+    prepare: the front's time beside the slowest image's fetch and digest; prefill: from its
+    embedding to the first token (earlier chunks were computed meanwhile); network: the client's
+    time beyond the server's own total.
     """
     prepared, first, total = (
         float(trace["ms"][moment]) for moment in ("prepared", "first_token", "total")
@@ -339,9 +339,7 @@ def split(trace: dict[str, Any], seen: float) -> tuple[float, ...]:
 def _longest(
     times: Sequence[dict[str, float]], names: tuple[str, ...], window: float
 ) -> list[float]:
-    """The named stages of the picture that took longest in them, cut to the window of time that
-    they lie in.
-    """
+    """The named stages of the slowest image in them, cut to its window of time."""
     spent = max(
         ([float(each.get(name, 0.0)) for name in names] for each in times),
         key=sum,

@@ -49,12 +49,32 @@ _BLOCKS = [
     }
 ]
 BODIES: dict[str, dict[str, Any]] = {
+    "/v1/batches": {
+        "input_file_id": "file-...",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    },
     "/v1/chat/completions": {"messages": _CHAT, "max_tokens": 32},
     "/v1/completions": {"prompt": "The square is", "max_tokens": 16},
     "/v1/responses": {"input": _ITEMS, "max_output_tokens": 32},
     "/v1/responses/input_tokens": {"input": _ITEMS},
     "/v1/messages": {"model": "", "messages": _BLOCKS, "max_tokens": 32},
     "/v1/messages/count_tokens": {"model": "", "messages": _BLOCKS},
+    "/v1/embeddings": {"messages": _CHAT},
+    "/v2/embed": {"texts": ["A red square", "A blue star"], "input_type": "search_document"},
+    "/v1/rerank": {"query": "Which is red?", "documents": ["A blue star", _CHAT[0]]},
+    "/v1/score": {"text_1": "Which is red?", "text_2": ["A blue star", "A red square"]},
+    "/v1/decisions": {
+        "input": _ITEMS,
+        "questions": [
+            {"type": "predicate", "instructions": "The square is red."},
+            {
+                "type": "choice",
+                "instructions": "Which colour is it?",
+                "choices": [{"value": "red"}, {"value": "blue"}],
+            },
+        ],
+    },
     "/tokenize": {"messages": _CHAT},
     "/detokenize": {"tokens": [72, 105]},
 }

@@ -10,13 +10,10 @@ _HERE = (
     "/v1/chat/completions, /v1/responses or /v1/completions (GET /openapi.json describes them)"
 )
 _ABSENT = {
-    "/v1/embeddings": "no embeddings are made here",
     "/v1/audio": "nothing is heard or spoken here",
     "/v1/images": "no images are made here",
     "/v1/videos": "no videos are made here",
     "/v1/moderations": "nothing is moderated here",
-    "/v1/rerank": "nothing is ranked here",
-    "/v1/score": "nothing is ranked here",
     "/v1/uploads": "files come in one piece, to /v1/files",
     "/v1/fine_tuning": "nothing is trained here",
     "/v1/vector_stores": "nothing is searched here",

@@ -15,13 +15,17 @@ from saccade import __version__
 from saccade.api.about import page
 from saccade.api.about.field_words import add_words
 from saccade.api.about.openapi_form import finish, streams
-from saccade.api.batches.fields import Batch, BatchPage, BatchRequest
+from saccade.api.batches.fields import TOLD, BatchJob, BatchPage, BatchRequest
 from saccade.api.body_schema import BodySchema
 from saccade.api.chat import fields as chat_fields
 from saccade.api.chat import write as answers
+from saccade.api.decisions import fields as decision_fields
+from saccade.api.decisions import write as decisions
 from saccade.api.messages import fields as messages_fields
 from saccade.api.responses import items as responses_items
 from saccade.api.responses import read as responses_fields
+from saccade.api.scores import fields as score_fields
+from saccade.api.scores import write as scores
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.edge.refusal import ErrorResponse, speaks_anthropic
 from saccade.front.content import ChatMessage
@@ -38,6 +42,11 @@ _BODIES: dict[str, tuple[str, BodySchema[Any] | None, str]] = {
         messages_fields.COUNT_TOKENS,
         "MessageTokens",
     ),
+    "/v1/embeddings": ("EmbeddingsRequest", score_fields.EMBEDDINGS, "EmbeddingList"),
+    "/v2/embed": ("EmbedRequest", score_fields.EMBED, "CohereEmbeddings"),
+    "/v1/rerank": ("RerankRequest", score_fields.RERANK, "RankList"),
+    "/v1/score": ("ScoreRequest", score_fields.SCORE, "ScoreList"),
+    "/v1/decisions": ("DecisionsRequest", decision_fields.DECISIONS, "Decision"),
     "/tokenize": ("TokenizeRequest", None, "TokenCount"),
     "/detokenize": ("DetokenizeRequest", chat_fields.DETOKENIZE, "TokenText"),
 }
@@ -50,6 +59,13 @@ _SUMMARIES = {
     ("/v1/responses/input_tokens", "post"): "Count the tokens of a response's input",
     ("/v1/messages", "post"): "Answer a chat with images, as Anthropic's API has it",
     ("/v1/messages/count_tokens", "post"): "Count the tokens of a message",
+    ("/v1/embeddings", "post"): "Embed texts and images, as OpenAI's API and vLLM's have it",
+    ("/v2/embed", "post"): "The same, as Cohere's API has it",
+    ("/v1/rerank", "post"): "Rank documents by how well they answer a query; also /rerank and "
+    "/v2/rerank",
+    ("/v1/score", "post"): "How well documents answer queries; also /score",
+    ("/v1/decisions", "post"): "Probabilities of answers to many questions about one input, as "
+    "OpenAI's API has it",
     ("/tokenize", "post"): "Tokens of a text or a chat, and what each image comes to",
     ("/detokenize", "post"): "The text of tokens",
     ("/v1/batches", "post"): "Answer a file of requests while nobody else waits",
@@ -84,7 +100,7 @@ def describe() -> dict[str, Any]:
     groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
     told = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
     counts = [answers.TokenCount, answers.TokenText]
-    lists = [answers.ModelList, ErrorResponse, page.ServerState]
+    lists = [answers.ModelList, ErrorResponse, page.ServerState, *_READ]
     below = [ChatMessage, messages_fields.InputMessage, messages_fields.ToolDefinition]
     types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS, *_BATCHES]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
@@ -97,6 +113,7 @@ def describe() -> dict[str, Any]:
     components["ChatCompletion"]["properties"]["prompt_logprobs"] = entries
     components["TextCompletion"] = _completion("TextChoice")
     components["FileUpload"] = _upload_form()
+    _describe_batches(components)
     for name, (low, high) in _bounds().items():
         for group in ("Sampling", "Ending", "ResponseEnding", "TextPrompt"):
             for option in _options(components[group], name):
@@ -137,13 +154,26 @@ def describe() -> dict[str, Any]:
     return document
 
 
-_BATCHES = (BatchRequest, Batch, BatchPage)
+_BATCHES = (BatchRequest, BatchJob, BatchPage)
 _ITEMS: tuple[type[Any], ...] = (
     responses_items.MessageItem,
     responses_items.CallItem,
     responses_items.ResultItem,
     responses_items.ReasoningItem,
     responses_items.ReferenceItem,
+)
+_READ: tuple[type[Any], ...] = (
+    scores.EmbeddingList,
+    scores.EmbeddingEntry,
+    scores.CohereEmbeddings,
+    scores.RankList,
+    scores.ScoreList,
+    score_fields.ScoredContent,
+    score_fields.CohereInput,
+    decisions.Decision,
+    decision_fields.PredicateQuestion,
+    decision_fields.ChoiceQuestion,
+    decision_fields.ScoreQuestion,
 )
 _TOKENIZE: tuple[BodySchema[Any], ...] = (chat_fields.TOKENIZE_CHAT, chat_fields.TOKENIZE_TEXT)
 
@@ -206,6 +236,15 @@ def _anthropics() -> dict[str, Any]:
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _describe_batches(components: dict[str, Any]) -> None:
+    """A batch as `BatchJob.told` has it."""
+    components["Batch"] = batch = components.pop("BatchJob")
+    del batch["properties"]["moments"]
+    moment = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    batch["properties"] |= {f"{status}_at": dict(moment) for status in TOLD}
+    components["BatchPage"]["properties"]["data"]["items"] = {"$ref": _REF.format(name="Batch")}
 
 
 def _describe_items(components: dict[str, Any]) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from saccade.api.responses.read import Metadata
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+Endpoint = Literal[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+]
 Status = Literal[
     "validating",
     "failed",
@@ -20,6 +26,8 @@ Status = Literal[
     "cancelling",
     "cancelled",
 ]
+TOLD = tuple(status for status in get_args(Status) if status != "validating")
+"""Whose beginnings clients are told."""
 OVER = frozenset(("failed", "completed", "expired", "cancelled"))
 LONGEST_CUSTOM_ID = 512
 DAY = 86_400
@@ -75,8 +83,8 @@ class RequestCounts(Struct):
     failed: int = 0
 
 
-class Batch(Struct, kw_only=True):
-    """A batch as clients see it. Times are in seconds since the epoch."""
+class BatchJob(Struct, kw_only=True):
+    """A batch, as it is kept. moments: by a status, when it began, in seconds since the epoch."""
 
     id: str
     endpoint: Endpoint
@@ -89,21 +97,21 @@ class Batch(Struct, kw_only=True):
     errors: BatchErrors | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
-    in_progress_at: int | None = None
-    finalizing_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    expired_at: int | None = None
-    cancelling_at: int | None = None
-    cancelled_at: int | None = None
     request_counts: RequestCounts = field(default_factory=RequestCounts)
     metadata: Metadata | None = None
+    moments: dict[Status, int] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        """As clients see it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        begun = found.pop("moments")
+        return found | {f"{status}_at": begun.get(status) for status in TOLD}
 
 
 class BatchPage(Struct):
     """A page of the list, newest first."""
 
-    data: list[Batch]
+    data: list[dict[str, Any]]
     first_id: str | None
     last_id: str | None
     has_more: bool

@@ -26,9 +26,9 @@ from starlette.types import ASGIApp, Message, Scope
 
 from saccade.api.batches.fields import (
     DAY,
-    Batch,
     BatchError,
     BatchErrors,
+    BatchJob,
     BatchLine,
     BatchRequest,
     Status,
@@ -113,11 +113,11 @@ class BatchRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def add(self, request: BatchRequest, client: Client) -> Batch:
+    async def add(self, request: BatchRequest, client: Client) -> BatchJob:
         """A new batch of a file of the client's. Raises NotFound, Overloaded, StorageBusy."""
         await self._files.find(request.input_file_id, client.name)
         made = now()
-        batch = Batch(
+        batch = BatchJob(
             id=new_id(),
             endpoint=request.endpoint,
             input_file_id=request.input_file_id,
@@ -131,13 +131,13 @@ class BatchRunner:
         self._asked.set()
         return batch
 
-    async def find(self, id: str, client: Client) -> Batch:
+    async def find(self, id: str, client: Client) -> BatchJob:
         return await asyncio.to_thread(partial(self._store.find, id, client.name))
 
-    async def entries(self, client: Client) -> list[Batch]:
+    async def entries(self, client: Client) -> list[BatchJob]:
         return await asyncio.to_thread(partial(self._store.entries, client.name))
 
-    async def cancel(self, id: str, client: Client) -> Batch:
+    async def cancel(self, id: str, client: Client) -> BatchJob:
         return await asyncio.to_thread(partial(self._store.cancel, id, client.name))
 
     # ---- batches
@@ -199,9 +199,7 @@ class BatchRunner:
 
     async def _set(self, held: HeldBatch, status: Status) -> None:
         held.batch.status = status
-        field = f"{status}_at"
-        if field in held.batch.__struct_fields__ and getattr(held.batch, field) is None:
-            setattr(held.batch, field, now())
+        held.batch.moments.setdefault(status, now())
         await asyncio.to_thread(held.write)
 
     async def _end(

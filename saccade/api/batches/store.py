@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from saccade.api.batches.fields import OVER, Batch, RequestCounts
+from saccade.api.batches.fields import OVER, BatchJob, RequestCounts
 from saccade.core.client import Client
 from saccade.core.errors import NotFound, Overloaded
 
@@ -58,7 +58,7 @@ class BatchStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def add(self, batch: Batch, client: Client, lifetime: int | None) -> None:
+    def add(self, batch: BatchJob, client: Client, lifetime: int | None) -> None:
         """Keep a new batch. `lifetime`: seconds that files of results stay.
 
         Raises Overloaded where its owner has too many that are not over.
@@ -80,7 +80,7 @@ class BatchStore:
             kept = msgspec.json.encode(batch), owner, lifetime
             rows.execute("INSERT INTO batch VALUES (?, ?, ?, 0)", kept)
 
-    def find(self, id: str, owner: str) -> Batch:
+    def find(self, id: str, owner: str) -> BatchJob:
         """Raises NotFound."""
         with suppress(sqlite3.Error), self._open(id) as rows:
             batch, client, _, _ = _row(rows)
@@ -89,7 +89,7 @@ class BatchStore:
                 return batch
         raise NotFound(f"there is no batch {id[:200]!r}", code="batch_not_found")
 
-    def entries(self, owner: str) -> list[Batch]:
+    def entries(self, owner: str) -> list[BatchJob]:
         """All batches of `owner`, oldest first."""
         found = []
         for id in self.ids():
@@ -113,13 +113,14 @@ class BatchStore:
                     found.append((batch.created_at, id, client.name))
         return [(id, owner) for _, id, owner in sorted(found)]
 
-    def cancel(self, id: str, owner: str) -> Batch:
+    def cancel(self, id: str, owner: str) -> BatchJob:
         """Whoever runs it begins no other line. Raises NotFound."""
         batch = self.find(id, owner)
         if batch.status not in OVER:
             with self._open(id) as rows:
                 rows.execute("UPDATE batch SET cancelled = 1")
             batch.status = "cancelling"
+            batch.moments["cancelling"] = now()
         return batch
 
     @contextmanager
@@ -239,13 +240,13 @@ def now() -> int:
     return int(time.time())
 
 
-def _row(rows: sqlite3.Connection) -> tuple[Batch, Client, int | None, int]:
+def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
     described, owner, lifetime, cancelled = rows.execute("SELECT * FROM batch").fetchone()
-    batch = msgspec.json.decode(described, type=Batch)
+    batch = msgspec.json.decode(described, type=BatchJob)
     return batch, Client(**msgspec.json.decode(owner)), lifetime, cancelled
 
 
-def _counts(rows: sqlite3.Connection, batch: Batch) -> RequestCounts:
+def _counts(rows: sqlite3.Connection, batch: BatchJob) -> RequestCounts:
     """Of the lines, or as they were when these were dropped."""
     total, good, bad = rows.execute(
         "SELECT count(*), coalesce(sum(answered = 1), 0), coalesce(sum(answered = 0), 0) FROM line"

@@ -25,10 +25,11 @@ from saccade.front.breakpoints import (
     read_cache_wish,
     read_tool_marks,
 )
-from saccade.front.content import ImageLimits, check_lengths, message_from_json
+from saccade.front.content import ImageLimits, PartDefaults, check_lengths, message_from_json
 from saccade.front.conversation import Chat
 from saccade.front.fields import Integer, Natural, too_long, unsupported
-from saccade.front.input_processor import GenerationRequest
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.video_parts import MediaReading
 from saccade.text.grammar import read_wish
 from saccade.text.tools import ToolSet, read_tools
 
@@ -200,6 +201,7 @@ class Conversation(Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ImageLimits | None = None
+    media_io_kwargs: MediaReading | None = None
 
 
 class ChatAnswer(Struct, kw_only=True):
@@ -414,6 +416,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationR
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
     sampling = sampling_fields(request.sampling, request.ending)
+    # Sampling, by its several names.
     sampling |= _completion_tokens(answer.max_completion_tokens, request.ending)
     if answer.top_logprobs and not answer.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
@@ -421,8 +424,9 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationR
         sampling["logprobs"] = answer.top_logprobs or 0
     silent = _show_prompt(sampling, request.reply, answer.prompt_logprobs, False)
     continues = _continues(conversation)
+    # The conversation: refused by its length before a message is built.
     check_lengths(conversation.messages, context_length, "messages")
-    limits = conversation.mm_processor_kwargs or ImageLimits()
+    limits = PartDefaults.of(conversation.mm_processor_kwargs, conversation.media_io_kwargs)
     chat = Chat(
         messages=tuple(
             message_from_json(message, f"messages[{i}]", limits)

@@ -23,13 +23,15 @@ from saccade.text.tool_calls import CallArguments, CallEnded, CallStarted, Text
 
 
 class PromptTokensDetails(Struct):
-    """Prompt tokens by kind: found in the prefix cache, computed and now kept by a breakpoint,
-    standing for images.
+    """Of the prompt's tokens: those that came from the prefix cache, those that were computed and
+    are now kept by a breakpoint, those that stand for images, and those that stand for videos
+    (where there are any).
     """
 
     cached_tokens: int
     cache_write_tokens: int = 0
     image_tokens: int = 0
+    video_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct):
@@ -290,11 +292,14 @@ class UsageCounter:
     shorter prefix than possible; None if nothing was missed, or nobody asked.
     """
 
-    def __init__(self, prompt_tokens: int, n: int, image_tokens: int = 0) -> None:
+    def __init__(
+        self, prompt_tokens: int, n: int, image_tokens: int = 0, video_tokens: int = 0
+    ) -> None:
         self.written: Counter[int] = Counter()
         self.missed: CacheMiss | None = None
         self._prompt = prompt_tokens
         self._images = image_tokens
+        self._videos = video_tokens or UNSET
         self._n = n
         self._completion = 0
         self._cached = 0
@@ -313,7 +318,7 @@ class UsageCounter:
             self._prompt,
             self._completion,
             self._prompt + self._completion,
-            PromptTokensDetails(self._cached, self.written.total(), self._images),
+            PromptTokensDetails(self._cached, self.written.total(), self._images, self._videos),
         )
 
 

@@ -16,6 +16,7 @@ from saccade.api.body_schema import BodySchema
 from saccade.front.breakpoints import CacheControl
 from saccade.front.content import Name
 from saccade.front.fields import Positive
+from saccade.front.video_parts import Rate
 
 
 class MarkedBlock(Struct, kw_only=True):
@@ -60,6 +61,31 @@ class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
 
     source: Base64Source | URLSource | FileSource
     transformations: Transformations | None = None
+
+
+class VideoBytes(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
+    """The bytes of a video."""
+
+    data: str
+    media_type: Annotated[str, Meta(pattern="^video/")] = "video/mp4"
+
+
+class FramesSource(Struct, tag_field="type", tag="frames", forbid_unknown_fields=True):
+    """Frames that the client has taken, in their order: their URLs, or uploaded files."""
+
+    frames: list[Any]
+
+
+class VideoBlock(MarkedBlock, tag_field="type", tag="video", kw_only=True):
+    """A video: an extension of ours, with the fields of a chat's `video_url`."""
+
+    source: VideoBytes | URLSource | FileSource | FramesSource
+    fps: Rate | None = None
+    num_frames: Positive | None = None
+    max_frames: Positive | None = None
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    total_pixels: Positive | None = None
 
 
 class PlainSource(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -115,11 +141,11 @@ class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=
     """A tool's result: text, images, or both."""
 
     tool_use_id: Name
-    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | VideoBlock | DocumentBlock] | None = None
     is_error: bool | None = None
 
 
-Shown = TextBlock | ImageBlock | DocumentBlock
+Shown = TextBlock | ImageBlock | VideoBlock | DocumentBlock
 Block = Shown | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 
 

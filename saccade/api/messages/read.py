@@ -20,6 +20,7 @@ from saccade.api.messages.fields import (
     CountTokensRequest,
     DocumentBlock,
     FileSource,
+    FramesSource,
     ImageBlock,
     InputMessage,
     Inquiry,
@@ -36,15 +37,26 @@ from saccade.api.messages.fields import (
     ToolResultBlock,
     ToolUseBlock,
     URLSource,
+    VideoBlock,
+    VideoBytes,
 )
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
+from saccade.front.addresses import image_url
 from saccade.front.breakpoints import CacheControl, CacheWish, Mark, control_mark
-from saccade.front.content import MOST_CALLS, check_lengths, image_url
+from saccade.front.content import MOST_CALLS, check_lengths
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
 from saccade.front.fields import Reader
-from saccade.front.input_processor import GenerationRequest
-from saccade.media.media import Base64, FileId, ImageSource
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.video_parts import (
+    NO_DEFAULTS,
+    WISHES,
+    AnyVideoPart,
+    InputVideoPart,
+    VideoPart,
+    read_video,
+)
+from saccade.media.sources import Base64, FileId, ImageSource, VideoSource
 from saccade.text.grammar import OutputConstraint
 from saccade.text.tools import Tool, ToolSet, read_each, read_function
 
@@ -99,6 +111,7 @@ def message_ask(
             "thread",
             "thread_unsupported_request",  # by which the SDK knows to do so
         )
+    # The messages, the system prompt first.
     check_lengths(inquiry.messages, context_length, "messages")
     conversation = _Conversation()
     if inquiry.system:
@@ -108,6 +121,7 @@ def message_ask(
         conversation.add(_MESSAGE.json(raw, place), place)
     if inquiry.cache_control is not None:
         conversation.keep(inquiry.cache_control)
+    # An answer begun by the client is continued.
     final = conversation.messages[-1]
     continues = final.role == "assistant" and "tool_calls" not in final.fields
     thinking = inquiry.thinking
@@ -254,7 +268,7 @@ class _Conversation:
         for index, block in enumerate(blocks):
             place = f"{where}[{index}]"
             match block:
-                case TextBlock() | ImageBlock() | DocumentBlock():
+                case TextBlock() | ImageBlock() | VideoBlock() | DocumentBlock():
                     content.show(block, place)
                 case ToolResultBlock() if role == "user":
                     if content.parts:
@@ -321,6 +335,8 @@ def _parts(block: Shown, place: str) -> list[Part]:
         return [MessageText(block.text, place)]
     if isinstance(block, ImageBlock):
         return [ImageSource(_address(block), place)]
+    if isinstance(block, VideoBlock):
+        return [_video(block, place)]
     heading = "".join(f"{line}\n" for line in (block.title, block.context) if line)
     if isinstance(block.source, PlainSource):
         return [MessageText(heading + block.source.data, f"{place}.source.data")]
@@ -331,6 +347,20 @@ def _parts(block: Shown, place: str) -> list[Part]:
     for index, each in enumerate(content):
         parts += _parts(each, f"{where}[{index}]")
     return parts
+
+
+def _video(block: VideoBlock, place: str) -> VideoSource:
+    wishes: dict[str, Any] = {name: getattr(block, name) for name in WISHES}
+    match block.source:
+        case VideoBytes(data=data):
+            part: AnyVideoPart = InputVideoPart(video_data=data, **wishes)
+        case URLSource(url=url):
+            part = InputVideoPart(video_url=url, **wishes)
+        case FileSource(file_id=file_id):
+            part = InputVideoPart(file_id=file_id, **wishes)
+        case FramesSource(frames=frames):
+            part = VideoPart(video=frames, **wishes)
+    return read_video(part, place, NO_DEFAULTS)
 
 
 def _address(block: ImageBlock) -> str | Base64 | FileId:

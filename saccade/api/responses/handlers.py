@@ -52,7 +52,7 @@ from saccade.edge.auth import client_of
 from saccade.edge.body import Held
 from saccade.edge.disconnect import while_connected
 from saccade.front.fields import unsupported
-from saccade.front.input_processor import GenerationRequest
+from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import AnswerUpdate, Finish
 
 CANCEL_SECONDS = 1.0
@@ -165,6 +165,7 @@ class ResponseTeller:
                 "cached_tokens": prompt.cached_tokens,
                 "cache_write_tokens": prompt.cache_write_tokens,
                 "image_tokens": prompt.image_tokens,
+                **({"video_tokens": prompt.video_tokens} if prompt.video_tokens else {}),
             },
             "output_tokens": used.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoned},
@@ -380,6 +381,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
     form, delivery = request.form, request.delivery
     text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()
     kind = {"type": "text"} if text.format is None else _given(text.format)
+    # Fields that nothing here decides have the values of OpenAI's API.
     return {
         "id": name,
         "object": "response",
@@ -398,7 +400,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
         "parallel_tool_calls": form.parallel_tool_calls is not False,
         "previous_response_id": request.asked.previous_response_id,
         "prompt_cache_key": delivery.prompt_cache_key,
-        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "reasoning": {"effort": form.effort, "summary": reasoning.summary},
         "safety_identifier": delivery.safety_identifier,
         "service_tier": "default",
         "store": found.packed is not None,

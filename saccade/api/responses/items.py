@@ -16,18 +16,18 @@ import msgspec
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
+from saccade.front.addresses import address, image_url
 from saccade.front.breakpoints import Mark, loose_mark
 from saccade.front.content import (
     LONGEST_NAME,
     MOST_CALLS,
-    ImageLimits,
-    image_address,
-    image_url,
+    PartDefaults,
 )
 from saccade.front.conversation import Message, MessageText, Part, tool_call
 from saccade.front.fields import Positive, Reader
+from saccade.front.video_parts import WISHES, InputVideoPart, Rate, read_video
 from saccade.media.content import Budget, Detail
-from saccade.media.media import ImageSource, KnownImage
+from saccade.media.sources import ImageSource, KnownImage
 
 LONGEST_ID = 256
 """Characters of an id that a client gives."""
@@ -96,7 +96,21 @@ class FileContent(Struct, tag_field="type", tag="input_file", omit_defaults=True
     detail: Detail | None = None
 
 
-Given = TextContent | PlainContent | ImageContent | FileContent
+class VideoContent(Struct, tag_field="type", tag="input_video", omit_defaults=True, kw_only=True):
+    """A video: a URL (data: too), or an uploaded file; otherwise as a chat's `input_video`."""
+
+    video_url: str | None = None
+    file_id: Id | None = None
+    fps: Rate | None = None
+    num_frames: Positive | None = None
+    max_frames: Positive | None = None
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    total_pixels: Positive | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+Given = TextContent | PlainContent | ImageContent | FileContent | VideoContent
 Content = Given | SaidContent | RefusalContent
 
 
@@ -248,7 +262,7 @@ class _Turn:
         if thoughts:
             self.thoughts = "\n".join([*([self.thoughts] if self.thoughts else []), *thoughts])
 
-    def say(self, content: str | Sequence[Content], place: str, limits: ImageLimits) -> None:
+    def say(self, content: str | Sequence[Content], place: str, limits: PartDefaults) -> None:
         before = self.content
         added, marks = _content(content, place, limits)
         if before is None:
@@ -281,8 +295,8 @@ class _Turn:
 class ItemReader:
     """Items as messages. Raises InvalidRequest that names an item's own place."""
 
-    def __init__(self, limits: ImageLimits) -> None:
-        """`limits`: for images without bounds of their own."""
+    def __init__(self, limits: PartDefaults) -> None:
+        """`limits`: of images that have none of their own."""
         self._messages: list[Message] = []
         self._limits = limits
         self._turn: _Turn | None = None
@@ -346,7 +360,7 @@ def _listed(content: str | tuple[Part, ...], place: str) -> tuple[Part, ...]:
 
 
 def _content(
-    content: str | Sequence[Content], where: str, limits: ImageLimits
+    content: str | Sequence[Content], where: str, limits: PartDefaults
 ) -> tuple[str | tuple[Part, ...], tuple[Mark, ...]]:
     """A content and the marks in it. Text of the model alone is one string, as in the model's
     original turns.
@@ -364,23 +378,27 @@ def _content(
     marks = (
         loose_mark({"prompt_cache_breakpoint": each.prompt_cache_breakpoint}, f"{where}[{i}]", i)
         for i, each in enumerate(content)
-        if isinstance(each, TextContent | ImageContent) and each.prompt_cache_breakpoint is not None
+        if isinstance(each, TextContent | ImageContent | VideoContent)
+        and each.prompt_cache_breakpoint is not None
     )
     return parts, tuple(mark for mark in marks if mark is not None)
 
 
-def _part(content: Content, place: str, limits: ImageLimits) -> Part:
+def _part(content: Content, place: str, limits: PartDefaults) -> Part:
     match content:
         case RefusalContent(refusal=text):
             return MessageText(text, place)
         case PlainContent(text=text) | SaidContent(text=text) | TextContent(text=text):
             return MessageText(text, place)
+        case VideoContent():
+            fields = {name: getattr(content, name) for name in (*WISHES, "video_url", "file_id")}
+            return read_video(InputVideoPart(**fields), place, limits.video)
         case FileContent():
             budget = Budget(content.detail or "auto", limits.min_pixels, limits.max_pixels)
             if content.file_url is not None:
                 return ImageSource(image_url(content.file_url), place, budget)
             names = ("file_id", "file_data")
-            found = image_address(content.file_id, content.file_data, place, *names)
+            found = address(content.file_id, content.file_data, place, *names)
             return ImageSource(found, place, budget)
         case ImageContent():
             least, most = content.min_pixels, content.max_pixels
@@ -392,5 +410,5 @@ def _part(content: Content, place: str, limits: ImageLimits) -> Part:
             if content.uuid and content.file_id is None and content.image_url is None:
                 return ImageSource(KnownImage(content.uuid), place, budget)
             names = ("file_id", "image_url")
-            found = image_address(content.file_id, content.image_url, place, *names)
+            found = address(content.file_id, content.image_url, place, *names)
             return ImageSource(found, place, budget, content.uuid or "")

@@ -27,10 +27,11 @@ from saccade.api.responses.items import Id, Item, ItemReader, MessageItem, Refer
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_LOGPROBS, FieldNames
 from saccade.front.breakpoints import PromptCacheOptions, read_cache_wish
-from saccade.front.content import ImageLimits, check_lengths
+from saccade.front.content import ImageLimits, PartDefaults, check_lengths
 from saccade.front.conversation import Chat
 from saccade.front.fields import Integer, Positive, unsupported
-from saccade.front.input_processor import GenerationRequest
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.video_parts import MediaReading
 from saccade.text.grammar import OutputConstraint, read_json_schema, read_response_format
 from saccade.text.tools import Tool, ToolSet, read_each, read_function
 
@@ -97,6 +98,7 @@ class ResponseInput(Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ImageLimits | None = None
+    media_io_kwargs: MediaReading | None = None
 
 
 class ResponseEnding(Struct, kw_only=True):
@@ -110,7 +112,9 @@ class ResponseEnding(Struct, kw_only=True):
 
 
 class ResponseForm(Struct, kw_only=True):
-    """The content of the answer."""
+    """The content of the answer. reasoning_effort: `reasoning.effort` by its name in chats, as
+    programs send it that turn their chats into responses.
+    """
 
     text: ResponseText | None = None
     tools: list[dict[str, Any]] | None = None
@@ -120,6 +124,12 @@ class ResponseForm(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: list[str] | None = None
     reasoning: ReasoningConfig | None = None
+    reasoning_effort: Effort | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        inner = None if self.reasoning is None else self.reasoning.effort
+        return inner or self.reasoning_effort
 
 
 class ResponseDelivery(Struct, kw_only=True):
@@ -233,9 +243,10 @@ def response_ask(
     Raises InvalidRequest that names the field.
     """
     asked, form, delivery = request.asked, request.form, request.delivery
-    reader = ItemReader(asked.mm_processor_kwargs or ImageLimits())
+    reader = ItemReader(PartDefaults.of(asked.mm_processor_kwargs, asked.media_io_kwargs))
     if asked.instructions is not None:
         reader.instruct(asked.instructions)
+    # The conversation: kept turns, then the new items.
     for item in before:
         reader.add(item, "previous_response_id")
     single = isinstance(asked.input, str)
@@ -250,10 +261,11 @@ def response_ask(
         ToolSet(
             tools, _tool_choice(form.tool_choice, tools), form.parallel_tool_calls is not False
         ),
-        effort=None if form.reasoning is None else form.reasoning.effort,
+        effort=form.effort,
         verbosity=text.verbosity,
         variables=asked.chat_template_kwargs or {},
     )
+    # Sampling, in the names of chats.
     sampling = sampling_fields(request.sampling, request.ending)
     if (most := sampling.pop("max_output_tokens", None)) is not None:
         sampling["max_tokens"] = most

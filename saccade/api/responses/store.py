@@ -163,7 +163,7 @@ class ResponseStore:
             raise NotFound(
                 f"{param}: there is no response {response_id[:200]!r}: it was made with "
                 "store=false or another key, it has been deleted, or it was let go for newer ones "
-                "(--responses-mb, --tune max_responses, responses_ttl): send the conversation "
+                "(--tune responses_mb, --tune max_responses, responses_ttl): send the conversation "
                 "itself",
                 param,
                 "response_not_found",

@@ -17,7 +17,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from saccade.core.types import CacheMiss, CacheReport, Missed, Tier
 from saccade.front.input_processor import PreparedRequest
 from saccade.front.request_manager import AnswerUpdate, FoundImage, Level
-from saccade.media.media import OpenedImage
+from saccade.media.opened import OpenedImage
 
 MOST_TOLD = 32
 """Images of a request that have legs of their own."""
@@ -54,7 +54,7 @@ class ImageCost(Struct):
             place,
             digest,
             opened.probe.format,
-            len(opened.data),
+            opened.nbytes,
             Size(width, height),
             Size(columns, rows),
             image.num_tokens,
@@ -122,8 +122,8 @@ class ImageTrace(ImageCost, kw_only=True):
                 *(
                     round(ms, 3)
                     for ms in (
-                        opened.fetch_ms,
-                        opened.digest_ms,
+                        opened.times.fetch_ms,
+                        opened.times.digest_ms,
                         found.decode_ms,
                         found.wait_ms,
                         found.encode_ms,
@@ -132,7 +132,7 @@ class ImageTrace(ImageCost, kw_only=True):
                 )
             ),
             starts=ImageStarts(
-                round((opened.read - arrival) * 1e3, 3),
+                round((opened.times.begun - arrival) * 1e3, 3),
                 start(found.decoded, found.decode_ms),
                 start(found.encoded, found.encode_ms),
             ),
@@ -233,10 +233,11 @@ class Tracer:
         yield Leg("prepare", self._arrival, self._ready)
         named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
         for image, place in named[:MOST_TOLD]:
-            fetched = image.read + image.fetch_ms / 1e3
-            digested = fetched + image.digest_ms / 1e3
-            sent: Mapping[str, Figure] = {"place": place, "bytes": len(image.data)}
-            yield Leg("image.fetch", image.read, fetched, sent)
+            begun = image.times.begun
+            fetched = begun + image.times.fetch_ms / 1e3
+            digested = fetched + image.times.digest_ms / 1e3
+            sent: Mapping[str, Figure] = {"place": place, "bytes": image.nbytes}
+            yield Leg("image.fetch", begun, fetched, sent)
             rows, columns = image.image.canvas
             size: Mapping[str, Figure] = {
                 "place": place,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.core.errors import CheckpointError
-from saccade.core.recipe import Resample
+from saccade.core.recipe import ImageRecipe, Resample
 from saccade.families.checkpoint import Checkpoint, Section, read_json
 from saccade.families.config_readers import (
     CLIP_MEAN,
@@ -43,9 +43,10 @@ class TileRules:
     std: Colour
     resample: Resample
 
-    def fingerprint(self, family: str) -> bytes:
+    def fingerprint(self, family: str, recipe: ImageRecipe) -> bytes:
         """16 bytes that differ whenever the pixels handed to the encoder may differ."""
-        return hashlib.blake2b(repr((family, self)).encode(), digest_size=16).digest()
+        named = repr((family, self.side, self.mean, self.std, recipe)).encode()
+        return hashlib.blake2b(named, digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,8 @@ class InternVLModel:
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
         """The vision tower alone; no other tensor is read. Raises as `build` does."""
-        return TowerAlone(
-            self.spec, InternVisionTower(weights, self.spec.vision, self.spec.tiles, encoder_shard)
-        )
+        tower = InternVisionTower(weights, self.spec.vision, self.spec.tiles, encoder_shard)
+        return TowerAlone(self.spec, weights.ops, tower)
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
         """`encoder_shard` is the vision tower's.
@@ -41,9 +40,8 @@ class InternVLModel:
         tower = InternVisionTower(weights, self.spec.vision, self.spec.tiles, encoder_shard)
         # Older files do not say that they are not tied: a head of the file's own counts.
         tied = self.spec.text.tied and not weights.has(HEAD)
-        return WholeNet(
-            self.spec, tower, attention_decoder(weights, replace(self.spec.text, tied=tied), shard)
-        )
+        text = attention_decoder(weights, replace(self.spec.text, tied=tied), shard)
+        return WholeNet(self.spec, weights.ops, tower, text)
 
     def canonical_name(self, name: str) -> str:
         """The name that layers ask for: `vision_tower.*`, `multi_modal_projector.*`,

@@ -27,6 +27,7 @@ from saccade.families.internvl.config import (
     TileRules,
     parse_config,
 )
+from saccade.families.internvl.video import InternVideo, read_video
 from saccade.nn.text_config import TextConfig
 
 TEMPLATES = Templates(
@@ -48,6 +49,7 @@ class InternVLSpec:
     image_tokens: ImageTokens
     eos_token_ids: tuple[int, ...]
     dtype: str
+    video: InternVideo | None = None
 
     family = "internvl"
     templates = TEMPLATES
@@ -134,8 +136,8 @@ class InternVLSpec:
             views = (ImageView((side * rows, side * columns), tiles=cut), *views)
         return ImageRecipe((side * tiles, side), (tiles,), views, resample=self.tiles.resample)
 
-    def settings(self, bounds: PixelBounds) -> bytes:
-        return self._rules(bounds).fingerprint(self.family)
+    def settings(self, recipe: ImageRecipe) -> bytes:
+        return self.tiles.fingerprint(self.family, recipe)
 
     def _rules(self, bounds: PixelBounds) -> TileRules:
         """With as many tiles as lie within the bounds; the thumbnail counts nothing."""
@@ -156,7 +158,7 @@ class InternVLSpec:
         return grid[0] * self.vision.rows
 
     def expand_prompt(
-        self, tokens: Sequence[int], images: Sequence[Image]
+        self, tokens: Sequence[int], images: Sequence[Image], _times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         ids = self.image_tokens
         found = [at for at, token in enumerate(tokens) if token == ids.content]
@@ -230,4 +232,5 @@ def internvl_spec(checkpoint: Checkpoint) -> InternVLSpec:
         image_tokens=parsed.image_tokens,
         eos_token_ids=checkpoint.eos_token_ids(text),
         dtype=checkpoint.dtype(text),
+        video=read_video(checkpoint, parsed.tiles),
     )

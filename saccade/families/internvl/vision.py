@@ -14,9 +14,8 @@ import torch
 
 from saccade.core.types import Grid
 from saccade.families.internvl.config import InternVisionConfig, TileRules
-from saccade.kernels.attention import Backend, varlen_attention
-from saccade.kernels.norm import rms_norm
-from saccade.kernels.patchify import patchify
+from saccade.kernels.reference.patchify import patchify
+from saccade.kernels.tower_attention import Backend, varlen_attention
 from saccade.nn.linear import Column, Linear, RowLinear, share
 from saccade.nn.mlp import MLP, activation
 from saccade.nn.norm import LayerNorm, RMSNorm
@@ -37,18 +36,19 @@ PROJECTION = 4
 class WideNorm:
     """RMS norm over the values of all heads together, which ranks share."""
 
-    __slots__ = ("hidden", "shard", "weight")
+    __slots__ = ("hidden", "ops", "shard", "weight")
 
     def __init__(self, weights: Weights, name: str, hidden: int, shard: Shard) -> None:
         mine = share(shard, 0, hidden, f"values of {name}")
         self.weight = weights.load(Part(f"{name}.weight", (hidden,), (mine,)))
         self.hidden = hidden
+        self.ops = weights.ops
         self.shard = shard
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, hidden / ranks] -> the same"""
         if self.shard.size == 1:
-            return rms_norm(x, self.weight, QK_NORM_EPS)
+            return self.ops.rms_norm(x, self.weight, QK_NORM_EPS)
         wide = x.float()
         squares = self.shard.all_reduce(wide.square().sum(1, keepdim=True))
         return self.weight * (wide * torch.rsqrt(squares / self.hidden + QK_NORM_EPS)).to(x.dtype)
@@ -139,7 +139,7 @@ class TileEmbed:
         kernel = f"{name}.patch_embeddings.projection"
         matrix = weights.load(Part(f"{kernel}.weight", (hidden, 3, config.patch, config.patch)))
         self.linear = Linear(
-            matrix.view(hidden, -1), weights.load(Part(f"{kernel}.bias", (hidden,)))
+            weights.ops, matrix.view(hidden, -1), weights.load(Part(f"{kernel}.bias", (hidden,)))
         )
         table = weights.load(Part(f"{name}.position_embeddings", (1, config.rows, hidden)))[0]
         across = config.side // config.patch

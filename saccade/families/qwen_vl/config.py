@@ -8,10 +8,12 @@ Old: text fields at the top level, `rope_theta` and `rope_scaling`; new: `text_c
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.core.errors import CheckpointError
+from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.recipe import ImageRecipe
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import (
     CLIP_MEAN,
@@ -37,6 +39,7 @@ VARIANTS: dict[str, Variant] = {
 """By config.json's model_type."""
 PatchEmbedding = Literal["exact", "folded"]
 """How pixels enter the vision tower: normalised first, or by the first layer's weights."""
+MAX_ASPECT_RATIO = 200
 LONGEST_SIDE = 16384
 """Patches on a side of a picture, at most: with aspect ratios of at most 200, more than
 --max-image-pixels lets in by default.
@@ -64,9 +67,39 @@ class ImageRules:
         """Heights and widths after resizing are multiples of this many pixels."""
         return self.patch * self.merge
 
-    def fingerprint(self, family: str) -> bytes:
-        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
-        return hashlib.blake2b(repr((family, self)).encode(), digest_size=16).digest()
+    def fingerprint(self, family: str, recipe: ImageRecipe) -> bytes:
+        """16 bytes that differ whenever the pixels handed to the encoder may differ. The bounds
+        have no part in it but by the size that they lead to.
+        """
+        unit = (family, self.patch, self.merge, self.temporal_patch, self.mean, self.std)
+        named = repr((unit, self.resample, recipe)).encode()
+        return hashlib.blake2b(named, digest_size=16).digest()
+
+
+def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
+    """(height, width) after resizing: multiples of the factor, pixel count within the rules, aspect
+    ratio about kept.
+
+    Python's `round` (half to even) is part of the rule: transformers uses it too. Raises ImageError
+    beyond an aspect ratio of 200.
+    """
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        ratio = max(height, width) / max(1, min(height, width))
+        raise ImageError(
+            f"the picture is {width} x {height} px, an aspect ratio of {ratio:.0f}; the limit "
+            f"is {MAX_ASPECT_RATIO}: crop it or cut it up"
+        )
+    factor = rules.factor
+    rows, columns = round(height / factor), round(width / factor)
+    if rows * columns * factor * factor > rules.max_pixels:
+        beta = math.sqrt((height * width) / rules.max_pixels)
+        rows = max(1, math.floor(height / beta / factor))
+        columns = max(1, math.floor(width / beta / factor))
+    elif rows * columns * factor * factor < rules.min_pixels:
+        beta = math.sqrt(rules.min_pixels / (height * width))
+        rows = math.ceil(height * beta / factor)
+        columns = math.ceil(width * beta / factor)
+    return rows * factor, columns * factor
 
 
 @dataclass(frozen=True, slots=True)

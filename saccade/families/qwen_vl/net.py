@@ -29,7 +29,7 @@ class QwenVLModel:
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
         """The vision tower alone; no other tensor is read. Raises as `build` does."""
-        return TowerAlone(self.spec, self._tower(weights, encoder_shard))
+        return TowerAlone(self.spec, weights.ops, self._tower(weights, encoder_shard))
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
         """`encoder_shard` is the vision tower's.
@@ -37,7 +37,8 @@ class QwenVLModel:
         Raises CheckpointError where a tensor is missing or misshapen.
         """
         tower = self._tower(weights, encoder_shard)
-        return WholeNet(self.spec, tower, attention_decoder(weights, self.spec.text, shard))
+        text = attention_decoder(weights, self.spec.text, shard)
+        return WholeNet(self.spec, weights.ops, tower, text)
 
     def _tower(self, weights: Weights, shard: Shard) -> VisionTower:
         spec = self.spec

@@ -2,7 +2,7 @@
 rotary positions.
 
 One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts): they differ in
-configuration only. Knows nothing of torch. Formulas follow transformers' `smart_resize` and
+configuration only. Knows nothing of torch. Formulas follow transformers'
 `get_rope_index` of these models, and are tested against them.
 """
 
@@ -18,10 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
-from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
+from saccade.core.family import (
+    Cuts,
+    KVSpec,
+    LargestImage,
+    PixelBounds,
+    ScoreTemplates,
+    Templates,
+    heads_cache,
+)
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Image, Span
-from saccade.families.checkpoint import Checkpoint
+from saccade.families.checkpoint import Checkpoint, read_pooling
 from saccade.families.config_readers import text_section
 from saccade.families.qwen_vl.config import (
     LONGEST_SIDE,
@@ -29,12 +37,28 @@ from saccade.families.qwen_vl.config import (
     PatchEmbedding,
     VisionConfig,
     parse_config,
+    smart_resize,
 )
+from saccade.families.qwen_vl.video import QwenVideo, read_video
 from saccade.nn.text_config import TextConfig
 
-MAX_ASPECT_RATIO = 200
+SCORES = ScoreTemplates(
+    instruction="Represent the user's input.",
+    query="Retrieve images or text relevant to the user's query.",
+    judge="Judge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".',
+    task="Given a search query, retrieve relevant candidates that answer the query.",
+    marks=("<Instruct>: ", "<Query>:", "\n<Document>:"),
+    empty="NULL",
+    labels=("yes", "no"),
+    min_pixels=4 * 32 * 32,
+    max_pixels=1800 * 32 * 32,
+)
+"""Of Qwen3-VL-Embedding and Qwen3-VL-Reranker."""
 TEMPLATES = Templates(
-    tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<|vision_start|>")
+    tools=Path(__file__).parent / "tools.jinja",
+    marks=("<|im_start|>", "<|vision_start|>"),
+    scores=SCORES,
 )
 
 
@@ -47,8 +71,10 @@ class QwenVLSpec:
     text: TextConfig
     image_rules: ImageRules
     image_token_id: int
+    video_token_id: int
     eos_token_ids: tuple[int, ...]
     dtype: str
+    video: QwenVideo | None = None
     patch_embed: PatchEmbedding = "exact"
 
     templates = TEMPLATES
@@ -141,8 +167,8 @@ class QwenVLSpec:
         size = self.image_size(height, width, self._rules(bounds))
         return whole(size, self.grid(*size))
 
-    def settings(self, bounds: PixelBounds) -> bytes:
-        return self._rules(bounds).fingerprint(self.family)
+    def settings(self, recipe: ImageRecipe) -> bytes:
+        return self.image_rules.fingerprint(self.family, recipe)
 
     def _rules(self, bounds: PixelBounds) -> ImageRules:
         return replace(self.image_rules, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
@@ -158,20 +184,23 @@ class QwenVLSpec:
         return size
 
     def grid(self, height: int, width: int) -> Grid:
-        """Patches of a resized image along (time, height, width)."""
+        """Of a resized image: frames on its canvas (a still image is one, a pair of a video two),
+        and patches along (height, width) of a frame.
+        """
         assert height % self.image_rules.factor == 0 and width % self.image_rules.factor == 0
         return 1, height // self.vision.patch, width // self.vision.patch
 
     def num_tokens(self, grid: Grid) -> int:
-        return math.prod(grid) // self.vision.merge**2
+        return self.num_patches(grid) // self.vision.merge**2
 
     def num_patches(self, grid: Grid) -> int:
-        return math.prod(grid)
+        return math.prod(grid[1:])
 
     def expand_prompt(
-        self, tokens: Sequence[int], images: Sequence[Image]
+        self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        found = [at for at, token in enumerate(tokens) if token == self.image_token_id]
+        pads = (self.image_token_id, self.video_token_id)
+        found = [at for at, token in enumerate(tokens) if token in pads]
         if len(found) != len(images):
             raise InvalidRequest(
                 f"the prompt has {len(found)} image placeholders for {len(images)} images",
@@ -182,8 +211,9 @@ class QwenVLSpec:
         done = 0
         for number, (at, image) in enumerate(zip(found, images)):
             expanded += tokens[done:at]
-            spans.append(Span(start=len(expanded), length=image.num_tokens, image=number))
-            expanded += [self.image_token_id] * image.num_tokens
+            time = times[number] if times else None
+            spans.append(Span(len(expanded), image.num_tokens, number, time=time))
+            expanded += [tokens[at]] * image.num_tokens
             done = at + 1
         expanded += tokens[done:]
         return tuple(expanded), tuple(spans)
@@ -196,8 +226,8 @@ class QwenVLSpec:
         return at
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        t, h, w = grid[0], grid[1] // self.vision.merge, grid[2] // self.vision.merge
-        return np.indices((t, h, w)).reshape(3, -1)
+        h, w = grid[1] // self.vision.merge, grid[2] // self.vision.merge
+        return np.indices((1, h, w)).reshape(3, -1)
 
     def positions(
         self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
@@ -205,19 +235,25 @@ class QwenVLSpec:
         """mRoPE positions.
 
         A picture takes as many steps as its longer side has merged patches, whatever its token
-        count.
+        count. Pairs of a video whose `time` is set begin at one position, apart on the time axis;
+        what follows them goes on behind the largest (as in transformers 4).
         """
         positions = np.empty((3, num_tokens), dtype=np.int64)
-        done = position = 0
+        done = position = begin = 0
+        in_video = False
         for span in spans:
             block = blocks[span.image]
             assert span.offset == 0 and span.length == block.shape[1], (
                 "a Qwen-VL picture stands in one piece"
             )
-            position = _count_on(positions, done, span.start, position)
-            np.add(block, position, out=positions[:, span.start : span.end])
-            position += int(block[:, -1].max()) + 1  # the last token stands furthest on every axis
-            done = span.end
+            if not (in_video and span.time is not None and span.start == done):
+                begin = position = _count_on(positions, done, span.start, position)
+            shown = positions[:, span.start : span.end]
+            np.add(block, begin, out=shown)
+            shown[0] += span.time or 0
+            # the last token of each stands furthest on every axis
+            position = max(position, int(shown[:, -1].max()) + 1)
+            done, in_video = span.end, span.time is not None
         return positions, _count_on(positions, done, num_tokens, position)
 
 
@@ -229,42 +265,20 @@ def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: 
     return position + end - start
 
 
-def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """(height, width) after resizing: multiples of the factor, pixel count within the rules, aspect
-    ratio about kept.
-
-    Python's `round` (half to even) is part of the rule: transformers uses it too. Raises ImageError
-    beyond an aspect ratio of 200.
-    """
-    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        ratio = max(height, width) / max(1, min(height, width))
-        raise ImageError(
-            f"the picture is {width} x {height} px, an aspect ratio of {ratio:.0f}; the limit "
-            f"is {MAX_ASPECT_RATIO}: crop it or cut it up"
-        )
-    factor = rules.factor
-    rows, columns = round(height / factor), round(width / factor)
-    if rows * columns * factor * factor > rules.max_pixels:
-        beta = math.sqrt((height * width) / rules.max_pixels)
-        rows = max(1, math.floor(height / beta / factor))
-        columns = max(1, math.floor(width / beta / factor))
-    elif rows * columns * factor * factor < rules.min_pixels:
-        beta = math.sqrt(rules.min_pixels / (height * width))
-        rows = math.ceil(height * beta / factor)
-        columns = math.ceil(width * beta / factor)
-    return rows * factor, columns * factor
-
-
 def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
     """Read a Qwen-VL checkpoint's facts. Raises CheckpointError naming file and field."""
     parsed = parse_config(checkpoint)
-    text = text_section(checkpoint.config)
+    text, pooling = text_section(checkpoint.config), read_pooling(checkpoint.folder)
+    if pooling is not None and pooling.task == "embed":  # its files may have no head
+        parsed = replace(parsed, text=replace(parsed.text, tied=True))
     return QwenVLSpec(
         family=parsed.family,
         vision=parsed.vision,
         text=parsed.text,
         image_rules=parsed.image_rules,
         image_token_id=checkpoint.config.integer("image_token_id", default=151655),
+        video_token_id=checkpoint.config.integer("video_token_id", default=151656),
         eos_token_ids=checkpoint.eos_token_ids(text),
         dtype=checkpoint.dtype(text),
+        video=read_video(checkpoint, parsed.vision.variant, parsed.image_rules),
     )

@@ -15,9 +15,9 @@ import torch
 
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.config import LONGEST_SIDE, ImageRules, PatchEmbedding, VisionConfig
-from saccade.kernels.attention import Backend, varlen_attention
-from saccade.kernels.patchify import cut_patches, patchify
-from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
+from saccade.kernels.reference.patchify import cut_patches, patchify
+from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
+from saccade.kernels.tower_attention import Backend, varlen_attention
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
@@ -37,10 +37,11 @@ Norm = RMSNorm | LayerNorm
 class VisionBlock:
     """Attention, then an MLP, each on normalised input and added to the stream."""
 
-    __slots__ = ("heads", "mlp", "norm1", "norm2", "out", "qkv", "scale")
+    __slots__ = ("heads", "mlp", "norm1", "norm2", "ops", "out", "qkv", "scale")
 
     def __init__(self, weights: Weights, name: str, config: VisionConfig, shard: Shard) -> None:
         self.heads = shard.divide(config.heads, "vision attention heads")
+        self.ops = weights.ops
         self.scale = config.head_dim**-0.5
         self.norm1 = _norm(weights, f"{name}.norm1", config)
         self.norm2 = _norm(weights, f"{name}.norm2", config)
@@ -86,7 +87,7 @@ class VisionBlock:
 
     def _project(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)
-        rotate_(rotation, qkv[:, : 2 * self.heads])
+        self.ops.rotate_(rotation, qkv[:, : 2 * self.heads])
         return qkv
 
 
@@ -145,10 +146,10 @@ class PatchEmbed:
             torch.tensor(values, device=weights.device) * 255.0
             for values in (rules.mean, rules.std)
         )
-        self.linear = Linear(*_convolution(weights, config))
+        self.linear = Linear(weights.ops, *_convolution(weights, config))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 [H, W, 3] -> [N, hidden]"""
+        """uint8 [F, H, W, 3], a still image or the frames of a pair -> [N, hidden]"""
         config = self.config
         return self.linear(
             patchify(
@@ -165,13 +166,13 @@ class PatchEmbed:
 
 class FoldedPatchEmbed:
     """The same with the norm, and the frames of a still picture, which are alike, folded into the
-    matrix.
+    matrix; for the two frames of a pair of a video, which differ, its slices stay apart.
 
     Bytes less 128 are exact in 16 bits, and products with them small; what the norm adds is kept,
     and added, in float32.
     """
 
-    __slots__ = ("bias", "config", "dtype", "linear")
+    __slots__ = ("bias", "config", "dtype", "linear", "slices")
 
     def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules) -> None:
         matrix, bias = _convolution(weights, config)
@@ -180,18 +181,24 @@ class FoldedPatchEmbed:
             for values in (rules.mean, rules.std)
         )
         # [D, 3, frames, P * P] -> [D, 3, P * P]
-        folded = matrix.float().view(config.hidden, 3, config.temporal_patch, -1).sum(dim=2) / std
+        slices = matrix.float().view(config.hidden, 3, config.temporal_patch, -1)
+        folded = slices.sum(dim=2) / std
         self.bias = (folded * (128.0 - mean)).sum(dim=(1, 2)) + (
             0.0 if bias is None else bias.float()
         )
         self.config = config
         self.dtype = weights.dtype
-        self.linear = Linear(folded.view(config.hidden, -1).to(self.dtype))
+        self.linear = Linear(weights.ops, folded.view(config.hidden, -1).to(self.dtype))
+        # [D, frames, 3, P * P]: a frame's bytes stand together
+        apart = (slices / std[:, :, None]).transpose(1, 2).reshape(config.hidden, -1)
+        self.slices = Linear(weights.ops, apart.to(self.dtype))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 [H, W, 3] -> [N, hidden]"""
-        centred = cut_patches(pixels, self.config.patch, self.config.merge).to(self.dtype).sub_(128)
-        return (self.linear(centred) + self.bias).to(self.dtype)
+        """uint8 [F, H, W, 3] -> [N, hidden]"""
+        frames = [cut_patches(each, self.config.patch, self.config.merge) for each in pixels]
+        linear = self.linear if len(frames) == 1 else self.slices
+        bytes_of = frames[0] if len(frames) == 1 else torch.cat(frames, dim=1)
+        return (linear(bytes_of.to(self.dtype).sub_(128)) + self.bias).to(self.dtype)
 
 
 PATCH_EMBEDS: dict[PatchEmbedding, Callable[[Weights, VisionConfig, ImageRules], Layer]] = {
@@ -210,6 +217,7 @@ class VisionTower:
         "deepstack",
         "layers",
         "merger",
+        "ops",
         "patch_embed",
         "position_table",
         "sin",
@@ -225,6 +233,7 @@ class VisionTower:
         patch_embed: PatchEmbedding,
     ) -> None:
         device = weights.device
+        self.ops = weights.ops
         self.config = config
         self.patch_embed = PATCH_EMBEDS[patch_embed](weights, config, rules)
         self.position_table = None
@@ -275,10 +284,8 @@ class VisionTower:
 
     def blocks(self, pack: Pack) -> Pieces:
         rotation = Rotation(self.cos, self.sin, pack.places, self.axis)
-        if not pack.rows.is_cuda:
-            rotation = (
-                rotation.ready()
-            )  # a GPU looks them up as it turns; here that would be done again in every layer
+        if not self.ops.looks_up:
+            rotation = rotation.ready()  # else that would be done again in every layer
         everywhere, *windows = [
             (cuts, [rotation.part(cut.rows) for cut in cuts]) for cuts in pack.cuts
         ]
@@ -293,7 +300,9 @@ class VisionTower:
         return torch.cat([self.merger(x), *levels], dim=1) if levels else self.merger(x)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        x = self.patch_embed(pixels)
+        height, width, channels = pixels.shape
+        frames = height * width // (facts.num_patches * self.config.patch**2)
+        x = self.patch_embed(pixels.view(frames, height // frames, width, channels))
         if facts.position_embedding is not None:
             x = x + facts.position_embedding
         if facts.order is not None:
@@ -310,12 +319,12 @@ class VisionTower:
         ]
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        frames, height, width = grid
+        _, height, width = grid
         assert max(height, width) <= LONGEST_SIDE, "the spec lets no longer picture in"
         device, merge = self.cos.device, self.config.merge
         row, column = merged_order(height, width, merge)
-        places = np.tile(np.stack((row, column)), frames)  # [2, N]
-        segments = [(height * width,) * frames]
+        places = np.stack((row, column))  # [2, N]
+        segments: list[tuple[int, ...]] = [(height * width,)]
         order: np.ndarray | None = None
         if self.config.window:
             order, windows = window_order(
@@ -338,7 +347,7 @@ class VisionTower:
         table = self.position_table
         if table is None:
             return None
-        frames, height, width = grid
+        _, height, width = grid
         side = self.config.position_side
         corners = [
             (row_tap * side + column_tap, row_weight * column_weight)
@@ -349,7 +358,7 @@ class VisionTower:
         total = torch.zeros(len(row), table.shape[1], device=table.device)
         for tap, share in zip(taps, shares):
             total += table.index_select(0, tap) * share[:, None]
-        return total.to(table.dtype).repeat(frames, 1)
+        return total.to(table.dtype)
 
 
 def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
@@ -370,12 +379,10 @@ def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple
     `window` is in merged tokens. Windows of equal length are put next to each other, so that their
     attention is one batched call; which order the windows have among themselves changes nothing.
     """
-    frames, rows, columns = grid[0], grid[1] // merge, grid[2] // merge
-    frame, row, column = np.indices((frames, rows, columns)).reshape(3, -1)
+    rows, columns = grid[1] // merge, grid[2] // merge
+    row, column = np.indices((rows, columns)).reshape(2, -1)
     across = -(-columns // window)
-    number = (
-        frame * -(-rows // window) + row // window
-    ) * across + column // window  # [M]: the window of each token
+    number = row // window * across + column // window  # [M]: the window of each token
     counts = np.bincount(number)
     order = np.lexsort((number, -counts[number]))
     lengths = np.sort(counts)[::-1] * merge**2

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from saccade.kernels.attention import causal_attention, decode_attention
-from saccade.kernels.paged import PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.attention import causal_attention, decode_attention
+from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 
 Read = Callable[[torch.Tensor], torch.Tensor]
 """A sequence's keys or values, of a layer's whole cache."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from saccade.kernels.paged import PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 from saccade.kernels.triton.paged import launch_paged
 from saccade.kernels.triton.paged_decode import share_keys
 

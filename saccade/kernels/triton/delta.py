@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.delta import LENGTH_EPS, StateRows
+from saccade.kernels.reference.delta import LENGTH_EPS, StateRows
 from saccade.kernels.triton.paged import find_row
 
 CHANNELS = 256

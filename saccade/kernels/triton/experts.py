@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.experts import Stack
-from saccade.kernels.fp8 import Fp8Experts
+from saccade.kernels.reference.experts import Stack
+from saccade.kernels.reference.fp8 import Fp8Experts
 from saccade.kernels.triton.attention import Tile
 
 FEW = Tile(rows=16, keys=32, warps=4, stages=4)

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from saccade.kernels import device
-from saccade.kernels.fp8 import Fp8Matrix
-from saccade.kernels.tiling import Tiling, first_that_fills
+from saccade.kernels.reference.fp8 import Fp8Matrix
+from saccade.kernels.triton.tiling import Tiling, first_that_fills
 
 FEW = (Tiling(16, 64, 1, 4, 4), Tiling(16, 32, 2, 4, 4), Tiling(16, 16, 4, 4, 4))
 """For at most 16 rows, the first that makes enough programs, else the last. What they cost is the

@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.int4 import CHUNK, Int4Matrix
-from saccade.kernels.tiling import Tiling, first_that_fills
+from saccade.kernels.reference.int4 import CHUNK, Int4Matrix
+from saccade.kernels.triton.tiling import Tiling, first_that_fills
 
 FEW = (Tiling(16, 64, 4, 8, 3), Tiling(16, 32, 4, 4, 4), Tiling(16, 16, 4, 4, 4))
 SOME = (Tiling(64, 128, 1, 8, 3), Tiling(32, 32, 2, 4, 3))

@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.fp8 import FP8, LARGEST
-from saccade.kernels.layer import QKNorm
-from saccade.kernels.paged import PagedCache
+from saccade.kernels.reference.fp8 import FP8, LARGEST
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.paged import PagedCache
 
 HEAD_VALUES = 1024
 """Values of the heads that one program of `_turn_and_cache` holds."""

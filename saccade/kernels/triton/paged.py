@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from saccade.kernels import device
-from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.triton.attention import (
     LOG2_E,
     NOTHING,
@@ -48,6 +48,8 @@ LEAST_PIECE_PREFILL = 1024
 PREFILL = Tile(rows=128, keys=64, warps=8, stages=3)
 PREFILL_SMALL = Tile(rows=128, keys=32, warps=8, stages=3)
 """Before Hopper products leave from registers: with 64 keys, heads of 128 values would spill."""
+PREFILL_THIN_SMALL = Tile(rows=64, keys=32, warps=4, stages=3)
+"""The same for heads up to 64: three programs fit, where one of 128 rows spills."""
 PREFILL_LARGE = Tile(rows=128, keys=32, warps=8, stages=3)
 """For heads beyond 128."""
 PREFILL_LARGE_SMALL = Tile(rows=64, keys=32, warps=8, stages=2)
@@ -253,7 +255,7 @@ def launch_paged(
             rows = replace(rows, work=share_keys(rows, kv_heads, piece or LEAST_PIECE))
         launch_decode(q, cache, rows, scale, out)
     if len(rows.kv_lengths) > rows.singles and len(q) > rows.singles:
-        _launch_prefill(q, cache, rows, scale, out, prefill, piece or LEAST_PIECE_PREFILL)
+        launch_prefill(q, cache, rows, scale, out, prefill, piece or LEAST_PIECE_PREFILL)
     return out
 
 
@@ -264,7 +266,9 @@ def prefill_tile(q: torch.Tensor) -> Tile:
     large, room = q.shape[2] > 128, device.has_room(q.device)
     if large:
         return PREFILL_LARGE if room else PREFILL_LARGE_SMALL
-    return PREFILL if room else PREFILL_SMALL
+    if room:
+        return PREFILL
+    return PREFILL_THIN_SMALL if q.shape[2] <= 64 else PREFILL_SMALL
 
 
 def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
@@ -277,15 +281,16 @@ def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
     return max(1, min(splits, -(-capacity // piece)))
 
 
-def _launch_prefill(
+def launch_prefill(
     q: torch.Tensor,
     cache: PagedCache,
     rows: PagedRows,
     scale: float,
     out: torch.Tensor,
-    tile: Tile | None,
-    piece: int,
+    tile: Tile | None = None,
+    piece: int = LEAST_PIECE_PREFILL,
 ) -> None:
+    """Attention of the tokens behind the first `rows.singles`, to `out`."""
     heads, dim = q.shape[1], q.shape[2]
     kv_heads, cut = cache.keys.shape[1], HeadCut.of(dim)
     group = heads // kv_heads

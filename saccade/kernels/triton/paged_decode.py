@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from saccade.kernels import device
-from saccade.kernels.paged import DecodeWork, PagedCache, PagedRows
+from saccade.kernels.reference.paged import DecodeWork, PagedCache, PagedRows
 from saccade.kernels.triton.attention import (
     LOG2_E,
     NOTHING,

@@ -140,7 +140,7 @@ def launch_segments(
     tokens, heads, dim = q.shape
     cut = HeadCut.of(dim)
     if tile is None:
-        long = TILE_CUT if cut.d1 and device.has_room(q.device) else TILE
+        long = TILE_CUT if cut.d1 and device.is_hopper(q.device) else TILE
         tile = TILE_WIDE if q.element_size() > 2 else TILE_SHORT if longest <= 64 else long
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     if not tokens:

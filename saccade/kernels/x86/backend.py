@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from saccade.kernels.paged import PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 from saccade.kernels.reference.sdpa import Attend, HostRows, SdpaAttention
 from saccade.kernels.x86.paged import decode_paged, scratch_values
 

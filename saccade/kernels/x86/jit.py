@@ -1,7 +1,7 @@
 """Kernels that Numba compiles for the processor of this machine, and what they share: numbers of
 16 bits in registers of 32, and how a kernel's items are dealt to threads.
 
-Imported only where they run (`device.runs_jit`): Numba
+Imported only where they run (`ops.X86Ops`): Numba
 need not be installed elsewhere.
 """
 

@@ -1,7 +1,7 @@
 """The functions of `layer.py` for bfloat16 on CPUs, one pass each: what PyTorch writes to memory
 between two operations stays in registers here. Knows tensors only.
 
-Imported only where it runs (`device.runs_jit`).
+Imported only where it runs (`ops.X86Ops`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -13,8 +13,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from saccade.kernels.layer import QKNorm
-from saccade.kernels.paged import PagedCache
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.x86.jit import (
     Kernel,
     bits,

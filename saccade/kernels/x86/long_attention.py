@@ -1,7 +1,7 @@
 """The softmax of scores in float32 to weights in bfloat16, in two passes over each row while a
 core's cache has it. Knows tensors only.
 
-Imported only where it runs (`device.runs_jit`).
+Imported only where it runs (`ops.X86Ops`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -5,7 +5,7 @@ A product of oneDNN's takes 14 us beside its work, and a step has hundreds of an
 read the memory that oneDNN has packed, and make all of a layer's at once. Sums are in float32. Owns
 what is known of that memory's layout, which is compared with the real one before it is trusted.
 
-Imported only where it runs (`device.runs_jit`).
+Imported only where it runs (`ops.X86Ops`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -20,8 +20,8 @@ import numba
 import numpy as np
 import torch
 
-from saccade.kernels.linear import pack
-from saccade.kernels.moe import Addresses
+from saccade.kernels.reference.linear import pack
+from saccade.kernels.reference.moe import Addresses
 from saccade.kernels.x86.jit import Kernel, claim, exponential, fetch, longs, real, reals, words
 
 PANEL = 64

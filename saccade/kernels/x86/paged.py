@@ -1,7 +1,7 @@
 """Attention of tokens that decode to keys and values on pages, for CPUs: each key and value is read
 once, where it lies, and widened in registers. Knows tensors only.
 
-Imported only where it runs (`device.runs_jit`).
+Imported only where it runs (`ops.X86Ops`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -14,7 +14,7 @@ import numba
 import numpy as np
 import torch
 
-from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.x86.jit import (
     LINE,
     Kernel,

@@ -20,46 +20,10 @@ from typing import Any
 
 import torch
 
+from saccade.kernels.x86 import vnni_call
 from saccade.kernels.x86.jit_cache import code_folder, run_on_threads
+from saccade.kernels.x86.vnni_call import FIELDS, Call
 
-LANES = 16
-"""Outputs of a vector of 32-bit sums."""
-WIDE = 2
-"""Vectors of outputs that are multiplied at a time."""
-ROWS = 12
-"""Rows that are multiplied at a time, at most: WIDE * ROWS sums fit a processor's 32 registers."""
-LARGEST = 127
-"""Largest value of a quantised row's number, of either sign."""
-LEAST_SCALE = 1e-30
-"""In place of 0, for rows of zeros."""
-ZERO = 128
-"""What stands for 0 in a matrix of 8 bits."""
-AHEAD_BYTES = 4096
-"""How far before its use a line of a matrix is asked for: measured, LOG.md."""
-FORMATS = (torch.float32, torch.bfloat16, torch.float16)
-"""Number formats of rows and results; a call names one by its place here."""
-FIELDS = (
-    "next",  # the first piece of work that nobody has taken: 0
-    "outputs",
-    "groups",
-    "steps",  # turns of the innermost loop in a group
-    "tiles",  # how many times rows are multiplied together: each time `base`
-    "base",
-    "extra",  # how many tiles have one row more
-    "format",  # of the source, or of the result
-    "unit",  # the bits of a float32 by which row_scales are multiplied
-    "source",  # rows as they come, [T, inputs]
-    "words",
-    "scales",
-    "zeros",
-    "rows",  # quantised: of each tile int8 [inputs / 4, its rows, 4]
-    "row_scales",  # of each tile float32 [groups, its rows]
-    "sums",  # of each tile int32 [groups, its rows]: minus the sum of the row's numbers
-    "result",  # [T, outputs]
-)
-"""What a function is called with: 64-bit integers, from `source` on addresses."""
-POINTERS = frozenset(FIELDS[FIELDS.index("source") :])
-Call = ctypes.c_int64 * len(FIELDS)
 Function = Callable[[int], None]
 """Takes the address of a Call, of which it changes `next`."""
 
@@ -102,7 +66,8 @@ def functions() -> Mapping[str, Function]:
         made: bytes = machine.emit_object(module)
         return made
 
-    said = (llvmlite.__version__, triple, processor, features, *map(_text, (__file__, vnni_code)))
+    texts = map(_text, (__file__, vnni_call, vnni_code))
+    said = (llvmlite.__version__, triple, processor, features, *texts)
     code = _kept("\n".join(said), make)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from saccade.kernels.x86.vnni import (
+from saccade.kernels.x86.vnni_call import (
     AHEAD_BYTES,
     FIELDS,
     FORMATS,

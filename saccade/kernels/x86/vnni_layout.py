@@ -16,8 +16,9 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.int4 import MIDDLE, Int4Matrix, numbers_of
-from saccade.kernels.x86.vnni import (
+from saccade.kernels.reference.int4 import MIDDLE, Int4Matrix, numbers_of
+from saccade.kernels.x86.vnni import functions, run
+from saccade.kernels.x86.vnni_call import (
     FORMATS,
     LANES,
     LARGEST,
@@ -25,8 +26,6 @@ from saccade.kernels.x86.vnni import (
     ROWS,
     WIDE,
     ZERO,
-    functions,
-    run,
 )
 
 PANEL = LANES * WIDE

@@ -35,7 +35,7 @@ export class Composer {
     if (refused.length)
       this.say(
         `${refused.join(", ")} ${refused.length > 1 ? "were" : "was"} left out: images are taken, ` +
-          "as JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.",
+          "as JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or (where the server reads it) HEIC.",
       );
     this.reading = this.reading.then(async () => {
       for (const file of files.filter(isImage)) {

@@ -38,9 +38,8 @@ class Qwen35Model:
         tower = (
             self.build_tower(weights, encoder_shard).vision if self.spec.sees_images else NoVision()
         )
-        return WholeNet(
-            self.spec, tower, hybrid_model(weights, self.spec.text, self.spec.hybrid, shard)
-        )
+        text = hybrid_model(weights, self.spec.text, self.spec.hybrid, shard)
+        return WholeNet(self.spec, weights.ops, tower, text)
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
         """The vision tower alone, which is Qwen3-VL's."""

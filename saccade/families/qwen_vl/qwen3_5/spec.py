@@ -12,6 +12,7 @@ from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import text_section
 from saccade.families.qwen_vl.qwen3_5.config import HybridConfig, parse_config
 from saccade.families.qwen_vl.spec import QwenVLSpec
+from saccade.families.qwen_vl.video import read_video
 
 NO_TOKEN = -1
 """Stands for no image: to a model without a tower, every token is text."""
@@ -70,6 +71,10 @@ def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
         image_token_id=checkpoint.config.integer("image_token_id", default=248056)
         if vision.depth
         else NO_TOKEN,
+        video_token_id=checkpoint.config.integer("video_token_id", default=248057)
+        if vision.depth
+        else NO_TOKEN,
         eos_token_ids=checkpoint.eos_token_ids(section),
         dtype=checkpoint.dtype(section),
+        video=read_video(checkpoint, "qwen3_vl", rules) if vision.depth else None,
     )

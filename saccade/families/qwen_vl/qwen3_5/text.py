@@ -11,11 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from saccade.families.qwen_vl.qwen3_5.config import DeltaConfig, HybridConfig
-from saccade.kernels.fp8 import Rows
-from saccade.kernels.layer import QKNorm
-from saccade.kernels.linear import linear
-from saccade.kernels.norm import gated_rms_norm
-from saccade.kernels.rotary import Rotation
+from saccade.kernels.reference.fp8 import Rows
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.decoder import Decoder, DecoderLayer
 from saccade.nn.linear import Linear, RowLinear, share
 from saccade.nn.mlp import GatedMLP
@@ -57,7 +55,7 @@ class GatedAttention:
         keys, values = (
             Part(f"{name}.{each}.weight", (kv, hidden), (mine,)) for each in ("k_proj", "v_proj")
         )
-        self.wide = Linear(weights.load_matrix(*queries, keys, values, *gates))
+        self.wide = Linear(weights.ops, weights.load_matrix(*queries, keys, values, *gates))
         self.group = self.wide.group
         self.out = RowLinear(
             weights, f"{name}.o_proj", config.heads * dim, hidden, shard, bias=False
@@ -86,6 +84,7 @@ class GatedDelta:
         "gate_width",
         "layer",
         "norm",
+        "ops",
         "out",
         "rate",
         "taps",
@@ -105,11 +104,13 @@ class GatedDelta:
         layer: int,
     ) -> None:
         self.layer = layer
+        self.ops = weights.ops
         self.eps = config.rms_eps
         self.gate_width = shard.divide(delta.values, "linear attention values")
         cuts = _cuts(delta, shard)
         rows = (2 * delta.keys + delta.values, config.hidden)
         self.wide = Linear(
+            weights.ops,
             weights.load_matrix(
                 *(Part(f"{name}.in_proj_qkv.weight", rows, (cut,)) for cut in cuts),
                 Part(
@@ -117,7 +118,7 @@ class GatedDelta:
                     (delta.values, config.hidden),
                     (share(shard, 0, delta.values, "gates"),),
                 ),
-            )
+            ),
         )
         heads = share(shard, 0, delta.value_heads, "linear attention value heads")
         thin = (delta.value_heads, config.hidden)
@@ -144,11 +145,11 @@ class GatedDelta:
         assert isinstance(x, torch.Tensor)
         wide = self.wide(x)
         mixed, gate = wide.split((wide.shape[1] - self.gate_width, self.gate_width), dim=1)
-        betas, steps = linear(x, self.thin).chunk(2, dim=1)
+        betas, steps = self.ops.linear(x, self.thin).chunk(2, dim=1)
         decay = F.softplus(steps.float() + self.bias) * self.rate
         beta = torch.sigmoid(betas).float()
         read = attention.recurrence(DeltaInputs(mixed, self.taps, decay, beta), self.layer)
-        gated = gated_rms_norm(read, gate.view(read.shape), self.norm, self.eps)
+        gated = self.ops.gated_rms_norm(read, gate.view(read.shape), self.norm, self.eps)
         return self.out(gated.flatten(1))
 
 
@@ -164,7 +165,7 @@ def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
 class SharedSparseMLP:
     """Experts, and one that all rows go to, of which a gate says how much."""
 
-    __slots__ = ("gate", "shared", "sparse")
+    __slots__ = ("gate", "ops", "shared", "sparse")
 
     group = 0  # router and gate read rows as they are
 
@@ -184,12 +185,13 @@ class SharedSparseMLP:
         self.shared = GatedMLP(
             weights, f"{name}.shared_expert", (hidden, shared), "silu", shard, bias=False
         )
+        self.ops = weights.ops
         self.gate = weights.load(Part(f"{name}.shared_expert_gate.weight", (1, hidden)))
 
     def __call__(self, x: Rows) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
         assert isinstance(x, torch.Tensor)
-        return torch.sigmoid(linear(x, self.gate)) * self.shared(x) + self.sparse(x)
+        return torch.sigmoid(self.ops.linear(x, self.gate)) * self.shared(x) + self.sparse(x)
 
 
 def _hybrid_layer(

@@ -1,0 +1,110 @@
+"""The body of POST /v1/decisions, as OpenAI has it: what is accepted and refused.
+
+Owns its fields and schemas. What they ask for is `read.py`'s. Knows nothing of prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta, Raw, Struct
+
+from saccade.api.body_schema import BodySchema, Neutral
+from saccade.api.chat.fields import LONGEST_CACHE_KEY, LONGEST_SALT
+from saccade.front.breakpoints import PromptCacheOptions
+from saccade.front.content import ImageLimits
+
+MOST_QUESTIONS = 400
+MOST_CHOICES = 255
+LONGEST_NAME = 256
+
+Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
+
+
+class QuestionText(Struct, tag_field="type", tag="input_text"):
+    """Text of a question."""
+
+    text: str
+
+
+class QuestionJSON(Struct, tag_field="type", tag="input_json"):
+    """JSON within a question, which the model sees as text."""
+
+    data: dict[str, Any] | list[dict[str, Any]]
+
+
+Instructions = str | list[QuestionText | QuestionJSON]
+
+
+class PredicateQuestion(Struct, tag_field="type", tag="predicate", kw_only=True):
+    """How likely it is that a statement about the input is true."""
+
+    instructions: Instructions
+    name: Name | None = None
+
+
+class Choice(Struct, kw_only=True):
+    """One of the values that may be chosen."""
+
+    value: str | bool
+    description: str | None = None
+
+
+class ChoiceQuestion(Struct, tag_field="type", tag="choice", kw_only=True):
+    """Which of some values fits the input."""
+
+    instructions: Instructions
+    choices: Annotated[list[Choice], Meta(min_length=2, max_length=MOST_CHOICES)]
+    name: Name | None = None
+
+
+class Level(Struct, kw_only=True):
+    """One of the levels of a score, the lowest first."""
+
+    label: str
+    description: str | None = None
+
+
+class ScoreQuestion(Struct, tag_field="type", tag="score", kw_only=True):
+    """On which of some levels, in order, the input is."""
+
+    instructions: Instructions
+    levels: Annotated[list[Level], Meta(min_length=2, max_length=MOST_CHOICES)]
+    name: Name | None = None
+
+
+Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
+
+
+class DecisionInput(Struct, kw_only=True):
+    """What is judged, and the questions about it. input: a text, or items as /v1/responses has
+    them.
+    """
+
+    input: Raw
+    questions: Raw
+
+
+class DecisionScope(Struct, kw_only=True):
+    """Which model, in whose cache, what is kept of the input, and how large its images are."""
+
+    model: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=LONGEST_CACHE_KEY)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    mm_processor_kwargs: ImageLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionsRequest:
+    """The body of POST /v1/decisions."""
+
+    asked: DecisionInput
+    scope: DecisionScope
+
+
+_NEUTRAL: Neutral = {}
+_IGNORED = frozenset({"safety_identifier", "user", "request_id"})
+
+DECISIONS: BodySchema[DecisionsRequest] = BodySchema(DecisionsRequest, _NEUTRAL, _IGNORED)

@@ -1,0 +1,40 @@
+"""POST /v1/decisions: questions about one input, which is computed once.
+
+Owns the handler. The body is `read.py`'s, the answer `write.py`'s. Knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from saccade.api.decisions.read import read_decisions
+from saccade.api.decisions.write import decision
+from saccade.api.handlers import Endpoint, RequestHandler, send_json
+from saccade.edge.disconnect import while_connected
+from saccade.front.readings import PromptReader
+
+
+def decision_routes(door: RequestHandler) -> list[Route]:
+    decisions = _Decisions(door, PromptReader(door.front))
+    return [Route("/v1/decisions", Endpoint(decisions.create), methods=["POST"])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decisions:
+    """The handler."""
+
+    door: RequestHandler
+    reader: PromptReader
+
+    async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.door.admission.admit(scope, receive) as (body, held):
+            encode = self.door.front.intake.tokenizer.encode
+            asked = await self.door.read(partial(read_decisions, encode), body)
+            model = self.door.name_of(asked.model)
+            reading = self.reader.read(asked.shared, held.client, held)
+            read = await while_connected(receive, reading)
+            await send_json(send, decision(asked.questions, read, model))

@@ -1,0 +1,195 @@
+"""What the body of POST /v1/decisions asks for: one prompt for each question, all of which begin
+with the input.
+
+Owns the prompt, which is the same whatever else is asked beside: the input as a conversation, then
+a question, to which the answer is one label; and which tokens are labels. Fields are `fields.py`'s.
+Knows nothing of answers.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from string import ascii_lowercase, ascii_uppercase
+
+import msgspec
+
+from saccade.api.decisions.fields import (
+    DECISIONS,
+    MOST_QUESTIONS,
+    ChoiceQuestion,
+    DecisionScope,
+    Instructions,
+    PredicateQuestion,
+    Question,
+    QuestionText,
+    ScoreQuestion,
+)
+from saccade.api.responses.items import ItemReader, MessageItem, ReferenceItem, read_item
+from saccade.core.errors import InvalidRequest
+from saccade.core.types import FieldNames, PromptReading
+from saccade.front.breakpoints import read_cache_wish
+from saccade.front.content import PartDefaults, check_lengths
+from saccade.front.conversation import Chat, Message, MessageText
+from saccade.front.fields import Reader
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.readings import SharedAsk
+
+_LIST: Reader[list[msgspec.Raw]] = Reader(list[msgspec.Raw])
+_TEXT: Reader[str] = Reader(str)
+_QUESTION: Reader[Question] = Reader(Question)
+_NAMES = FieldNames({"messages": "input", "prompt": "input"})
+
+TRUTH = ("Yes", "No")
+"""Labels of a predicate."""
+LETTERS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)), *ascii_lowercase)
+"""Labels of choices and levels, as many of them as there are, if each is one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionsAsked:
+    """Prompts, and the question that each is of."""
+
+    shared: SharedAsk
+    questions: tuple[Question, ...]
+    model: str | None
+
+
+Encode = Callable[[str], list[int]]
+
+
+def read_decisions(encode: Encode, body: bytearray, context_length: int) -> DecisionsAsked:
+    """What a body asks for. `encode`: tokens of a text. Raises InvalidRequest that names the
+    field.
+    """
+    request = DECISIONS.read(body, context_length)
+    asked, scope = request.asked, request.scope
+    raws = _LIST.json(asked.questions, "questions")
+    if not 1 <= len(raws) <= MOST_QUESTIONS:
+        raise InvalidRequest(
+            f"questions: expected from 1 to {MOST_QUESTIONS}, got {len(raws)}", "questions"
+        )
+    questions = tuple(_question(raw, f"questions[{i}]") for i, raw in enumerate(raws))
+    labels = _Labels(encode)
+    tails = tuple(
+        _tail(question, labels, f"questions[{i}]") for i, question in enumerate(questions)
+    )
+    mark = secrets.token_hex(16)
+    chat = Chat(_closed(_messages(asked.input, scope, context_length), mark), thinks=False)
+    cache = read_cache_wish(
+        None, scope.prompt_cache_options, None, False, scope.prompt_cache_key or ""
+    )
+    ask = GenerationRequest(chat, cache_salt=scope.cache_salt or "", cache=cache, names=_NAMES)
+    return DecisionsAsked(SharedAsk(ask, mark, tails, "input"), questions, scope.model)
+
+
+def _messages(raw: msgspec.Raw, scope: DecisionScope, context_length: int) -> tuple[Message, ...]:
+    reader = ItemReader(PartDefaults.of(scope.mm_processor_kwargs, None))
+    if bytes(memoryview(raw)[:1]) != b"[":
+        item = MessageItem(role="user", content=_TEXT.json(raw, "input"))
+        reader.add(item, "input", "input")
+        return reader.messages
+    raws = _LIST.json(raw, "input")
+    check_lengths(raws, context_length, "input")
+    for index, each in enumerate(raws):
+        place = f"input[{index}]"
+        found = read_item(each, place)
+        if isinstance(found, ReferenceItem):
+            raise InvalidRequest(f"{place}: no earlier response is read here", place)
+        reader.add(found, place)
+    if not reader.messages:
+        raise InvalidRequest("input: the list is empty", "input")
+    return reader.messages
+
+
+def _closed(messages: tuple[Message, ...], mark: str) -> tuple[Message, ...]:
+    """With the question's place at the end: in the user's last message, or in one of its own."""
+    *before, last = messages
+    place = MessageText(mark, last.place)
+    if last.role != "user":
+        return (*messages, Message("user", (place,), place=last.place))
+    own = last.parts or (MessageText(last.content or "", last.place),)  # type: ignore[arg-type]
+    return (*before, replace(last, content=(*own, MessageText("\n\n", last.place), place)))
+
+
+def _question(raw: msgspec.Raw, place: str) -> Question:
+    question = _QUESTION.json(raw, place)
+    if isinstance(question, ChoiceQuestion):
+        named = [(type(each.value), each.value) for each in question.choices]
+        field = "choices"
+    elif isinstance(question, ScoreQuestion):
+        named, field = [(str, each.label) for each in question.levels], "levels"
+    else:
+        return question
+    if len(set(named)) < len(named):
+        raise InvalidRequest(f"{place}.{field}: two of them are the same", f"{place}.{field}")
+    return question
+
+
+class _Labels:
+    """The tokens that stand for answers."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self._letters: list[tuple[str, int]] = []
+        self._tried = 0
+
+    def truth(self, place: str) -> tuple[int, ...]:
+        found = [self._encode(word) for word in TRUTH]
+        if found[0][:1] == found[1][:1]:
+            raise InvalidRequest(
+                f"{place}: this model's tokenizer does not tell Yes from No", place
+            )
+        return tuple(tokens[0] for tokens in found)
+
+    def letters(self, count: int, place: str) -> list[tuple[str, int]]:
+        """So many labels and their tokens."""
+        while len(self._letters) < count and self._tried < len(LETTERS):
+            label = LETTERS[self._tried]
+            self._tried += 1
+            if len(tokens := self._encode(label)) == 1:
+                self._letters.append((label, tokens[0]))
+        if len(self._letters) < count:
+            raise InvalidRequest(
+                f"{place}: {count} answers; this model's tokenizer has labels for "
+                f"{len(self._letters)}",
+                place,
+            )
+        return self._letters[:count]
+
+
+def _tail(question: Question, labels: _Labels, place: str) -> tuple[str, PromptReading]:
+    """A question as the model reads it, and the labels of its answers."""
+    told = _told(question.instructions)
+    if isinstance(question, PredicateQuestion):
+        text = f"Statement: {told}\nIs this statement true? Answer with one word, Yes or No."
+        return text, PromptReading(labels.truth(place))
+    if isinstance(question, ChoiceQuestion):
+        options = [(_value(each.value), each.description) for each in question.choices]
+        asked = "Which of these fits best? Answer with its label alone."
+    else:
+        options = [(each.label, each.description) for each in question.levels]
+        asked = "Which of these levels, the lowest first, fits best? Answer with its label alone."
+    letters = labels.letters(len(options), place)
+    lines = [
+        f"{label}: {name}" + (f" ({description})" if description else "")
+        for (label, _), (name, description) in zip(letters, options, strict=True)
+    ]
+    text = "\n".join((told, *lines, asked))
+    return text, PromptReading(tuple(token for _, token in letters))
+
+
+def _value(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _told(instructions: Instructions) -> str:
+    if isinstance(instructions, str):
+        return instructions
+    texts: Sequence[str] = [
+        part.text if isinstance(part, QuestionText) else msgspec.json.encode(part.data).decode()
+        for part in instructions
+    ]
+    return "\n".join(texts)

@@ -1,0 +1,115 @@
+"""The answer of POST /v1/decisions.
+
+Owns its shapes, and what the labels' logits become: probabilities of the labels among themselves.
+Knows nothing of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from saccade.api.decisions.fields import ChoiceQuestion, PredicateQuestion, Question
+from saccade.front.readings import WasRead
+
+
+class ChoiceProbability(Struct):
+    """How likely a value is."""
+
+    value: str | bool
+    probability: float
+
+
+class LevelProbability(Struct):
+    """How likely a level is. value: its place, from 1."""
+
+    label: str
+    probability: float
+    value: int
+
+
+class PredicateAnswer(Struct, tag_field="type", tag="predicate"):
+    """How likely a statement is true."""
+
+    name: str | None
+    probability: float
+
+
+class ChoiceAnswer(Struct, tag_field="type", tag="choice"):
+    """The likeliest value. confidence: its probability."""
+
+    name: str | None
+    choice: str | bool
+    confidence: float
+    probabilities: list[ChoiceProbability]
+
+
+class ScoreAnswer(Struct, tag_field="type", tag="score"):
+    """The mean of the levels' places by their probabilities. confidence: that of the likeliest."""
+
+    name: str | None
+    score: float
+    confidence: float
+    probabilities: list[LevelProbability]
+
+
+class DecisionInputDetails(Struct):
+    """Of the input's tokens: those from the cache, and those that are kept from now on."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class DecisionOutputDetails(Struct):
+    """Nothing is reasoned."""
+
+    reasoning_tokens: int = 0
+
+
+class DecisionUsage(Struct):
+    """Tokens of all questions' prompts; each has the input in it. One label is each answer."""
+
+    input_tokens: int
+    input_tokens_details: DecisionInputDetails
+    output_tokens: int
+    output_tokens_details: DecisionOutputDetails
+    total_tokens: int
+
+
+class Decision(Struct):
+    """The answers, in the order of the questions."""
+
+    answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
+    model: str
+    usage: DecisionUsage
+
+
+def decision(questions: Sequence[Question], read: Sequence[WasRead], model: str) -> Decision:
+    answers = [_answer(question, each) for question, each in zip(questions, read, strict=True)]
+    total, count = sum(each.tokens for each in read), len(read)
+    cached, written = sum(each.cached for each in read), sum(each.written for each in read)
+    usage = DecisionUsage(
+        total, DecisionInputDetails(cached, written), count, DecisionOutputDetails(), total + count
+    )
+    return Decision(answers, model, usage)
+
+
+def _answer(question: Question, read: WasRead) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
+    logits = read.values[-1].astype(np.float64)
+    powers = np.exp(logits - logits.max())
+    likely = [float(each) for each in powers / powers.sum()]
+    best = int(np.argmax(likely))
+    if isinstance(question, PredicateQuestion):
+        return PredicateAnswer(question.name, likely[0])
+    if isinstance(question, ChoiceQuestion):
+        values = [each.value for each in question.choices]
+        told = [ChoiceProbability(value, p) for value, p in zip(values, likely, strict=True)]
+        return ChoiceAnswer(question.name, values[best], likely[best], told)
+    levels = [
+        LevelProbability(level.label, p, place)
+        for place, (level, p) in enumerate(zip(question.levels, likely, strict=True), 1)
+    ]
+    mean = sum(each.value * each.probability for each in levels)
+    return ScoreAnswer(question.name, mean, likely[best], levels)

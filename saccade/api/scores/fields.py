@@ -1,0 +1,173 @@
+"""The bodies of POST /v1/embeddings, /v2/embed, /rerank and /score: what is accepted and refused.
+
+Owns their fields and schemas. What they ask for is `read.py`'s. Knows nothing of prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct, field
+
+from saccade.api.body_schema import BodySchema, Neutral
+from saccade.api.chat.fields import LONGEST_SALT
+from saccade.front.content import ContentPart, ImageLimits, ImageURL
+
+MOST_INPUTS = 2048
+"""Inputs or documents of one request, as OpenAI has it."""
+LONGEST_INSTRUCTION = 8192
+"""Characters."""
+
+EncodingFormat = Literal["float", "base64"]
+
+
+class ScoreScope(Struct, kw_only=True):
+    """Which model, in whose cache, how it is asked, and how large its images are."""
+
+    model: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
+    instruction: Annotated[str, Meta(max_length=LONGEST_INSTRUCTION)] | None = None
+    mm_processor_kwargs: ImageLimits | None = None
+
+
+class EmbeddingInput(Struct, kw_only=True):
+    """What is embedded. input: a text, tokens, or a list of texts or of lists of tokens. messages:
+    a chat, or a list of chats, whose system message is the instruction.
+    """
+
+    input: Raw = field(default_factory=Raw)
+    messages: Raw = field(default_factory=Raw)
+
+
+class EmbeddingForm(Struct, kw_only=True):
+    """How embeddings are written. dimensions: the first so many values, made of length 1 again."""
+
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    encoding_format: EncodingFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsRequest:
+    """The body of POST /v1/embeddings."""
+
+    asked: EmbeddingInput
+    form: EmbeddingForm
+    scope: ScoreScope
+
+
+class CohereImage(Struct, tag_field="type", tag="image_url", kw_only=True):
+    """An image of /v2/embed."""
+
+    image_url: str | ImageURL
+
+
+class CohereText(Struct, tag_field="type", tag="text", kw_only=True):
+    """A text of /v2/embed."""
+
+    text: str
+
+
+class CohereInput(Struct, kw_only=True):
+    """Texts and images that have one embedding together."""
+
+    content: list[CohereText | CohereImage]
+
+
+class CohereInputs(Struct, kw_only=True):
+    """What is embedded: texts, images (as data: URLs), or inputs of both."""
+
+    texts: Raw = field(default_factory=Raw)
+    images: Raw = field(default_factory=Raw)
+    inputs: Raw = field(default_factory=Raw)
+
+
+class CohereForm(Struct, kw_only=True):
+    """How embeddings are made and written. input_type: search_query has an instruction of its own,
+    unless the body has one.
+    """
+
+    input_type: (
+        Literal["search_document", "search_query", "classification", "clustering", "image"] | None
+    ) = None
+    embedding_types: list[EncodingFormat] | None = None
+    output_dimension: Annotated[int, Meta(ge=1)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """The body of POST /v2/embed."""
+
+    asked: CohereInputs
+    form: CohereForm
+    scope: ScoreScope
+
+
+class ScoredContent(Struct, kw_only=True):
+    """A query or a document: its text, or the parts of its content."""
+
+    text: str | None = None
+    content: str | list[str | ContentPart] | None = None
+
+
+class RankInput(Struct, kw_only=True):
+    """What is ranked. A query or a document is a text, or has a text or content."""
+
+    query: Raw
+    documents: Raw
+
+
+class RankForm(Struct, kw_only=True):
+    """Which documents are told: the best, and with what they hold."""
+
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest:
+    """The body of POST /rerank."""
+
+    asked: RankInput
+    form: RankForm
+    scope: ScoreScope
+
+
+class PairInput(Struct, kw_only=True):
+    """What is scored: one query (text_1) and its documents (text_2), or as many of both."""
+
+    text_1: Raw = field(default_factory=Raw)
+    text_2: Raw = field(default_factory=Raw)
+    queries: Raw = field(default_factory=Raw)
+    documents: Raw = field(default_factory=Raw)
+    data_1: Raw = field(default_factory=Raw)
+    data_2: Raw = field(default_factory=Raw)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """The body of POST /score."""
+
+    asked: PairInput
+    scope: ScoreScope
+
+
+_NEUTRAL: Neutral = {
+    "add_generation_prompt": (True, False),
+    "add_special_tokens": (True,),
+    "continue_final_message": (True, False),
+    "embed_dtype": ("float32",),
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "normalize": (True,),
+    "priority": (0,),
+    "truncate": ("NONE",),
+    "use_activation": (True,),
+}
+"""The template is the model's own (`core.family.ScoreTemplates`), whatever is said of it."""
+_IGNORED = frozenset({"request_id", "user"})
+
+EMBEDDINGS: BodySchema[EmbeddingsRequest] = BodySchema(EmbeddingsRequest, _NEUTRAL, _IGNORED)
+EMBED: BodySchema[EmbedRequest] = BodySchema(EmbedRequest, _NEUTRAL, _IGNORED)
+RERANK: BodySchema[RerankRequest] = BodySchema(RerankRequest, _NEUTRAL, _IGNORED)
+SCORE: BodySchema[ScoreRequest] = BodySchema(ScoreRequest, _NEUTRAL, _IGNORED)

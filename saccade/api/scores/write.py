@@ -1,0 +1,185 @@
+"""The answers of embeddings, ranks and scores.
+
+Owns their shapes, and what values become: embeddings of length 1, cut where that is asked; scores
+between 0 and 1. Knows nothing of prompts.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from saccade.api.prompt_logprobs import StreamedBody, stands_for
+from saccade.api.scores.fields import EncodingFormat
+from saccade.front.readings import Vectors, WasRead, rank_scores
+
+_PIECE = 64
+"""Embeddings that are written at a time: some ms."""
+
+
+class ScoreTokens(Struct):
+    """Of the prompts' tokens: those that nobody had to compute, and those that stand for images."""
+
+    cached_tokens: int
+    image_tokens: int
+
+
+class ScoreUsage(Struct):
+    """Tokens of a request's prompts."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: ScoreTokens
+
+    @classmethod
+    def of(cls, read: Sequence[WasRead]) -> ScoreUsage:
+        total = sum(each.tokens for each in read)
+        cached, images = sum(each.cached for each in read), sum(each.images for each in read)
+        return cls(total, total, ScoreTokens(cached, images))
+
+
+class EmbeddingList(Struct):
+    """The answer of /v1/embeddings. data: an `EmbeddingEntry` for each input, in order."""
+
+    data: list[Any]
+    model: str
+    usage: ScoreUsage
+    object: str = "list"
+
+
+class EmbeddingEntry(Struct):
+    """The embedding of one input: numbers, or float32 in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class CohereEmbeddings(Struct):
+    """The answer of /v2/embed. embeddings: by how they are written."""
+
+    id: str
+    embeddings: dict[str, list[Any]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str = "embeddings_by_type"
+
+
+class RankEntry(Struct):
+    """A document's place in the request, and how well it answers the query, from 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: Any | UnsetType = UNSET
+
+
+class RankList(Struct):
+    """The answer of /rerank, the best document first."""
+
+    id: str
+    model: str
+    results: list[RankEntry]
+    usage: ScoreUsage
+    meta: dict[str, Any]
+
+
+class ScoreEntry(Struct):
+    """How well a document answers its query, from 0 to 1."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class ScoreList(Struct):
+    """The answer of /score, in the order of the documents."""
+
+    id: str
+    created: int
+    model: str
+    data: list[ScoreEntry]
+    usage: ScoreUsage
+    object: str = "list"
+
+
+def embedding_list(
+    read: Sequence[WasRead], vectors: Vectors, written: EncodingFormat, model: str
+) -> StreamedBody:
+    """OpenAI's answer, which is long."""
+
+    def pieces() -> Iterator[bytes]:
+        before = b""
+        for at in range(0, len(vectors), _PIECE):
+            part = _written(vectors[at : at + _PIECE], written)
+            entries = [EmbeddingEntry(at + i, each) for i, each in enumerate(part)]
+            yield before + msgspec.json.encode(entries)[1:-1]
+            before = b","
+
+    body = EmbeddingList(stands_for(0), model, ScoreUsage.of(read))
+    return StreamedBody(body, [pieces()])
+
+
+def cohere_list(
+    read: Sequence[WasRead],
+    vectors: Vectors,
+    formats: Sequence[EncodingFormat],
+    texts: Sequence[str],
+) -> StreamedBody:
+    """Cohere's answer."""
+
+    def pieces(written: EncodingFormat) -> Iterator[bytes]:
+        before = b""
+        for at in range(0, len(vectors), _PIECE):
+            yield before + msgspec.json.encode(_written(vectors[at : at + _PIECE], written))[1:-1]
+            before = b","
+
+    body = CohereEmbeddings(
+        secrets.token_hex(12),
+        {written: stands_for(run) for run, written in enumerate(formats)},
+        list(texts),
+        _meta(read),
+    )
+    return StreamedBody(body, [pieces(written) for written in formats])
+
+
+def _written(vectors: Vectors, written: EncodingFormat) -> list[Any]:
+    if written == "float":
+        return list(vectors.tolist())
+    return [base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors]
+
+
+def rank_list(
+    read: Sequence[WasRead], model: str, top: int | None, documents: Sequence[Any]
+) -> RankList:
+    """Jina's and Cohere's answer; of equal documents the first comes first."""
+    scores = rank_scores(read)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
+    results = [
+        RankEntry(index, scores[index], _document(documents[index]) if documents else UNSET)
+        for index in order
+    ]
+    name = f"rerank-{secrets.token_hex(12)}"
+    return RankList(name, model, results, ScoreUsage.of(read), _meta(read))
+
+
+def _document(sent: Any) -> Any:
+    return {"text": sent} if isinstance(sent, str) else sent
+
+
+def score_list(read: Sequence[WasRead], model: str) -> ScoreList:
+    """vLLM's answer."""
+    data = [ScoreEntry(index, score) for index, score in enumerate(rank_scores(read))]
+    name = f"score-{secrets.token_hex(12)}"
+    return ScoreList(name, int(time.time()), model, data, ScoreUsage.of(read))
+
+
+def _meta(read: Sequence[WasRead]) -> dict[str, Any]:
+    """As Cohere counts."""
+    tokens = sum(each.tokens for each in read)
+    return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}

@@ -1,0 +1,76 @@
+"""How KV pages lie in a folder: all that they depend on, a folder for each such identity, a file
+for each. Start-up looks at the folder, the worker writes it. Knows nothing of what is in a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from saccade.core.claims import Claim, opened_folder
+
+FORMAT = "saccade-page-1"
+"""Changes whenever bytes of a page, or what they mean, change in a way that no other part of an
+identity shows.
+"""
+SUFFIX = ".page"
+PAGE_FILE = re.compile(r"[0-9a-f]{64}\.page")
+PAGE_DRAFT = re.compile(r"[0-9a-f]{64}\.[0-9]+\.tmp")
+"""One that is being written."""
+IDENTITY_NAME = re.compile(r"kv-[0-9a-f]{32}")
+PAGES = Claim(".saccade-pages", IDENTITY_NAME)
+"""The folder of KV pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageIdentity:
+    """All that keys and values of any page of a server depend on, beside what was asked.
+
+    weights: a digest of the checkpoint's files, its configuration (rope, too) included. adapter: a
+    place kept; there are none yet. computed: how the weights are computed with (device, dtype,
+    quantisation, options of the family). layout: the caches of each layer, as one rank has them,
+    and how many ranks. kept: number format and scales of the cache.
+    """
+
+    weights: str
+    computed: str
+    kept: str
+    layout: str
+    page_size: int
+    adapter: str = ""
+    release: str = ""
+
+    def digest(self) -> bytes:
+        """16 bytes."""
+        return blake2b(repr((FORMAT, self)).encode(), digest_size=16).digest()
+
+
+def identity_folder(identity: bytes) -> str:
+    return f"kv-{identity.hex()}"
+
+
+def page_file(name: bytes) -> str:
+    return name.hex() + SUFFIX
+
+
+def page_folders(root: Path) -> Iterator[Path]:
+    """Those below `root` that identities have by their names. A link is none."""
+    for folder in root.iterdir():
+        if IDENTITY_NAME.fullmatch(folder.name):
+            with suppress(OSError), opened_folder(folder):
+                yield folder
+
+
+def kept_bytes(root: Path) -> int:
+    """What pages below `root`, of all identities, take of the disk."""
+    total = 0
+    for folder in page_folders(root):
+        for path in folder.iterdir():
+            if PAGE_FILE.fullmatch(path.name):
+                with suppress(OSError):
+                    total += path.lstat().st_blocks * 512
+    return total

@@ -1,0 +1,92 @@
+"""An InternVL checkpoint's videos: each frame is one tile, named by a line of text; sampling and
+the prompt follow transformers' InternVL processors, and are tested against them.
+
+The one place that computes any of them. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from saccade.core.errors import InvalidRequest
+from saccade.core.recipe import ImageRecipe, whole
+from saccade.core.types import Grid
+from saccade.core.video import MOST_FRAMES, FrameTimes, VideoWishes
+from saccade.families.checkpoint import Checkpoint
+from saccade.families.config_readers import read_colours
+from saccade.families.internvl.config import TileRules
+
+MARK, CONTENT = "<video>", "<IMG_CONTEXT>"
+LEAST_FRAMES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class InternVideo:
+    """Implements `core.video.VideoRules`."""
+
+    tiles: TileRules
+    fps: float
+    num_frames: int | None
+    shift: bool | float
+
+    frames = 1
+    marks = (MARK,)
+
+    def sample(self, total: int, fps: float, wishes: VideoWishes) -> tuple[int, ...]:
+        """The middles of segments of equal length."""
+        count = wishes.num_frames
+        if count is None and wishes.fps is None:
+            count = self.num_frames
+        if count is None:
+            most = min(wishes.max_frames or MOST_FRAMES, MOST_FRAMES, total)
+            least = 1 if wishes.fps is not None else LEAST_FRAMES
+            count = min(max(int(total / fps * (wishes.fps or self.fps)), least), most)
+        if count > total:
+            raise InvalidRequest(
+                f"num_frames: {count} frames are wanted of a video that has {total}: ask for fewer",
+                "num_frames",
+            )
+        step = total / count
+        start = step / 2 if self.shift is True else float(self.shift)
+        length = math.ceil((total - start) / step)
+        # The reference adds in 64 bits, and keeps 32 before it cuts fractions off.
+        places = (start + np.arange(length) * step).astype(np.float32).astype(np.int64)
+        return tuple(np.minimum(places, total - 1).tolist())
+
+    def recipe(self, _count: int, _height: int, _width: int, _wishes: VideoWishes) -> ImageRecipe:
+        side = self.tiles.side
+        made = whole((side, side), (1,))
+        return ImageRecipe(made.canvas, made.grid, made.views, resample=self.tiles.resample)
+
+    def grid(self, recipe: ImageRecipe) -> Grid:
+        return recipe.grid
+
+    def text(self, times: FrameTimes) -> str:
+        return "\n".join(f"Frame{i + 1}: {CONTENT}" for i in range(len(times.indices)))
+
+    def steps(self, times: FrameTimes) -> tuple[int | None, ...]:
+        return (None,) * len(times.indices)
+
+
+def read_video(checkpoint: Checkpoint, tiles: TileRules) -> InternVideo | None:
+    """None where the checkpoint's videos are normalised in another way, or have tiles of another
+    size, than its images: the tower knows one way.
+    """
+    section = checkpoint.video
+    size = section.section("size")
+    sides = {size.integer(name, default=tiles.side) for name in ("height", "width")}
+    if sides != {tiles.side} or read_colours(section, tiles.mean, tiles.std) != (
+        tiles.mean,
+        tiles.std,
+    ):
+        return None
+    shift = section.data.get("initial_shift", True)
+    return InternVideo(
+        tiles,
+        fps=section.number("fps", default=2.0),
+        num_frames=section.integer("num_frames", default=0) or None,
+        shift=shift if isinstance(shift, bool | int | float) else True,
+    )

@@ -1,0 +1,237 @@
+"""A Qwen-VL checkpoint's videos: sampling, sizes, timestamps, prompt text and positions, all from
+its own video configuration. The one place that computes any of them.
+
+Formulas follow transformers' video processors of Qwen2-VL (which Qwen2.5-VL uses) and of Qwen3-VL
+(which Qwen3.5 uses), and are tested against them. Where a checkpoint has no video configuration,
+frames are bounded as qwen-vl-utils bounds them: 768 tokens each. Two things are as these models
+were trained, and as transformers 4 and vLLM have them, not as transformers 5 has: a video of
+Qwen3-VL has no vision tokens around all its pairs, and text after a video of Qwen2-VL or Qwen2.5-VL
+goes on behind the video's largest position (`QwenVLSpec.positions`). Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from saccade.core.errors import ImageError, InvalidRequest
+from saccade.core.recipe import ImageRecipe, whole
+from saccade.core.types import Grid
+from saccade.core.video import MOST_FRAMES, FrameTimes, VideoWishes, images_of
+from saccade.families.checkpoint import Checkpoint
+from saccade.families.config_readers import read_colours
+from saccade.families.qwen_vl.config import (
+    LONGEST_SIDE,
+    MAX_ASPECT_RATIO,
+    ImageRules,
+    Variant,
+    smart_resize,
+)
+
+START, PAD, END = "<|vision_start|>", "<|video_pad|>", "<|vision_end|>"
+FRAME_TOKENS = 768
+"""Of a frame at most, where the checkpoint does not say."""
+LEAST_TOKENS = 128
+"""Of a frame of Qwen2-VL at least, likewise."""
+BUDGET_TOKENS = 24_576
+"""Of both frames of all pairs of a Qwen3-VL video, likewise."""
+SHORTEST_EDGE = 4096
+"""Of a Qwen3-VL video: pixels of all frames together, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class QwenVideo:
+    """Implements `core.video.VideoRules`.
+
+    rules: how a frame becomes patches; `min_pixels` and `max_pixels` bound one frame, where `third`
+    all frames of a video together. third: timestamps stand before each pair, which has positions of
+    its own. cap: `cap_pixels_per_frame`, of which `max_video_tokens` is the measure.
+    tokens_per_second: places on the time axis; None: a pair is one. frame_tokens: of a frame at
+    most; 0: `rules` says all.
+    """
+
+    rules: ImageRules
+    third: bool
+    fps: float
+    num_frames: int | None
+    min_frames: int
+    max_frames: int
+    cap: bool
+    max_video_tokens: int
+    tokens_per_second: float | None
+    frame_tokens: int = 0
+
+    frames = 2
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (START + PAD + END, PAD) if self.third else (PAD,)
+
+    def sample(self, total: int, fps: float, wishes: VideoWishes) -> tuple[int, ...]:
+        most = min(self.max_frames, wishes.max_frames or MOST_FRAMES, MOST_FRAMES)
+        count = wishes.num_frames
+        if count is None and wishes.fps is None:
+            count = self.num_frames
+        wanted = wishes.fps or self.fps
+        if self.third:
+            if count is None:
+                count = min(max(int(total / fps * wanted), self.min_frames), most, total)
+            return tuple(np.linspace(0, total - 1, count).round().astype(int).tolist())
+        if count is not None:
+            count = max(2, round(count / 2) * 2)
+            if count > total:
+                raise InvalidRequest(
+                    f"num_frames: {count} frames are wanted of a video that has {total}: ask for "
+                    "fewer",
+                    "num_frames",
+                )
+        else:
+            most = most // 2 * 2 if most < total else total // 2 * 2
+            count = math.floor(min(max(total / fps * wanted, self.min_frames), most) / 2) * 2
+        if count < 2:
+            return (0,) if total == 1 else (0, total - 1)
+        return _arange(total, count)
+
+    def recipe(self, count: int, height: int, width: int, wishes: VideoWishes) -> ImageRecipe:
+        rows, columns = size = self._size(count, height, width, wishes)
+        if max(size) > LONGEST_SIDE * self.rules.patch:
+            raise ImageError(
+                f"the video's frames are {width} x {height} px; the limit is "
+                f"{LONGEST_SIDE * self.rules.patch} px on a side"
+            )
+        patch = self.rules.patch
+        return whole(size, (1, rows // patch, columns // patch))
+
+    def grid(self, recipe: ImageRecipe) -> Grid:
+        return (self.frames, *recipe.grid[1:])
+
+    def _size(self, count: int, height: int, width: int, wishes: VideoWishes) -> tuple[int, int]:
+        """(height, width) of a frame after resizing."""
+        rules, unit = self.rules, self.rules.factor**2
+        least, most = rules.min_pixels, rules.max_pixels
+        count = max(count, 2)
+        if wishes.max_pixels is None and wishes.min_pixels is None:
+            if self.third:
+                most = min(wishes.total_pixels or most, most)
+                if self.cap:
+                    share = max(min(self.max_video_tokens * unit, most // count), int(least * 1.05))
+                    most = share * count
+                if self.frame_tokens:
+                    most = min(most, self.frame_tokens * unit * count)
+                return video_resize(count, height, width, replace(rules, max_pixels=most))
+            if self.cap or wishes.total_pixels is not None:
+                whole_video = int(self.max_video_tokens * unit * 0.9) * 2
+                total = wishes.total_pixels or whole_video
+                most = max(min(most, total // count), int(least * 1.05))
+            return smart_resize(height, width, replace(rules, max_pixels=most))
+        # A frame's size that no number of frames changes: what a growing video needs.
+        if self.third:
+            least, most = max(unit, -(-least // count)), most
+        most = wishes.max_pixels or most
+        if wishes.total_pixels is not None:
+            most = min(most, wishes.total_pixels // count)
+        least = min(least, most) if wishes.min_pixels is None else wishes.min_pixels
+        if not unit <= most <= rules.max_pixels or not 0 < least <= most:
+            raise ImageError(
+                f"min_pixels is {least} and max_pixels {most}; a frame of this model takes "
+                f"{unit} to {rules.max_pixels} pixels"
+            )
+        return smart_resize(height, width, replace(rules, min_pixels=least, max_pixels=most))
+
+    def text(self, times: FrameTimes) -> str:
+        seconds = times.seconds
+        pairs = images_of(times, self.frames)
+        if not self.third:
+            return PAD * len(pairs)
+        return "".join(
+            f"<{(seconds[first] + seconds[last]) / 2:.1f} seconds>{START}{PAD}{END}"
+            for first, last in pairs
+        )
+
+    def steps(self, times: FrameTimes) -> tuple[int | None, ...]:
+        count = len(images_of(times, self.frames))
+        if self.third:
+            return (None,) * count
+        step = np.float32(1.0)
+        if self.tokens_per_second is not None:
+            # The reference's arithmetic is in 32 bits, which decides where fractions fall.
+            step = np.float32(self.tokens_per_second) * np.float32(self.frames / times.sampled)
+        return tuple((np.arange(count, dtype=np.float32) * step).astype(np.int64).tolist())
+
+
+def _arange(total: int, count: int) -> tuple[int, ...]:
+    """As `torch.arange(0, total, total / count).int()` has it, within the video."""
+    step = total / count
+    places = (np.arange(math.ceil(total / step)) * step).astype(np.float32).astype(np.int64)
+    return tuple(np.minimum(places, total - 1)[:count].tolist())
+
+
+def video_resize(count: int, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
+    """(height, width) of each of `count` frames, whose pixels are bounded together.
+
+    Raises ImageError beyond an aspect ratio of 200.
+    """
+    factor = rules.factor
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise ImageError(
+            f"the video's frames are {width} x {height} px: an aspect ratio beyond 200; crop them"
+        )
+    rows, columns = round(height / factor) * factor, round(width / factor) * factor
+    even = round(count / 2) * 2
+    if even * rows * columns > rules.max_pixels:
+        beta = math.sqrt((count * height * width) / rules.max_pixels)
+        rows = max(factor, math.floor(height / beta / factor) * factor)
+        columns = max(factor, math.floor(width / beta / factor) * factor)
+    elif even * rows * columns < rules.min_pixels:
+        beta = math.sqrt(rules.min_pixels / (count * height * width))
+        rows = math.ceil(height * beta / factor) * factor
+        columns = math.ceil(width * beta / factor) * factor
+    return rows, columns
+
+
+def read_video(checkpoint: Checkpoint, variant: Variant, image: ImageRules) -> QwenVideo | None:
+    """None where the checkpoint's videos are normalised in another way than its images, or have
+    patches of other numbers of frames: the tower knows one way.
+    """
+    third = variant == "qwen3_vl"
+    section, unit = checkpoint.video, image.factor**2
+    size = section.section("size")
+    least, most = (
+        (SHORTEST_EDGE, BUDGET_TOKENS * unit)
+        if third
+        else (LEAST_TOKENS * unit, FRAME_TOKENS * unit)
+    )
+    least = size.integer("shortest_edge", "min_pixels", default=least)
+    most = size.integer("longest_edge", "max_pixels", default=most)
+    rules = replace(
+        image,
+        min_pixels=section.integer("min_pixels", default=least),
+        max_pixels=section.integer("max_pixels", default=most),
+    )
+    mean, std = read_colours(section, image.mean, image.std)
+    temporal = section.integer("temporal_patch_size", default=2)
+    if (mean, std) != (image.mean, image.std) or (temporal, image.temporal_patch) != (2, 2):
+        return None
+    given = section.integer("num_frames", default=0)
+    vision = checkpoint.config.section("vision_config")
+    return QwenVideo(
+        rules,
+        third,
+        fps=section.number("fps", default=2.0),
+        num_frames=given or None,
+        min_frames=section.integer("min_frames", default=4),
+        max_frames=section.integer("max_frames", default=MOST_FRAMES),
+        cap=section.flag("cap_pixels_per_frame"),
+        max_video_tokens=section.integer(
+            "max_video_tokens", default=FRAME_TOKENS if third else 128_000
+        ),
+        tokens_per_second=vision.number("tokens_per_second", default=4.0)
+        if variant == "qwen2_5_vl"
+        else None,
+        frame_tokens=0 if section.data else FRAME_TOKENS,
+    )

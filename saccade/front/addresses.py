@@ -1,0 +1,40 @@
+"""Where a client says that an image or a video is: by URL, uploaded file, or base64.
+
+Knows nothing of how it is fetched.
+"""
+
+from __future__ import annotations
+
+import re
+
+from saccade.core.errors import InvalidRequest
+from saccade.media.sources import FileId
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
+_BASE64_SEEN = 512
+"""Characters from the start of a URL that are looked at to tell bare base64 from a URL."""
+
+
+def address(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
+    """Where it is: one of two fields, called `names` below `place`. Raises InvalidRequest for
+    both, and for neither.
+    """
+    if file_id is not None and url is not None:
+        raise InvalidRequest(f"{place}: {names[0]} and {names[1]} exclude each other", place)
+    if file_id is not None:
+        return FileId(file_id)
+    if url is not None:
+        return image_url(url)
+    raise missing(f"{place}.{names[0]}")
+
+
+def image_url(given: str) -> str:
+    """A URL, without the spaces around it; base64 without one becomes a data: URL."""
+    given = given.strip()
+    bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
+    return f"data:;base64,{given}" if bare else given
+
+
+def missing(path: str) -> InvalidRequest:
+    """For a field that is required."""
+    return InvalidRequest(f"{path}: this parameter is required", path, "missing_required_parameter")

@@ -1,0 +1,316 @@
+"""A chat, a text or token ids as the model's tokens: the template rendered, and what it writes for
+a video replaced by what tells of its images.
+
+Owns `GenerationRequest`, what a client wants. Knows nothing of how images are fetched, of limits on
+answers, or of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from saccade.core.errors import InvalidRequest
+from saccade.core.family import FamilySpec
+from saccade.core.types import CHAT_NAMES, MAX_LOGPROBS, FieldNames, check_sampling
+from saccade.front.breakpoints import NO_WISH, CacheWish
+from saccade.front.compiler import MakeWish
+from saccade.front.conversation import Chat
+from saccade.front.fields import too_long
+from saccade.text import message_offsets as landmarks
+from saccade.text import reasoning
+from saccade.text.answer_format import AnswerFormat
+from saccade.text.grammar import OutputConstraint
+from saccade.text.message_offsets import Landmark
+from saccade.text.prompt import ChatTemplate, Tokenizer, TooManyTokens
+from saccade.text.reasoning import Where
+from saccade.text.special_tokens import Literals, Rendered
+
+T = TypeVar("T")
+
+_LONG_TEXT = 8_000
+"""Characters beyond which a prompt is rendered and tokenised in a thread (about 5 ms)."""
+
+_MANY_MESSAGES = 100
+
+_SLACK = 16
+"""A template may leave out most of what a chat holds. Text of so many times what the context can
+hold is refused all the same.
+"""
+
+_READERS = 2
+"""Threads that read large bodies and long prompts. More would take more turns from the event loop,
+which waits for each of them to let go of the interpreter.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What a client wants: `n` answers to one prompt (a chat, a text, or token ids).
+
+    `add_special_tokens`: what the tokenizer puts around a bare text is added; None: to texts, not
+    to chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
+    `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
+    does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must
+    look like; None: any text. `separate_reasoning`: reasoning is told apart from text, where the
+    model reasons. `prompt_logprobs`: as in `Request`. `cache`: what is asked of the caches, beside
+    the marks in a chat. `names`: how the client's API calls the fields, for refusals.
+    """
+
+    prompt: Chat | str | tuple[int, ...]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    cache_salt: str = ""
+    add_special_tokens: bool | None = None
+    silent: bool = False
+    wish: OutputConstraint | MakeWish | None = None
+    separate_reasoning: bool = True
+    cache: CacheWish = NO_WISH
+    prompt_logprobs: int | None = None
+    names: FieldNames = CHAT_NAMES
+
+    def __post_init__(self) -> None:
+        check_sampling(self.sampling, self.names)
+        if not 0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"prompt_logprobs: expected None or a whole number from 0 to {MAX_LOGPROBS}, got "
+                f"{self.prompt_logprobs}",
+                "prompt_logprobs",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A chat as tokens, images one token each. landmarks: as in `Prompt`, with their places in the
+    chat.
+    """
+
+    tokens: list[int]
+    reasoning: Where | None = None
+    landmarks: tuple[tuple[int, Landmark], ...] = ()
+
+
+class PromptEncoder:
+    """For one model."""
+
+    def __init__(
+        self,
+        spec: FamilySpec,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        manner: AnswerFormat,
+        special_tokens_in_content: bool,
+    ) -> None:
+        """As `InputProcessor`."""
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self.template = template
+        self._manner = manner
+        self._literals = None if special_tokens_in_content else Literals(tokenizer)
+        self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """The result of long work, which other requests need not wait for."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    async def encode(
+        self, ask: GenerationRequest, context_length: int, videos: Sequence[str] = ()
+    ) -> EncodedPrompt:
+        """As `encode_now`, a long prompt in a thread."""
+        encode = partial(self.encode_now, ask, context_length, videos)
+        long = takes_long(ask) or sum(map(len, videos)) > _LONG_TEXT
+        return await self.in_thread(encode) if long else encode()
+
+    def encode_now(
+        self, ask: GenerationRequest, context_length: int, videos: Sequence[str] = ()
+    ) -> EncodedPrompt:
+        """The prompt as tokens, each image one. `videos`: the text for each video; none given: its
+        template's mark, which is a token. Raises InvalidRequest that names the field.
+        """
+        if isinstance(prompt := ask.prompt, tuple):
+            return EncodedPrompt(self._check_tokens(prompt, ask.names["prompt"]))
+        if isinstance(prompt, Chat):
+            return self._encode_chat(prompt, ask, context_length, videos)
+        special = ask.add_special_tokens is not False
+        return EncodedPrompt(self._encode(prompt, ask.names["prompt"], context_length, special))
+
+    def render(self, chat: Chat, ask: GenerationRequest, context_length: int) -> Rendered:
+        """A chat's text. Raises InvalidRequest for more than the context can hold."""
+        param = ask.names["messages"]
+        if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
+            raise too_long(param, f"{chat.num_characters} characters", context_length, True)
+        return self._render(self._given(chat, ask))
+
+    def tokens_of(
+        self, rendered: Rendered, param: str, context_length: int, special: bool = False
+    ) -> list[int]:
+        """Of a chat's text, or of a part of it. Raises InvalidRequest that names `param`."""
+        self._check_length(rendered.text, param, context_length, True)
+        try:
+            if self._literals is None:
+                return self._tokenizer.encode(rendered.text, special, context_length)
+            return self._literals.encode(rendered, special, context_length)
+        except TooManyTokens as error:
+            raise too_long(param, str(error), context_length, True) from None
+
+    def _check_tokens(self, tokens: tuple[int, ...], param: str) -> list[int]:
+        if outside := [token for token in tokens if token >= self._spec.vocab_size]:
+            raise InvalidRequest(
+                f"{param}: token {outside[0]} is not below the vocabulary size, "
+                f"{self._spec.vocab_size}",
+                param,
+            )
+        return list(tokens)
+
+    def _encode(self, text: str, param: str, context_length: int, special: bool) -> list[int]:
+        self._check_length(text, param, context_length)
+        try:
+            return self._tokenizer.encode(text, special, context_length)
+        except TooManyTokens as error:
+            raise too_long(param, str(error), context_length) from None
+
+    def _encode_chat(
+        self,
+        chat: Chat,
+        ask: GenerationRequest,
+        context_length: int,
+        videos: Sequence[str] = (),
+    ) -> EncodedPrompt:
+        """`videos`: as in `encode_now`. The ends of a chat's parts are found if something asks for
+        them.
+        """
+        special = bool(ask.add_special_tokens)
+        plain = self.render(chat, ask, context_length)
+        rendered, moved = self._tell_videos(plain, chat, videos)
+        tokens = self.tokens_of(rendered, ask.names["messages"], context_length, special)
+        where = self._reasoning_at(chat, rendered.text) if self._manner.reasons else None
+        if not (chat.marks or ask.cache.diagnose):
+            return EncodedPrompt(tokens, where)
+        given = self._given(chat, ask)
+        messages, places = landmarks.flagged(given["messages"])
+        try:
+            flagged = self._render({**given, "messages": messages}).text
+        except InvalidRequest:  # of a template that knows some texts by heart
+            flagged = ""
+        found = landmarks.find(plain.text, flagged, places)
+        ends = (
+            self._tokenizer.ends(rendered.text, special)
+            if self._literals is None
+            else self._literals.ends(rendered, special)
+        )
+        ends = list(accumulate(ends, max))
+        return EncodedPrompt(
+            tokens, where, tuple((bisect_right(ends, moved(each.end)), each) for each in found)
+        )
+
+    def _tell_videos(
+        self, plain: Rendered, chat: Chat, videos: Sequence[str]
+    ) -> tuple[Rendered, Callable[[int], int]]:
+        """The prompt with what stands for each video in the place of the template's mark (a single
+        placeholder, where `videos` are not known yet), and where a place of `plain` lies in it.
+
+        Raises InvalidRequest where the template shows them in no way that is known.
+        """
+        if not chat.videos or self._spec.video is None:
+            return plain, lambda at: at
+        marks = self._spec.video.marks
+        mark = next((mark for mark in marks if plain.marked.count(mark) == len(chat.videos)), None)
+        if mark is None:
+            param = chat.videos[0].param
+            raise InvalidRequest(
+                f"{param}: this model's chat template does not show videos: send frames as images, "
+                "or have the server started with another --chat-template",
+                param,
+                "no_video",
+            )
+        told = [*videos] or [marks[-1]] * len(chat.videos)
+        starts = [found.start() for found in re.finditer(re.escape(mark), plain.marked)]
+        grown = [*accumulate((len(text) - len(mark) for text in told), initial=0)]
+        rendered = Rendered(
+            _replaced(plain.text, starts, len(mark), told),
+            _replaced(plain.marked, starts, len(mark), told),
+        )
+        return rendered, lambda at: at + grown[bisect_left(starts, at)]
+
+    def _given(self, chat: Chat, ask: GenerationRequest) -> dict[str, Any]:
+        """The template's input."""
+        tools = [tool.for_template() for tool in chat.offer.tools]
+        return {
+            "messages": [message.for_template() for message in chat.messages],
+            "tools": (tools or None) if self._manner.calls is not None else None,
+            "add_generation_prompt": chat.add_generation_prompt,
+            "continue_final_message": chat.continue_final_message,
+            "variables": self._variables(chat),
+            "names": ask.names,
+        }
+
+    def _render(self, given: Any) -> Rendered:
+        if self._literals is not None:
+            return self._literals.render(self.template, **given)
+        text = self.template.render(**given)
+        return Rendered(text, text)
+
+    def _variables(self, chat: Chat) -> Mapping[str, Any]:
+        """The template's variables: those that the client names itself, and what the template makes
+        of effort, verbosity and thinking.
+        """
+        wishes: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
+        names = self.template.names
+        if "reasoning_effort" in names:
+            wishes["reasoning_effort"] = chat.effort
+        elif chat.effort is not None and chat.thinks is None:
+            wishes["enable_thinking"] = chat.effort != "none"
+        if {"reasoning_effort", "enable_thinking"} & chat.variables.keys():
+            wishes = {"verbosity": chat.verbosity}
+        known = {name: wish for name, wish in wishes.items() if name in names and wish is not None}
+        return {**known, **chat.variables}
+
+    def passed_over(self, chat: Chat) -> Iterator[str]:
+        """Fields of a request that this model's template has no word for. Of a model that does not
+        reason, none is passed over that wants it not to.
+        """
+        names, reasons = self.template.names, self._manner.reasons
+        if chat.verbosity not in (None, "medium") and "verbosity" not in names:
+            yield "verbosity"
+        wanted = chat.effort is not None and (reasons or chat.effort != "none")
+        if wanted and not {"reasoning_effort", "enable_thinking"} & names:
+            yield "reasoning_effort"
+        wanted = chat.thinks is not None and (reasons or chat.thinks)
+        if wanted and "enable_thinking" not in names:
+            yield "thinking"
+
+    def _reasoning_at(self, chat: Chat, text: str) -> Where:
+        if not chat.continue_final_message:
+            return reasoning.reasoning_at(text)
+        last = text[text.rfind(reasoning.OPEN) :]
+        return (
+            "open" if last.startswith(reasoning.OPEN) and reasoning.CLOSE not in last else "closed"
+        )
+
+    def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
+        """Raises InvalidRequest for what cannot fit, whatever its tokens are."""
+        least = -(-len(text) // self._tokenizer.longest_token)
+        if least > context_length:
+            has = f"{len(text)} characters, so at least {least} tokens"
+            raise too_long(param, has, context_length, chat)
+
+
+def takes_long(ask: GenerationRequest) -> bool:
+    """True for a prompt to be rendered and tokenised in a thread."""
+    if isinstance(prompt := ask.prompt, Chat):
+        return len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
+    return len(prompt) > _LONG_TEXT
+
+
+def _replaced(text: str, starts: Sequence[int], length: int, told: Sequence[str]) -> str:
+    """`text` with `told[k]` in the place of the `length` characters from `starts[k]` on."""
+    ends = [0, *(start + length for start in starts)]
+    between = [text[end:start] for end, start in zip(ends, [*starts, len(text)])]
+    return "".join(piece for pair in zip(between, [*told, ""]) for piece in pair)

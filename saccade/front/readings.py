@@ -1,0 +1,319 @@
+"""Prompts that are read and not answered: embeddings, ranks, decisions.
+
+Owns the order in which many prompts of one request are prepared, and their bounds: text and tokens
+first, then their images, each opened once, whoever names it. What was read before is not asked of
+the engine again; what one request asks twice, once. Knows nothing of any API.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from saccade.core.client import ANYBODY, Client
+from saccade.core.errors import InvalidRequest
+from saccade.core.types import Caching, FieldNames, PromptReading, Readout, Request, SamplingParams
+from saccade.front.conversation import Chat
+from saccade.front.input_processor import PreparedRequest, Prompt
+from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, takes_long
+from saccade.front.request_manager import RequestManager
+from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
+from saccade.media.opened import Opened
+from saccade.media.sources import Source
+from saccade.text.special_tokens import Rendered
+
+MOST_TOKENS = 1 << 20
+"""Of all prompts of a request together, images included."""
+MOST_SHARED = 8 * MOST_TOKENS
+"""The same of prompts that begin alike."""
+_FEW = 16
+"""Prompts that are rendered and tokenised on the event loop; more go to a thread."""
+_ROOM = SamplingParams(max_tokens=1)
+LAST_STATE = PromptReading()
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAsk:
+    """A prompt, and what is to be read of it. `place`: what the client calls it."""
+
+    request: GenerationRequest
+    reading: PromptReading
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAsk:
+    """Prompts that begin alike: in the last text of a chat, `mark` stands for each of `tails`."""
+
+    request: GenerationRequest
+    mark: str
+    tails: tuple[tuple[str, PromptReading], ...]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class WasRead:
+    """What was read of one prompt, float32 [C, width], and its tokens: in all, those that came from
+    the cache, those that a breakpoint keeps from now on, those of images.
+    """
+
+    values: npt.NDArray[np.float32]
+    tokens: int
+    cached: int
+    written: int
+    images: int
+
+
+def read_ask(
+    prompt: Chat | tuple[int, ...], place: str, reading: PromptReading = LAST_STATE, salt: str = ""
+) -> ReadAsk:
+    """A chat or tokens to be read. What the tokenizer puts around a text is added to a chat: so
+    models were trained that embed.
+    """
+    names = FieldNames({"prompt": place, "messages": place})
+    chat = isinstance(prompt, Chat)
+    asked = GenerationRequest(prompt, cache_salt=salt, add_special_tokens=chat, names=names)
+    return ReadAsk(asked, reading, place)
+
+
+class PromptReader:
+    """Reads prompts by way of one front."""
+
+    def __init__(self, front: RequestManager) -> None:
+        self._front = front
+        self._intake = front.intake
+
+    async def read(
+        self,
+        asked: Sequence[ReadAsk] | SharedAsk,
+        client: Client = ANYBODY,
+        room: MemoryBudget = BOUNDLESS,
+    ) -> list[WasRead]:
+        """One for each prompt, in order. Raises a RequestError that names the field."""
+        if not isinstance(asked, SharedAsk):
+            return await self._run(await self._prepare(asked, client, room))
+        prepared = await self._prepare_shared(asked, client, room)
+        # What all share is computed by the first, however short it is.
+        first = await self._run(prepared[:1])
+        return first + (await self._run(prepared[1:]) if len(prepared) > 1 else [])
+
+    # ---- prompts
+
+    async def _prepare(
+        self, asks: Sequence[ReadAsk], client: Client, room: MemoryBudget
+    ) -> list[PreparedRequest]:
+        intake, most = self._intake, self._front.check_ready().context_length
+        sources = {id(each): each for ask in asks for each in _sources(ask.request)}
+        intake.media.check_sources(tuple(sources.values()))
+        encode = partial(self._encode, asks, most)
+        many = len(asks) > _FEW or any(takes_long(ask.request) for ask in asks)
+        encoded = await intake.in_thread(encode) if many else encode()
+        opened = await self._open(asks[0].request, tuple(sources.values()), client, room)
+        found = dict(zip(sources, opened, strict=True))
+
+        def finish() -> list[PreparedRequest]:
+            made, total = [], 0
+            for ask, each in zip(asks, encoded, strict=True):
+                shown = tuple(found[id(source)] for source in _sources(ask.request))
+                total += len(each.tokens) + sum(
+                    image.image.num_tokens - 1 for opened in shown for image in opened.images
+                )
+                _check_total(total)
+                prompt = intake.prompt(ask.request, each, shown)
+                _check_fits(ask.place, len(prompt.tokens), most)
+                made.append(_prepared(ask.request, prompt, ask.reading, client))
+            return made
+
+        return await intake.in_thread(finish) if many else finish()
+
+    def _encode(self, asks: Sequence[ReadAsk], most: int) -> list[EncodedPrompt]:
+        encoded, total = [], 0
+        for ask in asks:
+            each = self._intake.prompts.encode_now(ask.request, most)
+            if not each.tokens:
+                raise InvalidRequest(f"{ask.place}: there is nothing in it", ask.place)
+            total += len(each.tokens)
+            _check_total(total)
+            encoded.append(each)
+        return encoded
+
+    async def _prepare_shared(
+        self, asked: SharedAsk, client: Client, room: MemoryBudget
+    ) -> list[PreparedRequest]:
+        """The chat is rendered and tokenised once; then each tail. A prompt is the same, alone and
+        beside others.
+        """
+        ask, intake = asked.request, self._intake
+        most, sources = self._front.check_ready().context_length, _sources(asked.request)
+        intake.media.check_sources(sources)
+        head, tails = await intake.in_thread(partial(self._encode_shared, asked, most))
+        prompt = intake.prompt(ask, head, await self._open(ask, sources, client, room))
+        made, total = [], 0
+        for tail, (_, reading) in zip(tails, asked.tails, strict=True):
+            total += len(prompt.tokens) + len(tail)
+            _check_total(total, MOST_SHARED)
+            whole = replace(prompt, tokens=(*prompt.tokens, *tail))
+            _check_fits(asked.place, len(whole.tokens), most)
+            made.append(_prepared(ask, whole, reading, client))
+        return made
+
+    def _encode_shared(self, asked: SharedAsk, most: int) -> tuple[EncodedPrompt, list[list[int]]]:
+        ask, intake, mark = asked.request, self._intake, asked.mark
+        assert isinstance(ask.prompt, Chat)
+        rendered = intake.prompts.render(ask.prompt, ask, most)
+        if rendered.text.count(mark) != 1:
+            raise InvalidRequest(
+                f"{asked.place}: the model's chat template does not show the last message as it is",
+                asked.place,
+            )
+        at = rendered.text.index(mark)
+        begin = Rendered(rendered.text[:at], rendered.marked[:at])
+        end = Rendered(rendered.text[at + len(mark) :], rendered.marked[at + len(mark) :])
+        tokens = intake.prompts.tokens_of(begin, asked.place, most)
+        found = intake.prompts.encode_now(ask, most).landmarks if ask.prompt.marks else ()
+        head = EncodedPrompt(
+            tokens, landmarks=tuple(each for each in found if each[0] <= len(tokens))
+        )
+        tails = []
+        for text, _ in asked.tails:
+            # The client's words are no special tokens, whatever they say.
+            tail = Rendered(text + end.text, "x" * len(text) + end.marked)
+            tails.append(intake.prompts.tokens_of(tail, asked.place, most))
+        return head, tails
+
+    async def _open(
+        self,
+        ask: GenerationRequest,
+        sources: tuple[Source, ...],
+        client: Client,
+        room: MemoryBudget,
+    ) -> tuple[Opened, ...]:
+        asker = Requester(client.share(ask.cache_salt), client.name, room)
+        return await self._intake.media.open_all(sources, client.salt(ask.cache_salt), asker)
+
+    # ---- answers
+
+    async def _run(self, prepared: Sequence[PreparedRequest]) -> list[WasRead]:
+        kept = self._front.readouts
+        epoch, names = kept.epoch, [name_of(each.request) for each in prepared]
+        found = {name: readout for name in names if (readout := kept.get(name)) is not None}
+        self._front.metrics.inc("saccade_readouts_total", len(found), source="cache")
+        missing = {
+            name: each for name, each in zip(names, prepared, strict=True) if name not in found
+        }
+        cached: dict[bytes, tuple[int, int]] = {}
+        if missing:
+            order, parts = list(missing), dict[bytes, list[Readout]]()
+            async with aclosing(self._front.generate(*missing.values())) as events:
+                async for event in events:
+                    name = order[event.choice]
+                    if event.readout is not None:
+                        parts.setdefault(name, []).append(event.readout)
+                    if event.finish is not None:
+                        kept_now = event.caching.written if event.caching else ()
+                        cached[name] = event.cached_tokens, sum(count for _, count in kept_now)
+            for name, runs in parts.items():
+                found[name] = _joined(runs)
+                kept.put(name, found[name], epoch)
+            self._front.metrics.inc("saccade_readouts_total", len(parts), source="model")
+        return [
+            _was_read(found[name], each.request, cached.get(name))
+            for name, each in zip(names, prepared, strict=True)
+        ]
+
+
+def name_of(request: Request) -> bytes:
+    """Equal names mean an equal prompt, of one tenant, read in the same way."""
+    images = [
+        (span.start, span.length, span.offset, key.digest, key.settings, key.salt)
+        for span in request.spans
+        for key in (request.images[span.image].key,)
+    ]
+    asked = msgspec.msgpack.encode((request.cache_salt, request.reading, images))
+    tokens = np.array(request.tokens, np.int32).tobytes()
+    return blake3(tokens + asked + len(tokens).to_bytes(8)).digest()
+
+
+def _joined(runs: Sequence[Readout]) -> Readout:
+    values = b"".join(run.values for run in runs)
+    return Readout(runs[0].start, runs[0].width, values)
+
+
+def _was_read(readout: Readout, request: Request, used: tuple[int, int] | None) -> WasRead:
+    """used: tokens that were cached, and that are kept now; None: nothing was computed."""
+    values = np.frombuffer(readout.values, np.float32).reshape(-1, readout.width)
+    total, images = len(request.tokens), sum(span.length for span in request.spans)
+    cached, written = (total, 0) if used is None else used
+    return WasRead(values, total, cached, written, images)
+
+
+def _prepared(
+    ask: GenerationRequest, prompt: Prompt, reading: PromptReading, client: Client
+) -> PreparedRequest:
+    request = Request(
+        secrets.token_hex(12),
+        prompt.tokens,
+        prompt.spans,
+        tuple(each.image for each in prompt.opened),
+        _ROOM,
+        client.salt(ask.cache_salt),
+        time.monotonic(),
+        client.share(ask.cache_salt),
+        caching=Caching(prompt.breakpoints, open_salt=client.salt("")),
+        reading=reading,
+    )
+    return PreparedRequest(request, prompt.opened, prompt.places)
+
+
+def _sources(ask: GenerationRequest) -> tuple[Source, ...]:
+    """Raises InvalidRequest for a video."""
+    if not isinstance(ask.prompt, Chat):
+        return ()
+    for video in ask.prompt.videos:
+        raise InvalidRequest(
+            f"{video.param}: videos are not read here: send frames as images", video.param
+        )
+    return ask.prompt.sources
+
+
+def _check_fits(place: str, tokens: int, most: int) -> None:
+    if tokens > most:
+        raise InvalidRequest(
+            f"This model's maximum context length is {most} tokens; {place} has {tokens}: shorten "
+            "it, or send smaller images",
+            place,
+            "context_length_exceeded",
+        )
+
+
+def _check_total(tokens: int, most: int = MOST_TOKENS) -> None:
+    if tokens > most:
+        raise InvalidRequest(
+            f"the request has over {most} tokens: send its inputs in several requests",
+            code="too_many_tokens",
+        )
+
+
+def unit_vectors(read: Sequence[WasRead], dimensions: int | None) -> Vectors:
+    """Embeddings [N, D], each of length 1, or only their first `dimensions`, of length 1 again."""
+    if not read:
+        return np.empty((0, dimensions or 0), np.float32)
+    rows = [each.values[-1, :dimensions].astype(np.float64) for each in read]
+    unit = [row / max(float(np.sqrt(row @ row)), 1e-12) for row in rows]
+    return np.stack(unit).astype(np.float32)
+
+
+def rank_scores(read: Sequence[WasRead]) -> list[float]:
+    """How much likelier the first label is than the second, of the two."""
+    logits = (each.values[-1].astype(np.float64) for each in read)
+    return [float(1.0 / (1.0 + np.exp(min(no - yes, 700.0)))) for yes, no in logits]

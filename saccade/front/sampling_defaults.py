@@ -1,0 +1,33 @@
+"""How a checkpoint wants its answers drawn where a request does not say. Owns the reading of its
+file alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.types import LARGEST, SamplingParams
+
+
+def load_sampling_defaults(directory: Path) -> SamplingParams:
+    """What `generation_config.json` says of sampling, over OpenAI's defaults: temperature 1, and
+    answers of as many tokens as there is room for.
+    """
+    path = directory / "generation_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("max_new_tokens") is not None:
+        given["max_tokens"] = config["max_new_tokens"]
+    if config.get("do_sample") is False:
+        given["temperature"] = 0.0
+    try:
+        return replace(SamplingParams(temperature=1.0, max_tokens=LARGEST), **given)
+    except InvalidRequest as error:
+        raise CheckpointError(f"{path}: {error}") from None

@@ -1,0 +1,148 @@
+"""How models that embed or rank are asked: as they were trained, in the words of their family
+(`core.family.ScoreTemplates`).
+
+Owns what a checkpoint can do beside chats, and the chats that its chat template renders for that.
+Knows nothing of any API's JSON or of tokens.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from saccade.core.answer_options import Pooling
+from saccade.core.errors import ConfigError, InvalidRequest
+from saccade.core.family import FamilySpec, ScoreTemplates
+from saccade.families.checkpoint import PoolingFiles
+from saccade.front.content import ImageLimits
+from saccade.front.conversation import Chat, Message, MessageText, Part
+from saccade.text.prompt import Tokenizer
+
+Task = Literal["embed", "rank", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What a server can do beside chats: `task`; None: nothing. labels: token ids of a ranker's
+    answers, yes and no.
+    """
+
+    task: Task | None = None
+    templates: ScoreTemplates | None = None
+    labels: tuple[int, int] = (0, 0)
+
+    def check_embeds(self) -> None:
+        """Raises InvalidRequest where no embeddings are made."""
+        if self.task not in ("embed", "last"):
+            raise InvalidRequest(
+                "this model was not trained to embed: serve a Qwen3-VL-Embedding checkpoint, or "
+                "start the server with --pooling last, whose embeddings are not calibrated",
+                "model",
+                "unsupported_model",
+            )
+
+    def check_ranks(self) -> None:
+        """Raises InvalidRequest where nothing is ranked."""
+        if self.task != "rank":
+            raise InvalidRequest(
+                "this model was not trained to rank: serve a Qwen3-VL-Reranker checkpoint",
+                "model",
+                "unsupported_model",
+            )
+
+    def described(self) -> tuple[tuple[str, str], ...]:
+        """For people: name and value."""
+        words = {
+            "embed": "as the checkpoint was trained to make them",
+            "last": "the last state of a model that was not trained for it: not calibrated",
+            "rank": "as the checkpoint was trained to give them",
+        }
+        if self.task is None:
+            return ()
+        return (("ranks" if self.task == "rank" else "embeddings", words[self.task]),)
+
+    @property
+    def limits(self) -> ImageLimits:
+        """Of images that name none."""
+        own = self.templates
+        if own is None or self.task == "last":
+            return ImageLimits()
+        return ImageLimits(min_pixels=own.min_pixels, max_pixels=own.max_pixels)
+
+    def embed_chat(
+        self, content: Sequence[Part], instruction: str | None, query: bool = False
+    ) -> Chat:
+        """What is to be embedded, as the model is asked. query: it is one, to search with."""
+        own = self.templates
+        if own is None or self.task == "last":
+            system = instruction
+        else:
+            usual = own.query if query else own.instruction
+            system = _ended(instruction or "") or usual
+            content = content or (MessageText(own.empty),)
+        before = (Message("system", (MessageText(system),)),) if system else ()
+        return Chat((*before, Message("user", tuple(content))))
+
+    def rank_chat(
+        self, query: Sequence[Part], document: Sequence[Part], instruction: str | None
+    ) -> Chat:
+        """Whether `document` answers `query`, as the model is asked."""
+        own = self.templates
+        assert own is not None, "a ranker has templates"
+        instruct, before_query, before_document = own.marks
+        empty = (MessageText(own.empty),)
+        content = (
+            MessageText(instruct + (instruction or own.task)),
+            MessageText(before_query),
+            *(query or empty),
+            MessageText(before_document),
+            *(document or empty),
+        )
+        system = Message("system", (MessageText(own.judge),))
+        return Chat((system, Message("user", content)))
+
+
+CHATS = Scoring()
+
+
+def _ended(instruction: str) -> str:
+    """An instruction with a full stop, unless it ends in punctuation."""
+    instruction = instruction.strip()
+    if instruction and not unicodedata.category(instruction[-1]).startswith("P"):
+        return f"{instruction}."
+    return instruction
+
+
+def find_scoring(
+    wanted: Pooling, files: PoolingFiles | None, spec: FamilySpec, own: Tokenizer
+) -> Scoring:
+    """What a server does beside chats. Raises ConfigError for what its model cannot."""
+    templates = spec.templates.scores
+    task = (files.task if files else None) if wanted == "auto" else wanted
+    if task is None or task == "none":
+        return CHATS
+    if task == "last":
+        return Scoring("last")
+    if templates is None:
+        if wanted == "auto":
+            return CHATS
+        raise ConfigError(
+            f"--pooling {wanted}: no checkpoint of this model's family was trained for it; use "
+            "--pooling last"
+        )
+    least, most = templates.min_pixels, min(templates.max_pixels, spec.pixel_bounds.max_pixels)
+    templates = replace(templates, min_pixels=min(least, most), max_pixels=most)
+    if task == "embed":
+        return Scoring("embed", templates)
+    labels = files.labels if files and len(files.labels) == 2 else _labels(templates, own)
+    return Scoring("rank", templates, (labels[0], labels[1]))
+
+
+def _labels(templates: ScoreTemplates, own: Tokenizer) -> tuple[int, ...]:
+    found = [own.encode(label) for label in templates.labels]
+    if any(len(tokens) != 1 for tokens in found):
+        words = " and ".join(map(repr, templates.labels))
+        raise ConfigError(f"--pooling rank: {words} are no single tokens of this model's tokenizer")
+    return tuple(tokens[0] for tokens in found)

@@ -1,0 +1,230 @@
+"""Videos as clients send them: a file by URL, upload or base64, or frames that the client has taken
+itself; with what is asked of it beside or inside, and for all of a request.
+
+Owns the schemas and their reading into `VideoSource`. The fields inside `video_url` decide the
+video, and unknown ones there are refused. Knows nothing of how a video is fetched or looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from saccade.core.errors import InvalidRequest
+from saccade.core.video import MOST_FRAMES, VideoWishes, check_wishes
+from saccade.front.addresses import address, image_url, missing
+from saccade.front.breakpoints import Marked
+from saccade.front.fields import Natural, Positive
+from saccade.media.sources import Address, FileId, VideoSource, source_from_object
+
+Rate = Annotated[float, Meta(gt=0)]
+FRAMES = "data:video/jpeg;base64,"
+"""What precedes frames that are JPEGs in base64, with commas between them (as vLLM's clients have
+it).
+"""
+WISHES = ("fps", "num_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels")
+MOST_PARTS = 4 * MOST_FRAMES
+"""Entries of a list that are looked at."""
+
+
+class VideoLook(Struct, kw_only=True):
+    """How a video is looked at. fps: frames for each second (of frames: those that were taken).
+    num_frames: frames altogether. max_frames: at most. min_pixels, max_pixels: of a frame after
+    resizing; a frame's size then depends on nothing else. total_pixels: of all frames together.
+    """
+
+    fps: Rate | None = None
+    num_frames: Positive | None = None
+    max_frames: Positive | None = None
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    total_pixels: Positive | None = None
+
+
+class VideoURL(VideoLook, forbid_unknown_fields=True, kw_only=True):
+    """Where a video is: a URL, or its bytes in base64."""
+
+    url: str
+    detail: Literal["auto"] | None = None
+    format: str | None = None
+
+
+class FrameFile(Struct, forbid_unknown_fields=True):
+    """A frame, or a video, that was uploaded."""
+
+    file_id: str
+
+
+class MarkedVideo(Marked, kw_only=True):
+    """The same as `VideoLook`, beside a video."""
+
+    fps: Rate | None = None
+    num_frames: Positive | None = None
+    max_frames: Positive | None = None
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    total_pixels: Positive | None = None
+
+
+class VideoURLPart(MarkedVideo, tag_field="type", tag="video_url", kw_only=True):
+    """A video within a message."""
+
+    video_url: str | VideoURL
+
+
+class VideoPart(MarkedVideo, tag_field="type", tag="video", kw_only=True):
+    """A video: its URL, or the URLs or uploaded files of frames, in their order; in Python also
+    objects. frames_indices: their places among the frames that they were taken from, of which there
+    are `source_fps` a second.
+    """
+
+    video: Any
+    frames_indices: list[Natural] | None = None
+    source_fps: Rate | None = None
+
+
+class InputVideoPart(MarkedVideo, tag_field="type", tag="input_video", kw_only=True):
+    """A video: its URL, an uploaded file, or base64."""
+
+    video_url: str | VideoURL | None = None
+    file_id: str | None = None
+    video_data: str | None = None
+
+
+AnyVideoPart = VideoURLPart | VideoPart | InputVideoPart
+
+
+class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How all videos of a request are looked at that say nothing themselves, and what is known of
+    frames (`media_io_kwargs.video`). total_num_frames, duration: of the video that they are of.
+    """
+
+    fps: Rate | None = None
+    num_frames: Positive | None = None
+    frames_indices: list[Natural] | None = None
+    total_num_frames: Positive | None = None
+    duration: Rate | None = None
+
+
+class MediaReading(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`media_io_kwargs`, as vLLM has them."""
+
+    video: VideoReading | None = None
+
+
+class VideoDefaults(Struct, frozen=True, kw_only=True):
+    """What a request says of all its videos."""
+
+    fps: float | None = None
+    num_frames: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    reading: VideoReading | None = None
+
+
+NO_DEFAULTS = VideoDefaults()
+
+
+def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> VideoSource:
+    """Raises InvalidRequest that names what is wrong below `place`."""
+    inside: VideoLook | None = None
+    indices: Sequence[int] = ()
+    source_fps = None
+    match part:
+        case VideoURLPart(video_url=VideoURL() as given):
+            inside, url = given, _one_address(given.url)
+        case VideoURLPart(video_url=str(text)):
+            url = _one_address(text)
+        case VideoPart(video=list(frames) | tuple(frames)):
+            url = tuple(_frame(each, f"{place}.video[{k}]") for k, each in enumerate(_few(frames)))
+            indices, source_fps = part.frames_indices or (), part.source_fps
+            if len(frames) > MOST_PARTS:
+                raise InvalidRequest(
+                    f"{place}.video: {len(frames)} frames; the limit is {MOST_FRAMES}",
+                    f"{place}.video",
+                )
+        case VideoPart(video=str(text)):
+            url = _one_address(text)
+        case VideoPart(video=dict() | FrameFile() as held):
+            url = _frame(held, f"{place}.video")
+        case VideoPart(video=held):
+            url = source_from_object(held, f"{place}.video").url
+        case InputVideoPart(video_url=VideoURL() as given, file_id=None, video_data=None):
+            inside, url = given, _one_address(given.url)
+        case InputVideoPart(video_url=VideoURL()):
+            raise InvalidRequest(f"{place}: video_url and file_id exclude each other", place)
+        case InputVideoPart(video_url=str(text), file_id=None, video_data=None):
+            url = _one_address(text)
+        case InputVideoPart():
+            link = part.video_url if isinstance(part.video_url, str) else part.video_data
+            url = address(part.file_id, link, place, "file_id", "video_url")
+    wishes = _wishes(inside, part, place, defaults)
+    reading = defaults.reading
+    if isinstance(url, tuple) and not indices and reading is not None:
+        indices, source_fps = reading.frames_indices or (), source_fps or _rate(reading)
+    check_wishes(wishes, place)
+    return VideoSource(url, place, wishes, tuple(indices), source_fps)
+
+
+def _few(frames: Sequence[Any]) -> Sequence[Any]:
+    return frames[:MOST_PARTS]
+
+
+def _one_address(text: str) -> Address | tuple[Address, ...]:
+    """A URL; of frames in one, each of them."""
+    text = text.strip()
+    if text[: len(FRAMES)].lower() == FRAMES:
+        frames = text[len(FRAMES) :].split(",", MOST_PARTS)
+        return tuple(f"data:image/jpeg;base64,{frame}" for frame in frames)
+    return image_url(text)
+
+
+def _frame(given: object, place: str) -> Address:
+    match given:
+        case str(text):
+            return image_url(text)
+        case {"file_id": str(id), **others} if not others:
+            return FileId(id)
+        case {"url": str(text), **others} if not others:
+            return image_url(text)
+        case {"type": "image_url", "image_url": {"url": str(text)}}:
+            return image_url(text)
+        case dict():
+            raise InvalidRequest(f'{place}: a frame is a URL, or {{"file_id": ...}}', place)
+        case None:
+            raise missing(place)
+    return source_from_object(given, place).url
+
+
+def _rate(reading: VideoReading) -> float | None:
+    """Frames a second of the video that frames were taken from."""
+    if reading.fps is not None:
+        return reading.fps
+    if reading.total_num_frames is not None and reading.duration is not None:
+        return reading.total_num_frames / reading.duration
+    return None
+
+
+def _wishes(
+    inside: VideoLook | None, beside: AnyVideoPart, place: str, defaults: VideoDefaults
+) -> VideoWishes:
+    """A part's wishes, which may stand in two places, but not differ; else the request's."""
+    found: dict[str, Any] = {}
+    for name in WISHES:
+        within = None if inside is None else getattr(inside, name)
+        own = getattr(beside, name)
+        if within is not None and own is not None and within != own:
+            raise InvalidRequest(
+                f"{place}: {name} is given twice, as {within:g} and as {own:g}", f"{place}.{name}"
+            )
+        found[name] = own if within is None else within
+    paced = found["fps"] is not None or found["num_frames"] is not None
+    reading = defaults.reading
+    if not paced:
+        found["fps"] = defaults.fps or (reading.fps if reading else None)
+        found["num_frames"] = defaults.num_frames or (reading.num_frames if reading else None)
+    if found["max_pixels"] is None and found["min_pixels"] is None:
+        found["max_pixels"], found["min_pixels"] = defaults.max_pixels, defaults.min_pixels
+    return VideoWishes(**found)

@@ -1,0 +1,26 @@
+"""The one choice of kernels: by the device and the dtype that a model is loaded for, and what is
+installed there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from saccade.kernels.device import has_numba
+from saccade.kernels.reference.ops import Ops
+
+
+def pick_ops(place: torch.device, dtype: torch.dtype) -> Ops:
+    """Triton's on a GPU. On a CPU Numba's in bfloat16, where it is installed; else PyTorch's: in
+    float32, its own operations are what parity is promised of.
+    """
+    if place.type == "cuda":
+        # Imported where it runs, as the other is: elsewhere its package need not be installed.
+        from saccade.kernels.triton.ops import TritonOps
+
+        return TritonOps()
+    if dtype == torch.bfloat16 and has_numba():
+        from saccade.kernels.x86.ops import X86Ops
+
+        return X86Ops()
+    return Ops()

@@ -1,0 +1,98 @@
+"""Causal attention over the keys and values of sequences, by PyTorch on a CPU.
+
+Owns nothing; knows nothing of pages. No mask is ever made; grouped queries share their keys without
+copies.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.reference import long_attention as blockwise
+
+WIDE_GROUP = 3
+"""Up to so many queries of a key head, a token that decodes costs a CPU less in float32, in blocks
+of `WIDE_KEYS` keys, than PyTorch's products of 16 bits do (measured without AMX: LOG.md).
+"""
+WIDE_KEYS = 512
+
+
+def causal_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> torch.Tensor:  # [L, Hq, D]
+    """Causal (lower right) attention of q [L, Hq, D] to k, v [1, Hkv, K, D] of one sequence: its
+    last L tokens to all K.
+    """
+    length, heads, dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    group = heads // kv_heads
+    if length == 1 and _widens(q, group):
+        return _wide_attention(q.view(kv_heads, group, dim), k[0], v[0], scale).view(q.shape)
+    if length == 1:
+        # One query sees every key: the queries that share a key head become rows of one unmasked
+        # problem.
+        return F.scaled_dot_product_attention(
+            q.view(1, kv_heads, group, dim), k, v, scale=scale
+        ).reshape(1, heads, dim)
+    if blockwise.pays(q, length * group, keys):
+        return blockwise.attend(q, k[0], v[0], scale, causal=True)
+    # The members of a group become the batch, over which keys and values are expanded without a
+    # copy.
+    queries = q.view(length, kv_heads, group, dim).permute(2, 1, 0, 3)  # [G, Hkv, L, D]
+    k, v = k.expand(group, -1, -1, -1), v.expand(group, -1, -1, -1)
+    if keys == length:
+        out = F.scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
+    else:
+        out = _merged(queries, k, v, scale)
+    return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
+
+
+def _widens(q: torch.Tensor, group: int) -> bool:
+    return q.itemsize == 2 and group <= WIDE_GROUP and not torch.cpu._is_amx_tile_supported()
+
+
+def _wide_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> torch.Tensor:  # [Hkv, G, D]
+    """Attention of q [Hkv, G, D], queries of one token, to all of k, v [Hkv, K, D], in float32."""
+    wide = q.float() * scale
+    if k.shape[1] <= WIDE_KEYS:
+        weights = torch.bmm(wide, k.float().transpose(1, 2)).softmax(-1)
+        return torch.bmm(weights, v.float()).to(q.dtype)
+    scores = [torch.bmm(wide, keys.float().transpose(1, 2)) for keys in k.split(WIDE_KEYS, 1)]
+    weights = torch.cat(scores, 2).softmax(-1)
+    out = torch.zeros_like(wide)
+    for some, values in zip(weights.split(WIDE_KEYS, 2), v.split(WIDE_KEYS, 1)):
+        out.baddbmm_(some, values.float())
+    return out.to(q.dtype)
+
+
+def decode_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:  # [R, Hq, D]
+    """Attention of q [R, Hq, D], one query per sequence, to k, v [R, Hkv, K, D], in one call.
+
+    mask [R, K]: added to the scores; -inf where a sequence has no such key.
+    """
+    rows, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    # The queries that share a key head become rows of one problem.
+    queries = q.view(rows, kv_heads, heads // kv_heads, dim)
+    out = F.scaled_dot_product_attention(queries, k, v, mask[:, None, None], scale=scale)
+    return out.reshape(rows, heads, dim)
+
+
+def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention of q [G, Hkv, L, D] in two parts: to the prefix, which every row sees whole,
+    and among the rows themselves.
+
+    Each part's softmax has its own denominator; their logs say how to weigh the two (Milakov &
+    Gimelshein 2018, online softmax).
+    """
+    prefix = k.shape[2] - q.shape[2]
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    before, log_before = flash(q, k[:, :, :prefix], v[:, :, :prefix], 0.0, False, scale=scale)
+    among, log_among = flash(q, k[:, :, prefix:], v[:, :, prefix:], 0.0, True, scale=scale)
+    share = torch.sigmoid(log_before - log_among).unsqueeze(-1)  # [G, Hkv, L, 1] float32
+    return torch.lerp(among.float(), before.float(), share).to(q.dtype)

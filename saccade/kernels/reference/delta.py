@@ -1,0 +1,216 @@
+"""The gated delta rule: attention whose memory of a sequence is one matrix per head, whatever the
+sequence's length; and the short causal convolution before it.
+
+Owns what both mean in plain PyTorch, for packed rows that go on from states in a memory of lines:
+a scan in chunks for rows of many tokens, one recurrent step for rows of one. On a GPU the same is
+done by `triton/delta.py`. Knows nothing of sequences, slots of workers or plans.
+
+With a state S [Dk, Dv], each token does  S = exp(g) S;  S += k (beta (v - S'k))';  out = S'q,
+queries and keys being of length one (Yang et al., "Gated Delta Networks", 2024). States and all
+that is computed are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+CHUNK = 64
+"""Tokens whose updates of a state are one product."""
+LENGTH_EPS = 1e-6
+
+
+class HostRow(NamedTuple):
+    """Tokens [start, end) of a batch go on from line `line`; from nothing where they are the first
+    of their sequence.
+    """
+
+    line: int
+    start: int
+    end: int
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """R rows of T packed tokens, and the line of a memory that the state of each one's sequence
+    lies in.
+
+    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last of the first `kv_lengths[r]`
+    tokens of its sequence; with a `kv_lengths` of 0 it only pads, and touches no state. singles: so
+    many rows, the first ones, have one token each. host: the rows that do not pad, where they are
+    known there.
+    """
+
+    q_starts: torch.Tensor  # [R + 1] int32
+    kv_lengths: torch.Tensor  # [R] int32
+    lines: torch.Tensor  # [R] int64
+    singles: int
+    host: tuple[HostRow, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        q_starts: torch.Tensor,
+        kv_lengths: torch.Tensor,
+        lines: torch.Tensor,
+        singles: int,
+    ) -> StateRows:
+        """With the rows that do not pad, as the host reads them."""
+        starts = q_starts.tolist()
+        host = tuple(
+            HostRow(line, start, end, length == end - start)
+            for line, start, end, length in zip(
+                lines.tolist(), starts, starts[1:], kv_lengths.tolist()
+            )
+            if length and end > start
+        )
+        return cls(q_starts, kv_lengths, lines, singles, host)
+
+
+def causal_conv(
+    x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, rows: StateRows
+) -> torch.Tensor:  # [T, C]
+    """SiLU of a convolution of each channel of x [T, C] over its own last K inputs.
+
+    weight [K, C], the newest input's last; states [lines, K - 1, C]: the last inputs of a sequence,
+    the oldest first, which are brought up to date.
+    """
+    wide = weight.to(_wide(x))
+    out = torch.zeros_like(x)
+    before = len(wide) - 1
+    for row in rows.host:
+        state, length = states[row.line], row.end - row.start
+        known = torch.zeros_like(state) if row.fresh else state
+        inputs = torch.cat((known, x[row.start : row.end]))  # [K - 1 + L, C]
+        total = inputs[:length] * wide[0]
+        for tap in range(1, before + 1):
+            total.addcmul_(inputs[tap : tap + length].to(wide.dtype), wide[tap])
+        out[row.start : row.end] = F.silu(total)
+        state.copy_(inputs[length:])
+    return out
+
+
+def gated_delta(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    rows: StateRows,
+) -> torch.Tensor:  # [T, Hv, Dv]
+    """The gated delta rule of packed rows, in the dtype of v.
+
+    q, k [T, Hk, Dk], of any length; v [T, Hv, Dv]: Hv / Hk neighbouring heads of values share one
+    of queries and keys. decay (logarithms, at most 0), beta [T, Hv] float32. states [lines, Hv, Dk,
+    Dv] float32 are brought up to date.
+    """
+    q, k = _unit(q, v.shape[1]), _unit(k, v.shape[1])
+    q = q * q.shape[2] ** -0.5
+    out = torch.zeros_like(v)
+    wide, beta, decay = v.to(q.dtype), beta.to(q.dtype), decay.to(q.dtype)
+    for row in rows.host:
+        part = slice(row.start, row.end)
+        state = states[row.line]
+        if row.fresh:
+            state.zero_()
+        step = recurrent_step if row.end - row.start == 1 else chunked_scan
+        out[part] = step(q[part], k[part], wide[part], decay[part], beta[part], state)
+    return out
+
+
+def recurrent_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """Of one token: q, k [1, H, Dk], v [1, H, Dv], decay, beta [1, H]. Changes state [H, Dk,
+    Dv].
+    """
+    state.mul_(decay[0].exp()[:, None, None])
+    known = torch.bmm(k[0].unsqueeze(1), state)  # [H, 1, Dv]
+    correction = (v[0].unsqueeze(1) - known) * beta[0][:, None, None]
+    state.baddbmm_(k[0].unsqueeze(2), correction)
+    return torch.bmm(q[0].unsqueeze(1), state).squeeze(1).unsqueeze(0)
+
+
+def recurrent_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """What `chunked_scan` computes, token by token."""
+    at = [slice(t, t + 1) for t in range(len(q))]
+    parts = [recurrent_step(q[t], k[t], v[t], decay[t], beta[t], state) for t in at]
+    return torch.cat(parts)
+
+
+def chunked_scan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> torch.Tensor:  # [L, H, Dv]
+    """Of one sequence: q, k [L, H, Dk], v [L, H, Dv], decay, beta [L, H]. Changes state [H, Dk,
+    Dv].
+
+    Within a chunk, the corrections u of its tokens solve (I + A) u = beta (v - decayed S'k), where
+    A is what each token's key finds of those before it; so a chunk is a few products (the WY form
+    of the paper above, section 3.2).
+    """
+    length, size = len(q), min(CHUNK, len(q))
+    q, k, v, decay, beta = _chunks((q, k, v, decay, beta), size)  # [H, N, C, ...]
+    since = decay.cumsum(-1)  # [H, N, C]: from the chunk's beginning to each token
+    between = since.unsqueeze(-1) - since.unsqueeze(-2)
+    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+    between = between.masked_fill_(later, -torch.inf).exp_()  # [H, N, C, C]
+    weighed = k * beta.unsqueeze(-1)
+    system = (weighed @ k.transpose(-1, -2)).mul_(between)
+    grown = since.exp().unsqueeze(-1)
+    sides = torch.cat((v * beta.unsqueeze(-1), weighed * grown), dim=-1)
+    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
+    fresh, old = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
+    within = (q @ k.transpose(-1, -2)).mul_(between)
+    q = q * grown
+    k = (k * (since[..., -1:] - since).exp().unsqueeze(-1)).transpose(-1, -2)
+    kept = since[..., -1].exp()[..., None, None]
+    out = torch.empty_like(v)
+    for i in range(q.shape[1]):
+        correction = fresh[:, i] - old[:, i] @ state
+        out[:, i] = torch.baddbmm(q[:, i] @ state, within[:, i], correction)
+        state.mul_(kept[:, i]).baddbmm_(k[:, i], correction)
+    return out.flatten(1, 2)[:, :length].transpose(0, 1)
+
+
+def _chunks(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
+    """[L, H, ...] -> [H, N, size, ...]; what pads is 0, which changes no state."""
+    rest = -len(tensors[0]) % size
+    found = []
+    for x in tensors:
+        padded = torch.cat((x, x.new_zeros(rest, *x.shape[1:]))) if rest else x
+        found.append(padded.transpose(0, 1).contiguous().unflatten(1, (-1, size)))
+    return found
+
+
+def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Heads [T, Hk, D], made one long and repeated: [T, heads, D]."""
+    x = x.to(_wide(x))
+    x = x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LENGTH_EPS)
+    return x.repeat_interleave(heads // x.shape[1], dim=1) if heads != x.shape[1] else x
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,0 +1,49 @@
+"""The experts of a layer as one tensor of all, and what rows become by theirs: what a GPU runs, in
+plain PyTorch. There it is `triton/experts.py`'s.
+
+Owns nothing. Which experts a row goes to is `moe.py`'s.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.reference.fp8 import Fp8Experts, Fp8Matrix, dense
+
+Stack = torch.Tensor | Fp8Experts
+"""One matrix for each expert: [E, out, in] in the network's dtype, or in FP8."""
+
+
+def stacked_mlp(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    shares: torch.Tensor,
+    up: Stack,
+    down: Stack,
+    before: int = 0,
+) -> torch.Tensor:
+    """For rows x [T, H] the sum over their experts of share * down(silu(gate) * up), [T, H].
+
+    experts: int64 [T, K], no one twice in a row; shares: [T, K]. up: [E, 2 I, H], the gate's
+    outputs, then up's; down: [E, H, I]. There are `before` experts before the first of these E;
+    what a row has of others adds nothing.
+    """
+    each = x.new_zeros(*experts.shape, expert(down, 0).shape[0])
+    for number in range(count_of(up)):
+        rows, places = (experts == before + number).nonzero(as_tuple=True)
+        gate, other = F.linear(x[rows], expert(up, number).to(x.dtype)).chunk(2, dim=-1)
+        made = F.linear(F.silu(gate) * other, expert(down, number).to(x.dtype))
+        each[rows, places] = made * shares[rows, places].unsqueeze(-1)
+    return each.sum(1)
+
+
+def count_of(experts: Stack) -> int:
+    return len(experts.values if isinstance(experts, Fp8Experts) else experts)
+
+
+def expert(experts: Stack, number: int) -> torch.Tensor:
+    """One expert's matrix, in float32 where it is in 8 bits."""
+    if isinstance(experts, torch.Tensor):
+        return experts[number]
+    return dense(Fp8Matrix(experts.values[number], experts.scales[number], experts.group))

@@ -1,0 +1,73 @@
+"""What stands between the products of a layer of the language model, each in one pass: queries and
+keys normalised, turned and cached; a stream added to and normalised; a gate applied.
+
+Owns what each means in plain PyTorch. `triton/layer.py` has each as one launch, `x86/layer.py` as
+one loop over rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.reference.activation import Activation, activate
+from saccade.kernels.reference.fp8 import put_rows
+from saccade.kernels.reference.norm import rms_norm
+from saccade.kernels.reference.paged import PagedCache
+from saccade.kernels.reference.rotary import Rotation, rotate_
+
+
+class QKNorm(NamedTuple):
+    """RMS norm of queries and keys: weights [Hq + Hkv, D], of heads of queries, then keys."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+def turn_and_cache(
+    qkv: torch.Tensor,
+    kv_heads: int,
+    rotation: Rotation,
+    qk_norm: QKNorm | None,
+    cache: PagedCache,
+    out_slots: torch.Tensor,
+) -> torch.Tensor:  # [T, Hq, D]
+    """Queries, ready for attention; keys and values go to kv slots `out_slots` [T] of the cache,
+    in its dtype.
+
+    qkv [T, Hq + 2 Hkv, D]: heads of queries, of keys, of values; it may be changed. Queries and
+    keys are normalised before they are turned.
+    """
+    rotated = qkv.shape[1] - kv_heads
+    heads = rotated - kv_heads
+    qk = qkv[:, :rotated]
+    if qk_norm is not None:
+        qk = rms_norm(qk, *qk_norm)
+    rotate_(rotation, qk)
+    put_rows(cache.keys, out_slots, qk[:, heads:], cache.key_scale)
+    put_rows(cache.values, out_slots, qkv[:, rotated:], cache.value_scale)
+    return qk[:, :heads]
+
+
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + delta, its RMS norm), both [T, hidden]."""
+    total = x + delta
+    return total, rms_norm(total, weight, eps)
+
+
+def add_layer_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + delta, its layer norm), both [T, hidden]."""
+    total = x + delta
+    return total, F.layer_norm(total, weight.shape, weight, bias, eps)
+
+
+def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
+    """act(gate) * up of gate_up [T, 2 I]: the gate's values, then up's. [T, I]"""
+    left, right = gate_up.chunk(2, dim=-1)
+    return activate(left, act) * right

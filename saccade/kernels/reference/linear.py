@@ -1,0 +1,118 @@
+"""Products with weight matrices, and the activation after them.
+
+On x86 processors a weight is kept in oneDNN's blocks and the activation is applied where the
+product is made: nothing is reordered at each call, which counts most for few rows (LOG.md). Owns
+nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.reference.activation import Activation, activate
+from saccade.kernels.reference.fp8 import (
+    Fp8Matrix,
+    pad_fp8_inputs,
+    pad_fp8_outputs,
+    rows_group,
+)
+from saccade.kernels.reference.int4 import Int4Matrix, pad_int4_inputs, pad_int4_outputs
+from saccade.kernels.reference.int8 import Int8Matrix
+from saccade.kernels.x86.vnni_layout import Int4Panels
+
+Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix | Int4Panels
+"""A weight of products. An Int8Matrix is packed, wherever there is one."""
+
+ROWS_FORESEEN = 1024
+"""oneDNN chooses its blocks for products of so many rows; others are right too, and as fast."""
+LEAST_VALUES = 160_000
+"""A float32 weight of fewer values stays as it is: for one row, the call of oneDNN takes longer
+than the product (measured: LOG.md).
+"""
+PADDED = ("cuda",)
+UNIT = 64
+"""Devices whose products want slices of whole units, in values: cuBLAS leaves its Hopper kernels
+for rows that are no multiple of 16 bytes, and its tiles are of 64 and more.
+"""
+FUSED: dict[Activation, tuple[str, str]] = {
+    "none": ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+}
+"""What oneDNN calls them: (operation, algorithm)."""
+
+
+def missing(values: int, device: torch.device) -> int:
+    """How many values of nothing, behind a slice of so many, products want on that device."""
+    return -values % UNIT if device.type in PADDED else 0
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """`weight` [out, in] in the form in which products are fastest; nothing else can read it."""
+    if not _packs(weight):
+        return weight
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
+        weight.contiguous(), ROWS_FORESEEN
+    )
+    return packed
+
+
+def pad_outputs(weight: Matrix, sizes: Sequence[int], more: int) -> Matrix:
+    """`weight`, which is parts of so many outputs one below another, with `more` outputs of
+    nothing behind each part. Not for packed ones.
+    """
+    if isinstance(weight, Fp8Matrix):
+        return pad_fp8_outputs(weight, sizes, more)
+    if isinstance(weight, Int4Matrix):
+        return pad_int4_outputs(weight, sizes, more)
+    assert isinstance(weight, torch.Tensor)
+    return torch.cat([F.pad(part, (0, 0, 0, more)) for part in weight.split([*sizes])])
+
+
+def pad_inputs(weight: Matrix, more: int) -> Matrix:
+    """`weight` with `more` inputs behind its own, that add nothing. Not for packed ones."""
+    if isinstance(weight, Fp8Matrix):
+        return pad_fp8_inputs(weight, more)
+    if isinstance(weight, Int4Matrix):
+        return pad_int4_inputs(weight, more)
+    assert isinstance(weight, torch.Tensor)
+    return F.pad(weight, (0, more))
+
+
+def _packs(weight: torch.Tensor) -> bool:
+    if (
+        weight.device.type != "cpu"
+        or platform.machine() != "x86_64"
+        or not torch.backends.mkldnn.is_available()
+    ):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32 and weight.numel() >= LEAST_VALUES
+
+
+def wanted_group(weight: Matrix) -> int:
+    """Inputs of a row that share a scale, where products of many rows with `weight` take these in
+    8 bits; else 0.
+    """
+    return rows_group(weight) if isinstance(weight, Fp8Matrix) else 0
+
+
+def dense_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation,
+) -> torch.Tensor:
+    """activation(x @ weight.T + bias) [..., out] with a weight from `pack`."""
+    if not weight.is_mkldnn:
+        return activate(F.linear(x, weight, bias), activation)
+    fused = FUSED.get(activation)
+    operation, algorithm = fused or FUSED["none"]
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, operation, [], algorithm)
+    return y if fused else activate(y, activation)

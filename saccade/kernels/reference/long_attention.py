@@ -1,0 +1,104 @@
+"""Attention of many queries on CPUs that multiply 16-bit numbers but have no AMX: a block of
+queries at a time, by oneDNN's products.
+
+PyTorch's own attention packs its operands anew for each of its small tiles on such CPUs, and takes
+1.7 to 2.8 times as long (LOG.md). Scores and softmax are in float32 here as there: products of
+16-bit numbers are summed, and kept, in float32. Owns nothing; knows nothing of pages and segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from saccade.kernels.device import has_numba
+
+LEAST_QUERIES = 64
+"""Rows of a key head's products below which PyTorch's attention is as fast."""
+LEAST_KEYS = 256
+BLOCK_SCORES = 1 << 19
+"""Scores of a block: 2 MiB in float32, a part of a core's share of the last cache."""
+BLOCK_QUERIES = (32, 256)
+"""Rows of a block's products, at least and at most."""
+
+
+def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
+    """Whether `attend` is the faster way for so many queries of a key head, and so many keys, of
+    q's kind, here.
+    """
+    return (
+        q.dtype == torch.bfloat16
+        and q.device.type == "cpu"
+        and queries >= LEAST_QUERIES
+        and keys >= LEAST_KEYS
+        and torch.cpu._is_avx512_bf16_supported()
+        and not torch.cpu._is_amx_tile_supported()
+    )
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
+) -> torch.Tensor:  # [L, Hq, D]
+    """Attention of q [L, Hq, D] to k, v [Hkv, K, D].
+
+    causal: the queries are the last L of K tokens, and see those before them and themselves;
+    otherwise all see all.
+    """
+    length, heads, dim = q.shape
+    kv_heads, keys, _ = k.shape
+    group = heads // kv_heads
+    least, most = (max(1, rows // group) for rows in BLOCK_QUERIES)
+    block = min(most, max(least, BLOCK_SCORES // (keys * group)))
+    later = torch.ones(block, block, dtype=torch.bool).triu(1).unsqueeze(1) if causal else None
+    out = torch.empty_like(q)
+    with _products_of_16_bits():
+        for head in range(kv_heads):
+            mine = slice(head * group, (head + 1) * group)
+            turned = k[head].float().t().contiguous()  # [D, K]
+            queries = q[:, mine].float() * scale  # [L, G, D]
+            for start in range(0, length, block):
+                end = min(start + block, length)
+                seen = keys - length + end if causal else keys
+                scores = torch.mm(queries[start:end].reshape(-1, dim), turned[:, :seen])
+                if later is not None:
+                    own = scores.view(end - start, group, seen)[:, :, start - end :]
+                    own.masked_fill_(later[: end - start, :, : end - start], -torch.inf)
+                weights = _weights(scores, q)
+                out[start:end, mine] = (weights @ v[head, :seen]).view(-1, group, dim)
+    return out
+
+
+def compile_ahead(like: torch.Tensor) -> None:
+    """Make what long attention of tensors like this one will need, where it is compiled at all: the
+    first long prompt, or large image, would wait for it.
+    """
+    if pays(like, LEAST_QUERIES, LEAST_KEYS):
+        _weights(torch.zeros(1, 1), like)
+
+
+def _weights(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """softmax(scores [R, K]) in the dtype of `like`; the scores are used up."""
+    if has_numba():
+        # Imported where it runs: elsewhere Numba need not be installed.
+        from saccade.kernels.x86.long_attention import softmax_to_bfloat16
+
+        return softmax_to_bfloat16(scores)
+    return torch.softmax(scores, -1, out=scores).to(like.dtype)
+
+
+@contextmanager
+def _products_of_16_bits() -> Iterator[None]:
+    """Products of float32 matrices round their operands, which are 16-bit numbers already but for
+    the scaled queries, to bfloat16, and nothing else.
+
+    The setting is the process's, whose products a worker makes in one thread.
+    """
+    products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = products.fp32_precision
+    products.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before

@@ -1,0 +1,119 @@
+"""Mixtures of experts: which experts a row goes to, and the products of all rows with theirs.
+
+Rows are put in the order of their experts, so that each expert that has rows is one product over
+them, and an expert without rows is not touched: decoding one row reads as many experts as it goes
+to. `experts.py` does the same where the host knows no lengths. Owns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+
+from saccade.kernels.reference.experts import Stack
+from saccade.kernels.reference.linear import Matrix
+
+
+class Routes(NamedTuple):
+    """Where each of T rows goes: `experts` [T, K] int64, and how much each counts, `shares` [T, K]
+    in the dtype of the rows.
+    """
+
+    experts: torch.Tensor
+    shares: torch.Tensor
+
+
+class Sorted(NamedTuple):
+    """Visits of rows to the experts of one rank, in the order of these. order: numbers of visits,
+    row * K + which of the row's. runs: (expert, rows), of those that have rows. visits: of all
+    ranks' experts.
+    """
+
+    order: list[int]
+    runs: list[tuple[int, int]]
+    visits: int
+
+
+class Addresses(NamedTuple):
+    """Addresses of experts' matrices of `width` values each."""
+
+    up: tuple[int, ...]
+    down: tuple[int, ...]
+    width: int
+
+
+class Experts(NamedTuple):
+    """The matrices of E experts, each one packed: up [2 I, H] (the gate's outputs, then up's), down
+    [H, I]. places: where the memory of each lies, for compiled products of a few rows
+    (`Ops.locate`).
+    """
+
+    up: Sequence[Matrix]
+    down: Sequence[Matrix]
+    places: Addresses | None = None
+
+
+class StackedExperts(NamedTuple):
+    """The same as one tensor of all, [E, ...]."""
+
+    up: Stack
+    down: Stack
+
+
+def route(logits: torch.Tensor, top: int) -> Routes:
+    """The `top` likeliest experts of each row, by router logits [T, E]; shares sum to one.
+
+    As in transformers' `Qwen3VLMoeTextTopKRouter`.
+    """
+    shares, experts = logits.softmax(-1, dtype=torch.float32).topk(top, dim=-1)
+    shares /= shares.sum(-1, keepdim=True)
+    return Routes(experts, shares.to(logits.dtype))
+
+
+def sort_visits(routes: Routes, first: int, count: int) -> Sorted:
+    """To the `count` experts from number `first` on."""
+    # The host says which rows go where: a few dozen numbers are put in order in less time than one
+    # operation on tensors takes, and the lengths are needed there anyway.
+    numbers = routes.experts.flatten().tolist()
+    mine = (at for at, one in enumerate(numbers) if first <= one < first + count)
+    order = sorted(mine, key=numbers.__getitem__)  # stable
+    runs = [
+        (expert - first, len(list(rows)))
+        for expert, rows in groupby(numbers[place] for place in order)
+    ]
+    return Sorted(order, runs, len(numbers))
+
+
+def expert_mlp(
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    visits: Sorted,
+    experts: Experts,
+    product: Callable[[torch.Tensor, Matrix], torch.Tensor],
+    gate: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """For rows x [T, H] the sum over their experts of share * down(gate(up)), [T, H]. shares:
+    [T, K].
+    """
+    order = visits.order
+    if not order:
+        return torch.zeros_like(x)
+    top = shares.shape[1]
+
+    def each(rows: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
+        """Each expert's rows by its matrix, back to back."""
+        lengths = [count for _, count in visits.runs]
+        parts = [
+            product(some, matrices[expert])
+            for (expert, _), some in zip(visits.runs, rows.split(lengths))
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    rows = x.index_select(0, torch.tensor([place // top for place in order]))
+    y = each(gate(each(rows, experts.up)), experts.down)
+    whole = y.new_zeros if len(order) < visits.visits else y.new_empty
+    spread = whole(visits.visits, y.shape[1]).index_copy_(0, torch.tensor(order), y)
+    return (spread.view(len(x), top, -1) * shares.unsqueeze(-1)).sum(1)

@@ -1,0 +1,44 @@
+"""Pixels to patches: rescale, normalise and cut up on the network's device. Owns nothing.
+
+Bit-identical in float32 to transformers' image processor for these models (tested).
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def patchify(
+    image: torch.Tensor,
+    patch: int,
+    merge: int,
+    frames: int,
+    mean: torch.Tensor,
+    std: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Normalised patches [N, 3 * frames * patch * patch] of a still picture, uint8 [H, W, 3], or of
+    the frames of a video, uint8 [frames, H, W, 3], in merged order.
+
+    Merged order: the merge x merge patches that become one token stand together, row by row. A
+    still picture fills all frames of a patch.
+    mean, std: [3] float32, of the 0..255 scale.
+    """
+    stack = image if image.dim() == 4 else image[None]
+    channels = image.shape[-1]
+    # Bytes are moved before they become four times as large.
+    cut = [cut_patches(each, patch, merge).view(-1, channels, 1, patch * patch) for each in stack]
+    pixels = (cut[0] if len(cut) == 1 else torch.cat(cut, dim=2)).float()
+    normal = pixels.sub_(mean.view(channels, 1, 1)).div_(std.view(channels, 1, 1)).to(dtype)
+    return normal.expand(-1, -1, frames, -1).reshape(normal.shape[0], -1)
+
+
+def cut_patches(image: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
+    """The bytes of each patch [N, 3 * patch * patch] of a picture, uint8 [H, W, 3], in merged
+    order.
+    """
+    height, width, channels = image.shape
+    cut = image.view(
+        height // (merge * patch), merge, patch, width // (merge * patch), merge, patch, channels
+    )
+    return cut.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, channels * patch * patch)

@@ -1,0 +1,114 @@
+"""Rotary position embedding: turns pairs of a head's values by angles that depend on the token's
+place.
+
+Owns nothing; works for any even head size, and for heads of which only the first values are turned.
+`triton/rotary.py` is tested against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+Pairs = Literal["halves", "neighbours"]
+"""Which values are turned together: i and i + R / 2 (neox), or 2 i and 2 i + 1."""
+
+CPU_VALUES = 1 << 17
+"""Values turned at a time on a CPU: what is made in between stays in its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How far to turn the first R values of each token's heads.
+
+    cos, sin: tables [P, R] float32 as `rotary_tables` makes them. Without `index`, row t is token
+    t's. With `index` [A, T], token t takes row index[a, t], where a is 0, or axis[j] for the j-th
+    of its R / 2 angles: several axes of position (mRoPE) are turned from one table.
+    """
+
+    cos: torch.Tensor  # [P, R] float32
+    sin: torch.Tensor  # [P, R] float32
+    index: torch.Tensor | None = None  # [A, T] int64
+    axis: torch.Tensor | None = None  # [R / 2] int64
+    pairs: Pairs = "halves"
+
+    def ready(self) -> Rotation:
+        """The same, with the rows of all tokens looked up."""
+        if self.index is None:
+            return self
+        if self.axis is None:
+            cos, sin = (table.index_select(0, self.index[0]) for table in (self.cos, self.sin))
+        else:
+            axis = self.axis.repeat(2) if self.pairs == "halves" else self.axis.repeat_interleave(2)
+            rows = self.index.t().index_select(1, axis)  # [T, R]
+            cos, sin = self.cos.gather(0, rows), self.sin.gather(0, rows)
+        return replace(self, cos=cos, sin=sin, index=None, axis=None)
+
+    def part(self, rows: slice) -> Rotation:
+        """That of some of the tokens."""
+        if self.index is None:
+            return replace(self, cos=self.cos[rows], sin=self.sin[rows])
+        return replace(self, index=self.index[:, rows])
+
+
+def rotary_tables(
+    angles: torch.Tensor, pairs: Pairs = "halves"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cos, sin) [P, R] float32 from angles [P, R / 2], a column per value; `sin` carries the sign
+    with which the partner is added.
+    """
+    cos, sin = angles.cos(), angles.sin()
+    if pairs == "halves":
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(-2)
+
+
+def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
+    """Which axis each of the sum(sections) angles belongs to (mRoPE), int64.
+
+    In blocks (Qwen2-VL): the first `sections[0]` angles are axis 0's, and so on. Interleaved
+    (Qwen3-VL): 0 1 2 0 1 2 ... as far as the sections of the axes 1 and 2 reach, then axis 0.
+    """
+    if not interleaved:
+        return torch.tensor([axis for axis, count in enumerate(sections) for _ in range(count)])
+    axis = torch.zeros(sum(sections), dtype=torch.int64)
+    for dim in range(1, len(sections)):
+        axis[dim : len(sections) * sections[dim] : len(sections)] = dim
+    return axis
+
+
+def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
+    """Turn, in place, heads [T, H, D] (of queries and keys; a view of a larger tensor will do),
+    whose values lie next to each other.
+
+    Computed in float32, rounded once to the dtype of the heads.
+    """
+    rotation = rotation.ready()
+    size, halves = rotation.cos.shape[1], rotation.pairs == "halves"
+    if size < x.shape[-1]:
+        x = x[..., :size]
+    step = max(1, CPU_VALUES // (x.shape[1] * size))
+    if x.shape[0] <= step:
+        _turn(x, rotation.cos, rotation.sin, halves)
+        return
+    for start in range(0, x.shape[0], step):
+        rows = slice(start, start + step)
+        _turn(x[rows], rotation.cos[rows], rotation.sin[rows], halves)
+
+
+def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, halves: bool) -> None:
+    """Turn all values of heads [T, H, R] in place; cos, sin: [T, R]."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    wide = x.float()
+    partner = (
+        wide.roll(x.shape[-1] // 2, -1)
+        if halves
+        else wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    )
+    if wide is x:
+        x.mul_(cos).addcmul_(partner, sin)
+    else:
+        x.copy_(wide.mul_(cos).addcmul_(partner, sin))

@@ -1,0 +1,142 @@
+"""The vision tower's attention by name: bidirectional, within segments. `attention_backends.py` has
+the language model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.reference.segments import Segments, sdpa_segments
+
+Backend = Literal["triton", "flash", "cudnn", "fa3", "fa4", "sdpa"]
+"""Of attention within segments.
+
+triton: our own kernel (CUDA), can be captured in a graph. flash: torch's (CUDA, 16 bits), can be
+captured too. cudnn: cuDNN's (the same), which plans for half a second whenever a shape is new. fa3,
+fa4: FlashAttention-3's (Hopper) and -4's (the same), where those packages are. sdpa: everywhere.
+cudnn, fa3 and fa4 are NOT YET RUN.
+"""
+
+
+def varlen_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segments: Segments,
+    scale: float,
+    backend: Backend,
+) -> torch.Tensor:  # [T, H, D]
+    """Bidirectional attention of q, k, v [T, H, D]: the rows of a segment see each other and
+    nothing else.
+
+    Where k and v have more rows than q, all are of one segment.
+    """
+    return BACKENDS[backend](q, k, v, segments, scale)
+
+
+def _triton_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    # Imported where there is a GPU: elsewhere Triton need not be installed.
+    from saccade.kernels.triton.segments import launch_segments
+
+    assert len(k) == len(q)
+    bounds = segments.bounds
+    return launch_segments(q, k, v, bounds, bounds, segments.longest, scale)
+
+
+def _flash_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """One launch of torch's variable-length flash attention (CUDA, 16 bits)."""
+    bounds, longest = segments.bounds, segments.longest
+    return _in_eights(
+        lambda *qkv: torch.ops.aten._flash_attention_forward(
+            *qkv, bounds, bounds, longest, longest, 0.0, False, False, scale=scale
+        ),
+        q,
+        k,
+        v,
+    )
+
+
+def _cudnn_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """As `_flash_segments`, by cuDNN."""
+    bounds, longest = segments.bounds, segments.longest
+    return _in_eights(
+        lambda *qkv: torch.ops.aten._cudnn_attention_forward(
+            *qkv, None, bounds, bounds, longest, longest, False, 0.0, False, False, scale=scale
+        ),
+        q,
+        k,
+        v,
+    )
+
+
+def _fa3_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """As `_flash_segments`, by FlashAttention-3."""
+    from flash_attn_interface import flash_attn_varlen_func
+
+    bounds, longest = segments.bounds, segments.longest
+
+    def launch(*qkv: torch.Tensor) -> Sequence[torch.Tensor]:
+        found = flash_attn_varlen_func(*qkv, bounds, bounds, longest, longest, softmax_scale=scale)
+        # Until 2025 it gave a row's denominators, too.
+        return (found,) if isinstance(found, torch.Tensor) else found
+
+    return _in_eights(launch, q, k, v)
+
+
+def _fa4_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """As `_flash_segments`, by the package flash-attn-4."""
+    from flash_attn.cute import flash_attn_varlen_func
+
+    bounds, longest = segments.bounds, segments.longest
+    return _in_eights(
+        lambda *qkv: flash_attn_varlen_func(
+            *qkv,
+            cu_seqlens_q=bounds,
+            cu_seqlens_k=bounds,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            softmax_scale=scale,
+        ),
+        q,
+        k,
+        v,
+    )
+
+
+def _in_eights(
+    launch: Callable[..., Sequence[torch.Tensor]],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> torch.Tensor:
+    """The first result of a launch that takes head sizes that are multiples of 8."""
+    assert len(k) == len(q)
+    dim = q.shape[-1]
+    if missing := -dim % 8:
+        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
+    out, *_ = launch(q, k, v)
+    return out[..., :dim]
+
+
+BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {
+    "triton": _triton_segments,
+    "flash": _flash_segments,
+    "cudnn": _cudnn_segments,
+    "fa3": _fa3_segments,
+    "fa4": _fa4_segments,
+    "sdpa": sdpa_segments,
+}

@@ -1,0 +1,48 @@
+"""What the machine code of products of 4 and 8 bits is called with, and the sizes that it and its
+callers agree on. Owns no code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+LANES = 16
+"""Outputs of a vector of 32-bit sums."""
+WIDE = 2
+"""Vectors of outputs that are multiplied at a time."""
+ROWS = 12
+"""Rows that are multiplied at a time, at most: WIDE * ROWS sums fit a processor's 32 registers."""
+LARGEST = 127
+"""Largest value of a quantised row's number, of either sign."""
+LEAST_SCALE = 1e-30
+"""In place of 0, for rows of zeros."""
+ZERO = 128
+"""What stands for 0 in a matrix of 8 bits."""
+AHEAD_BYTES = 4096
+"""How far before its use a line of a matrix is asked for: measured, LOG.md."""
+FORMATS = (torch.float32, torch.bfloat16, torch.float16)
+"""Number formats of rows and results; a call names one by its place here."""
+FIELDS = (
+    "next",  # the first piece of work that nobody has taken: 0
+    "outputs",
+    "groups",
+    "steps",  # turns of the innermost loop in a group
+    "tiles",  # how many times rows are multiplied together: each time `base`
+    "base",
+    "extra",  # how many tiles have one row more
+    "format",  # of the source, or of the result
+    "unit",  # the bits of a float32 by which row_scales are multiplied
+    "source",  # rows as they come, [T, inputs]
+    "words",
+    "scales",
+    "zeros",
+    "rows",  # quantised: of each tile int8 [inputs / 4, its rows, 4]
+    "row_scales",  # of each tile float32 [groups, its rows]
+    "sums",  # of each tile int32 [groups, its rows]: minus the sum of the row's numbers
+    "result",  # [T, outputs]
+)
+"""What a function is called with: 64-bit integers, from `source` on addresses."""
+POINTERS = frozenset(FIELDS[FIELDS.index("source") :])
+Call = ctypes.c_int64 * len(FIELDS)

@@ -1,0 +1,237 @@
+"""Video files: how many frames, of what size, at what pace (`read_card`), and some of their frames
+as RGB pixels (`decode_frames`). Runs in image workers only; PyAV comes with the extra
+`saccade[video]`.
+
+A file is read from memory and opens nothing else: only containers and codecs that are named here
+are tried (a playlist, a session description or a list of files is no container), whatever a
+container asks to be opened is refused, and no thread begins. Frame k is the k-th that is shown.
+Frames are converted as PyAV's `to_ndarray(format="rgb24")` converts them, which is what
+transformers' `load_video` does; a rotation that the container only asks for is not applied, as
+there. Knows nothing of processes, keys or families.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import av
+import numpy as np
+from av.stream import Discard
+
+from saccade.core.errors import ImageError
+from saccade.media.content import VIDEO, Probe
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts"
+CODECS = (
+    *("h264", "hevc", "vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d", "libaom-av1"),
+    *("mjpeg", "mpeg4"),
+)
+MOST_STREAMS = 16
+MOST_PACKETS = 1 << 20
+"""Of all streams together: five hours of video with sound."""
+MOST_SECONDS = 24 * 3600.0
+MOST_SIDE = 16_384
+BROKEN = (av.FFmpegError, ArithmeticError, LookupError, TypeError)
+"""PyAV raises these on malformed bytes."""
+USUAL_RATE = 24.0
+"""Frames a second of a file that does not say: transformers' guess."""
+
+
+def read_card(data: mmap.mmap, max_pixels: int) -> Probe:
+    """What there is to know of a video before a frame is decoded. Raises ImageError."""
+    with opened(data) as container:
+        stream = _video(container)
+        height, width = _size(stream, max_pixels)
+        shown = len(_times(container, stream))
+        seconds = _seconds(container, stream)
+    if not shown:
+        raise ImageError("the video has no frames")
+    rate = stream.average_rate or stream.guessed_rate
+    fps = float(rate) if rate else shown / seconds if seconds else USUAL_RATE
+    if not 0 < fps < 10_000:
+        raise ImageError(f"the video says that it has {fps:g} frames a second")
+    kind = container.format.name.split(",")[0][:16]
+    return Probe(VIDEO, height, width, f"{kind} {stream.codec_context.name}"[:16], 1, shown, fps)
+
+
+def decode_frames(
+    data: mmap.mmap,
+    wanted: Sequence[int],
+    upright: tuple[int, int],
+    take: Callable[[int, np.ndarray], None],
+) -> None:
+    """Call `take(index, pixels)` for each of the `wanted` frames, in their order, with its uint8
+    RGB pixels [height, width, 3]. Raises ValueError, saying why, where they are not there.
+    """
+    left = sorted(set(wanted))
+    with opened(data, ValueError) as container:
+        stream = _video(container)
+        times = _times(container, stream)
+        if left and left[-1] >= len(times):
+            raise ValueError(f"frame {left[-1]} is wanted of {len(times)}")
+        keys = _keys(times)
+        numbers = {time: number for number, (time, _) in enumerate(times)}
+        # A transport stream has no index: what is sought there is found too late.
+        while left and container.format.name != "mpegts":
+            key = max((each for each in keys if each <= left[0]), default=0)
+            container.seek(times[key][0], backward=True, any_frame=False, stream=stream)
+            _go_on(container, stream, numbers, left, keys, upright, take)
+    if left:
+        with opened(data, ValueError) as container:
+            _go_on(container, _video(container), numbers, left, (), upright, take)
+
+
+def _go_on(
+    container: InputContainer,
+    stream: VideoStream,
+    numbers: Mapping[int, int],
+    left: list[int],
+    keys: Sequence[int],
+    upright: tuple[int, int],
+    take: Callable[[int, np.ndarray], None],
+) -> None:
+    """Decode from here on, and take what of `left` comes, unless the next that is wanted lies
+    behind a later one of `keys`.
+    """
+    for frame in container.decode(stream):
+        number = -1 if frame.pts is None else numbers.get(frame.pts, -1)
+        if number > left[0]:
+            break
+        if number < left[0]:
+            continue
+        if (frame.height, frame.width) != upright:
+            raise ValueError(
+                f"its frames change size in mid-stream, to {frame.width} x {frame.height}"
+            )
+        take(left.pop(0), frame.to_ndarray(format="rgb24", threads=1))
+        if not left or max((key for key in keys if key <= left[0]), default=0) > number:
+            return
+    raise ValueError(f"frame {left[0]} of it is not there, or cannot be decoded")
+
+
+@contextmanager
+def opened(data: mmap.mmap, error: type[Exception] = ImageError) -> Iterator[InputContainer]:
+    """A container; what PyAV raises on malformed bytes becomes one `error`."""
+    options = {
+        "format_whitelist": CONTAINERS,
+        "codec_whitelist": ",".join(CODECS),
+        "protocol_whitelist": "",
+        "max_streams": str(MOST_STREAMS),
+    }
+    data.seek(0)
+    try:
+        container = av.open(data, "r", options=options, io_open=_refuse)
+    except MemoryError:
+        raise
+    except (*BROKEN, ValueError, OSError) as why:
+        raise error(
+            "it is no video that is read here (mp4, mov, mkv, webm, avi or ts), or damaged"
+        ) from why
+    try:
+        yield container
+    except MemoryError:
+        raise
+    except BROKEN as why:
+        raise error(f"the video is damaged or cut short ({why})"[:200]) from why
+    finally:
+        container.close()
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise PermissionError("a video may not name other files")
+
+
+def _video(container: InputContainer) -> VideoStream:
+    """The first stream of pictures. Raises ImageError."""
+    if len(container.streams) > MOST_STREAMS:
+        raise ImageError(f"the video has {len(container.streams)} streams; the limit is 16")
+    if not container.streams.video:
+        raise ImageError("the file has no video in it")
+    stream = container.streams.video[0]
+    if stream.codec_context is None or stream.codec_context.name not in CODECS:
+        raise ImageError("the video's codec is none of h264, hevc, vp8, vp9, av1, mjpeg, mpeg4")
+    stream.codec_context.thread_count = 1
+    stream.thread_type = "NONE"
+    for other in container.streams:
+        if other.index != stream.index:
+            other.discard = Discard.all
+    return stream
+
+
+def _size(stream: VideoStream, max_pixels: int) -> tuple[int, int]:
+    height, width = stream.codec_context.height, stream.codec_context.width
+    if min(height, width) < 1 or height * width > max_pixels or max(height, width) > MOST_SIDE:
+        raise ImageError(
+            f"the video's frames are {width} x {height} px; the limit is {MOST_SIDE} on a side and "
+            f"{max_pixels / 1e6:.0f} Mpx",
+            code="image_too_large",
+        )
+    return height, width
+
+
+def _seconds(container: InputContainer, stream: VideoStream) -> float:
+    seconds = 0.0
+    if stream.duration and stream.time_base:
+        seconds = float(stream.duration * stream.time_base)
+    elif container.duration:
+        seconds = container.duration / 1e6
+    if not math.isfinite(seconds) or abs(seconds) > MOST_SECONDS:
+        raise ImageError(f"the video says that it lasts {seconds:g} s; the limit is 24 hours")
+    return max(seconds, 0.0)
+
+
+def _times(container: InputContainer, stream: VideoStream) -> list[tuple[int, bool]]:
+    """When each frame is shown, in order, and whether decoding can begin there; nothing is
+    decoded. Raises ImageError.
+    """
+    found: dict[int, bool] = {}
+    for number, packet in enumerate(container.demux(stream)):
+        if number > MOST_PACKETS:
+            raise ImageError(f"the video has more than {MOST_PACKETS} packets: cut it")
+        time = packet.dts if packet.pts is None else packet.pts
+        if packet.size and time is not None and not packet.is_discard:
+            found[time] = packet.is_keyframe
+    return sorted(found.items())
+
+
+def _keys(times: Sequence[tuple[int, bool]]) -> list[int]:
+    return [number for number, (_, is_key) in enumerate(times) if is_key]
+
+
+def sniff(data: bytes) -> bool:
+    """Whether the first bytes are those of a container that is read here."""
+    head = data[:12]
+    return (
+        head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+        or head[:4] == b"\x1a\x45\xdf\xa3"
+        or (head[:4] == b"RIFF" and head[8:12] == b"AVI ")
+        or (len(data) > 188 and data[0] == data[188] == 0x47)
+    )
+
+
+def warm_up() -> None:
+    """Decode a tiny video: what libraries load when they are first used is loaded then."""
+    made = io.BytesIO()
+    with av.open(made, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=Fraction(4))
+        stream.width = stream.height = 32
+        stream.pix_fmt = "yuv420p"
+        for _ in range(2):
+            frame = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    clip = made.getvalue()
+    with mmap.mmap(-1, len(clip)) as data:
+        data.write(clip)
+        read_card(data, 32 * 32)
+        decode_frames(data, [0, 1], (32, 32), lambda *_: None)

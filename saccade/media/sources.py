@@ -1,0 +1,104 @@
+"""What requests name: images and videos by URL, uploaded file, name or bytes, and what each asks
+for. Knows nothing of how they are fetched or read.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+
+from saccade.core.errors import ImageError
+from saccade.core.video import VideoWishes
+from saccade.media.content import Budget, encode_array, encode_image
+
+DEFAULT_BUDGET = Budget()
+NO_WISHES = VideoWishes()
+
+
+@dataclass(frozen=True, slots=True)
+class FileId:
+    """An uploaded file."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Base64:
+    """An image's bytes, as text. An API that has them in a field of their own needs no URL around
+    them, which would be a second copy.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownImage:
+    """An image that came before under a name of the client's."""
+
+    uuid: str
+
+
+Address = str | bytes | Base64 | FileId | KnownImage
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """A picture as a request names it: a URL, an uploaded file, a name under which it came before,
+    or encoded bytes where it enters behind the front.
+
+    `param` is its place, for errors. `uuid`: the name under which it may come again.
+    """
+
+    url: Address
+    param: str
+    budget: Budget = DEFAULT_BUDGET
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoSource:
+    """A video as a request names it: a file, or frames that its client has taken, in their order.
+
+    `param` is its place, for errors. indices: of such frames, their places in the video that they
+    were taken from, which has `source_fps` frames a second; without, they are all its frames.
+    """
+
+    url: Address | tuple[Address, ...]
+    param: str
+    wishes: VideoWishes = NO_WISHES
+    indices: tuple[int, ...] = ()
+    source_fps: float | None = None
+
+
+Source = ImageSource | VideoSource
+
+
+def source_from_object(image: object, param: str) -> ImageSource:
+    """A picture that enters behind the front: encoded bytes, a Pillow image, a uint8 array [height,
+    width, 3], or a path.
+
+    Raises ImageError when it is none of these, or a file that cannot be read.
+    """
+    match image:
+        case bytes():
+            return ImageSource(image, param)
+        case PIL.Image.Image():
+            return ImageSource(encode_image(image), param)
+        case np.ndarray():
+            return ImageSource(encode_array(image), param)
+        case os.PathLike():
+            try:
+                return ImageSource(Path(image).read_bytes(), param)
+            except OSError as error:
+                raise ImageError(
+                    f"{os.fspath(image)} cannot be read: {error.strerror}", param
+                ) from error
+    raise ImageError(
+        "a picture must be bytes, a PIL image, a uint8 array or a path, not "
+        f"{type(image).__name__}",
+        param,
+    )

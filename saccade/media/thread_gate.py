@@ -1,0 +1,114 @@
+"""How many threads an image worker may begin: its nursery is asked by the kernel for each.
+
+libde265, which decodes HEIC, works in a thread of its own, one after another for each tile. No
+limit of the kernel's bounds threads alone (RLIMIT_NPROC counts all of a user's, and not root's).
+So a worker, before it gives up all else, hands a listener to its nursery: from then on each `clone`
+waits for the nursery's word. Which kinds of clone there are at all is `sandbox.py`'s.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+from saccade.media.sandbox import (
+    ALLOW,
+    JUMP_IF_EQUAL,
+    LOAD,
+    NUMBER,
+    RETURN,
+    Step,
+    install,
+    machine,
+    never_more_rights,
+)
+
+ASK = 0x7FC0_0000
+"""What a filter answers so that a listener is asked."""
+NEW_LISTENER = 1 << 3
+RECEIVE, SEND = 0xC050_2100, 0xC018_2101
+"""Of ioctl: what is asked, and the answer to it."""
+GO_ON = 1
+ASKED, ANSWER = struct.Struct("<Q72x"), struct.Struct("<QqiI")
+NOBODY = b"-"
+"""With a listener, or without one."""
+AGAIN = 11
+"""EAGAIN: what pthread_create fails with where there are too many."""
+
+MOST_ALIVE = 8
+"""Threads that a worker may have at a time, its first with them."""
+SPARE = 64
+"""Threads beyond an order's that a worker may ask for in vain: what asks on is no decoder."""
+
+
+def hand_over(connection: socket.socket) -> bool:
+    """Have the kernel ask whoever reads `connection` before this process begins a thread; whether
+    it does.
+    """
+    try:
+        listener = _listen()
+    except OSError:
+        connection.sendall(NOBODY)
+        return False
+    socket.send_fds(connection, [NOBODY], [listener])
+    os.close(listener)
+    return True
+
+
+def receive(connection: socket.socket, pid: int) -> ThreadGate | None:
+    """What `hand_over` sends. None where the kernel asks nobody, so that there are no threads."""
+    try:
+        _, listeners, _, _ = socket.recv_fds(connection, len(NOBODY), 1)
+    except OSError:  # the process has ended
+        return None
+    return ThreadGate(listeners[0], pid) if listeners else None
+
+
+def _listen() -> int:
+    """A descriptor. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    never_more_rights(libc)
+    asking: list[Step] = [
+        (LOAD, 0, 0, NUMBER),
+        (JUMP_IF_EQUAL, 0, 1, machine().threads["clone"]),
+        (RETURN, 0, 0, ASK),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    return install(libc, asking, NEW_LISTENER)
+
+
+class ThreadGate:
+    """A worker's listener, in its nursery."""
+
+    def __init__(self, listener: int, pid: int) -> None:
+        self._listener = listener
+        self._tasks = f"/proc/{pid}/task"
+        self._asked = 0
+
+    def fileno(self) -> int:
+        return self._listener
+
+    def begin_order(self) -> None:
+        self._asked = 0
+
+    def answer(self, most: int) -> bool:
+        """Let the thread that is asked for begin, or not: an order may have `most`. False where the
+        worker asks for so many that it is to be ended.
+        """
+        asked = bytearray(ASKED.size)
+        self._asked += 1
+        try:
+            fcntl.ioctl(self._listener, RECEIVE, asked)
+            may = self._asked <= most and len(os.listdir(self._tasks)) < MOST_ALIVE  # noqa: PTH208
+            (number,) = ASKED.unpack(asked)
+            told = ANSWER.pack(number, 0, 0 if may else -AGAIN, GO_ON if may else 0)
+            fcntl.ioctl(self._listener, SEND, told)
+        except OSError:  # the worker has ended meanwhile
+            return True
+        return self._asked <= most + SPARE
+
+    def close(self) -> None:
+        os.close(self._listener)

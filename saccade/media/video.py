@@ -1,0 +1,145 @@
+"""A video's frames as images: which frames lie on one canvas, and what that image is called.
+
+An image of two frames is named by both frames' names; of a frame twice, it is the still image of
+this frame, and called so. Knows nothing of how bytes are fetched, and of nothing that a family
+decides (`core/video.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from blake3 import blake3
+
+from saccade.core.errors import ImageError, InvalidRequest
+from saccade.core.family import FamilySpec
+from saccade.core.types import Image, ImageKey
+from saccade.core.video import MOST_FRAMES, FrameTimes, VideoRules, images_of, stacked
+from saccade.media.content import Probe
+from saccade.media.fairness import Requester
+from saccade.media.opened import OpenedImage, OpenedVideo, ReadTimes, SeenFrame
+from saccade.media.sources import VideoSource
+
+PAIR = b"saccade frames\0"
+FRAME = b"saccade frame\0"
+EXTRA = "saccade[video]"
+
+
+@cache
+def decoder_version() -> str:
+    """Of what decodes video files, as its distribution says; "" where it is not installed."""
+    try:
+        return version("av")
+    except PackageNotFoundError:
+        return ""
+
+
+def has_decoder() -> bool:
+    return bool(decoder_version())
+
+
+def check_decoder(param: str) -> None:
+    """Raises InvalidRequest where this installation reads no video files."""
+    if not has_decoder():
+        raise InvalidRequest(
+            f"{param}: this server reads no video files: install {EXTRA}, or send frames as images",
+            param,
+            "no_video_decoder",
+        )
+
+
+def frame_name(file: bytes, index: int) -> bytes:
+    """Of frame `index` of a file, which its digest names."""
+    return blake3(FRAME + decoder_version().encode() + b"\0" + file + index.to_bytes(8)).digest()
+
+
+def rules_of(spec: FamilySpec, param: str) -> VideoRules:
+    """Raises InvalidRequest for a model that takes no video."""
+    if spec.video is None:
+        raise InvalidRequest(
+            f"{param}: this model takes no video: send frames of it as images, or ask a model that "
+            "does",
+            param,
+            "no_video",
+        )
+    return spec.video
+
+
+def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
+    """When frames that a client has taken itself are seen. Raises InvalidRequest."""
+    assert isinstance(source.url, tuple)
+    count, param, indices = len(source.url), source.param, source.indices
+    if not 1 <= count <= MOST_FRAMES:
+        raise InvalidRequest(
+            f"{param}: the video has {count} frames; it may have 1 to {MOST_FRAMES}: send fewer",
+            param,
+            "too_many_images",
+        )
+    if not indices:
+        fps = source.wishes.fps or source.source_fps or rules.fps
+        return FrameTimes(tuple(range(count)), fps, fps)
+    if len(indices) != count or sorted(set(indices)) != list(indices) or indices[0] < 0:
+        raise InvalidRequest(
+            f"{param}: frames_indices must name a later frame for each of the {count} frames, got "
+            f"{len(indices)}",
+            f"{param}.frames_indices",
+        )
+    fps = source.source_fps or source.wishes.fps or rules.fps
+    length = max(1, indices[-1] - indices[0] + 1)
+    return FrameTimes(indices, fps, count / length * fps)
+
+
+def times_of_file(source: VideoSource, probe: Probe, rules: VideoRules) -> FrameTimes:
+    """Which frames of a file are looked at, and when they are seen. Raises InvalidRequest."""
+    total, fps = probe.frames or 0, probe.fps
+    indices = rules.sample(total, fps, source.wishes)
+    if not 1 <= len(indices) <= MOST_FRAMES:
+        raise InvalidRequest(
+            f"{source.param}: {len(indices)} frames of the video are wanted; it may have "
+            f"{MOST_FRAMES}: ask for fewer (fps, num_frames)",
+            source.param,
+        )
+    return FrameTimes(indices, fps, len(indices) / total * fps)
+
+
+def check_frames(probes: Sequence[Probe], param: str) -> None:
+    """Raises ImageError for frames of several sizes."""
+    first = probes[0].upright
+    for number, probe in enumerate(probes):
+        if probe.upright != first:
+            raise ImageError(
+                f"frame {number} of the video is {probe.upright[1]} x {probe.upright[0]} px, and "
+                f"the first {first[1]} x {first[0]}: send frames of one size",
+                param,
+            )
+
+
+def assemble(
+    frames: Sequence[SeenFrame],
+    times: FrameTimes,
+    spec: FamilySpec,
+    rules: VideoRules,
+    salt: str,
+    asker: Requester,
+    read: ReadTimes,
+) -> OpenedVideo:
+    """The video of these frames, all of one recipe."""
+    recipe = frames[0].recipe
+    both = stacked(recipe, rules.grid(recipe), rules.frames)
+    settings, settings_of_both = spec.settings(recipe), spec.settings(both)
+    tokens, patches = spec.num_tokens(recipe.grid), spec.num_patches(recipe.grid)
+    images = []
+    for places in images_of(times, rules.frames):
+        shown = [frames[place] for place in places]
+        if len({frame.name for frame in shown}) == 1:
+            key = ImageKey(shown[0].name, settings, salt)
+            image = Image(key, recipe.grid, tokens, patches, recipe.canvas)
+            shown = shown[:1]
+        else:
+            name = blake3(PAIR + b"".join(frame.name for frame in shown)).digest()
+            key = ImageKey(name, settings_of_both, salt)
+            image = Image(key, both.grid, tokens, patches, both.canvas)
+        images.append(OpenedImage(image, tuple(shown), asker, read))
+    return OpenedVideo(tuple(images), rules.text(times), rules.steps(times), times)

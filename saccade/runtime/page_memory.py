@@ -1,0 +1,165 @@
+"""KV pages, and states of sequences, on their way to the disk tier and back. The scheduler decides
+which; here are the copies.
+
+A page is written and read as one row of bytes: of each layer, what it keeps of the page's tokens.
+The first rank writes all ranks' rows side by side, and what it has read goes to all, so that no two
+ranks can disagree on what is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from saccade.core.config import PageTierConfig
+from saccade.core.errors import StartupError
+from saccade.core.plan import PageCopy, PageEvent, PageMoves
+from saccade.nn.transfer import send
+from saccade.parallel import Shard
+from saccade.runtime.disk import DiskTier
+from saccade.runtime.memory import Caches
+from saccade.runtime.page_files import PageFiles, remove_others
+from saccade.runtime.states import StateMemory
+
+log = logging.getLogger("saccade")
+
+
+def open_pages(config: PageTierConfig, shard: Shard) -> DiskTier[bytes] | None:
+    """The disk tier, where there is one, on the first rank. Raises StartupError."""
+    if config.folder is None or shard.rank:
+        return None
+    root = Path(config.folder)
+    try:
+        files = PageFiles(root, config.identity)
+        if gone := remove_others(root, config.identity):
+            log.info("%s: %d files of what was served before are removed", files.what, gone)
+        return DiskTier(files)
+    except OSError as error:
+        raise StartupError(f"--kv-cache-dir {root}: {error.strerror}") from None
+
+
+class PageMemory:
+    """One rank's. `disk`: the first rank's; None on others, and where there is none."""
+
+    def __init__(
+        self,
+        caches: Caches,
+        page_size: int,
+        states: StateMemory,
+        shard: Shard,
+        disk: DiskTier[bytes] | None,
+    ) -> None:
+        self.disk = disk
+        self._shard = shard
+        self._pages = [
+            layer[name].view(torch.uint8).view(len(layer[name]) // page_size, -1)
+            for layer in caches
+            for name in sorted(layer)
+        ]  # each [pages, bytes]
+        self._lines = [states.lines]
+        self._reading: set[bytes] = set()
+        self._forgotten: set[bytes] = set()  # of these: nobody waits for them any more
+
+    @property
+    def found(self) -> tuple[tuple[bytes, int], ...]:
+        """(name, bytes) of what an earlier run has left, the oldest first."""
+        return self.disk.found if self.disk is not None else ()
+
+    def move(self, moves: PageMoves) -> None:
+        """Carry out what a plan says of pages. Every rank must call this."""
+        for state in (False, True):
+            if copies := [copy for copy in moves.save if copy.state == state]:
+                self._save(copies, self._parts(state))
+        if self.disk is not None:
+            for name in moves.drop:
+                self.disk.remove(name)
+            for copy in moves.fetch:
+                if copy.name in self._forgotten:
+                    self._forgotten.remove(copy.name)
+                    continue
+                size = sum(part.shape[1] for part in self._parts(copy.state))
+                self._reading.add(copy.name)
+                self.disk.read(copy.name, size * self._shard.size)
+            for name in moves.forget:
+                if name in self._reading:
+                    self._forgotten.add(name)
+                elif self.disk.has_read(name):
+                    self.disk.forget(name)
+        for state in (False, True):
+            if copies := [copy for copy in moves.place if copy.state == state]:
+                self._place(copies, self._parts(state))
+
+    @property
+    def reading(self) -> bool:
+        """Whether something is being read, or has been and `collect` has not told."""
+        return self.disk is not None and self.disk.busy
+
+    @property
+    def told(self) -> bool:
+        """Whether `collect` has something to tell."""
+        return self.disk is not None and self.disk.told
+
+    def collect(self) -> tuple[PageEvent, ...]:
+        """Reads and writes that have ended since the last call."""
+        if self.disk is None:
+            return ()
+        events = self.disk.collect(wait=False)
+        told = []
+        for name, happened in events:
+            if happened != "not saved":
+                self._reading.remove(name)
+            if happened == "read" and name in self._forgotten:
+                self.disk.forget(name)
+            else:
+                told.append((name, happened))
+            if happened != "not saved":
+                self._forgotten.discard(name)
+        return tuple(told)
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        if self.disk is not None:
+            self.disk.close()
+
+    def _parts(self, state: bool) -> list[torch.Tensor]:
+        return self._lines if state else self._pages
+
+    def _save(self, copies: Sequence[PageCopy], parts: Sequence[torch.Tensor]) -> None:
+        places = send(np.array([copy.place for copy in copies]), parts[0].device)
+        rows = torch.cat([part.index_select(0, places) for part in parts], dim=1)  # [n, bytes]
+        if self._shard.size > 1:
+            whole = self._shard.all_gather(rows)  # [ranks, n, bytes]
+            rows = whole.transpose(0, 1).reshape(len(copies), -1)
+        if self.disk is None:
+            return
+        wait: Callable[[], None] = lambda: None  # noqa: E731
+        if rows.is_cuda:
+            copied = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            copied.copy_(rows, non_blocking=True)
+            ready = torch.cuda.Event()
+            ready.record()
+            rows, wait = copied, ready.synchronize
+        for copy, row in zip(copies, rows.split(1)):
+            self.disk.write(copy.name, row, wait)
+
+    def _place(self, copies: Sequence[PageCopy], parts: Sequence[torch.Tensor]) -> None:
+        width = sum(part.shape[1] for part in parts)
+        device, ranks = parts[0].device, self._shard.size
+        if self.disk is not None:
+            read = torch.cat([self.disk.take(copy.name) for copy in copies])  # [n, ranks * bytes]
+            if device.type == "cuda":
+                read = read.pin_memory()
+            rows = read.to(device, non_blocking=True)
+        else:
+            rows = torch.empty((len(copies), ranks * width), dtype=torch.uint8, device=device)
+        if ranks > 1:
+            rows = self._shard.broadcast(rows)[:, self._shard.rank * width :][:, :width]
+        places = send(np.array([copy.place for copy in copies]), device)
+        start = 0
+        for part in parts:
+            part.index_copy_(0, places, rows[:, start : start + part.shape[1]])
+            start += part.shape[1]

@@ -1,0 +1,92 @@
+"""Videos through the real server: answers are transformers' on the same frames, and what was seen
+is neither decoded nor encoded again.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from saccade.core.types import Request
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.server import Server, serving
+from tests.e2e.test_serve import ask, image_part, png, text_part, user
+from tests.media.clips import clip as clip_file
+from tests.videos import VideoModel, load
+
+COMMON = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192")
+
+
+def clip(model: VideoModel, seeds: Sequence[int], **wishes: Any) -> dict[str, Any]:
+    return {"type": "video", "video": [png(model.pixels(seed)) for seed in seeds], **wishes}
+
+
+def decoded_and_encoded(server: Server) -> tuple[float, float]:
+    return (
+        server.metric("saccade_images_decoded_total"),
+        server.metric("saccade_images_encoded_total"),
+    )
+
+
+def file_part(data: bytes, **wishes: Any) -> dict[str, Any]:
+    url = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+    return {"type": "video_url", "video_url": {"url": url, **wishes}}
+
+
+def reference_text(model: VideoModel, seeds: Sequence[int], fps: float) -> str:
+    """transformers' answer to "look" and a video."""
+    told = model.rules.text(model.times(seeds, fps))
+    prompt = (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+        f"look: {told}how many?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    request = model.ask(Harness(model.net), "x", seeds, fps)
+    images = request.images
+    tokens, spans = model.net.spec.expand_prompt(
+        model.tokenizer.encode(prompt).ids, images, model.rules.steps(model.times(seeds, fps))
+    )
+    asked = Request("x", tokens, spans, images, request.sampling)
+    return str(model.tokenizer.decode(model.answer(asked, seeds, fps), skip_special_tokens=True))
+
+
+def test_a_video_of_frames_answers_as_transformers_and_costs_its_work_once(tmp_path: Path) -> None:
+    set_threads()
+    model = load("qwen3_vl", tmp_path / "model")
+    with serving(tmp_path / "model", tmp_path, *COMMON) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+        def answer(seeds: Sequence[int]) -> str:
+            parts = (text_part("look: "), clip(model, seeds, fps=2), text_part("how many?"))
+            found = ask(client, [user(*parts)], max_tokens=12)
+            return str(found.choices[0].message.content)
+
+        seeds = (1, 2, 3, 4, 5, 5)
+        wanted = reference_text(model, seeds, 2.0)
+        assert len(wanted) > 2
+        assert answer(seeds).startswith(wanted)
+        assert decoded_and_encoded(server) == (3, 3)
+        assert answer(seeds).startswith(wanted)
+        assert decoded_and_encoded(server) == (3, 3), "a seen video"
+        grown = (*seeds, 6, 7)
+        assert answer(grown).startswith(reference_text(model, grown, 2.0))
+        assert decoded_and_encoded(server) == (4, 4), "one more second: its pair"
+        ask(client, [user(text_part("a still: "), image_part(model.pixels(5)))], max_tokens=1)
+        assert decoded_and_encoded(server) == (4, 4), "the pair of a frame twice is its still image"
+        check_files(server, client)
+
+
+def check_files(server: Server, client: openai.OpenAI) -> None:
+    """A file costs each of its frames once, whoever asks, also when it is cut otherwise."""
+    frames = "saccade_video_frames_decoded_total"
+    before = decoded_and_encoded(server)
+    (_, encoded) = before
+    ask(client, [user(file_part(clip_file(), fps=4), text_part("how many?"))], max_tokens=2)
+    assert server.metric(frames) == 24
+    assert decoded_and_encoded(server)[1] == encoded + 12
+    ask(client, [user(file_part(clip_file(), fps=4), text_part("and now?"))], max_tokens=2)
+    assert server.metric(frames) == 24, "a seen file"
+    assert decoded_and_encoded(server)[1] == encoded + 12

@@ -1,0 +1,316 @@
+"""KV pages that left the pool, or the process, come back from disk: the answers are transformers',
+whatever the tiers hold, and nothing is computed or encoded that a file has.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from saccade.cache.kept_pages import KeptPages
+from saccade.core.config import KVConfig, PageTierConfig
+from saccade.core.errors import ConfigError, StartupError
+from saccade.core.options import CacheOptions
+from saccade.core.page_store import PAGE_FILE
+from saccade.core.plan import PageOutcome
+from saccade.families.registry import load_spec
+from saccade.runtime import page_files
+from saccade.runtime.page_files import PageFiles
+from saccade.runtime.weights import load_net
+from saccade.sched.page_arrivals import ReadRates
+from saccade_bench.fixtures.crew import ThreadCrew, ThreadWorkers
+from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.tiny import FAMILIES
+from tests.engine import test_kv_eight_bits as eight_bits
+from tests.engine.test_parity import CASES, Model, check, load
+
+MODEL = b"sixteen bytes of"
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in FAMILIES
+    if name not in ("qwen3_vl", "qwen3_5")
+]
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5", *SLOW])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    set_threads()
+    return load(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def on_disk(folder: Path, nbytes: int) -> PageTierConfig:
+    return PageTierConfig(str(folder), nbytes, MODEL)
+
+
+def open_engine(model: Model, folder: Path, disk_bytes: int = 1 << 30, **changes: Any) -> Harness:
+    harness = Harness(model.net, kv=KVConfig(pages=on_disk(folder, disk_bytes)), **changes)
+    patient(harness)
+    return harness
+
+
+def patient(harness: Harness) -> None:
+    """However quick a tiny model computes, reads are waited for."""
+    arrivals = harness.scheduler.arrivals
+    assert arrivals is not None
+    arrivals.rates = Unmeasured()
+
+
+class Unmeasured(ReadRates):
+    def computed(self, tokens: int, seconds: float) -> None: ...
+
+
+def kept(harness: Harness) -> KeptPages:
+    prefix = harness.scheduler.prefix
+    assert prefix is not None and prefix.kept is not None
+    return prefix.kept
+
+
+def run(harness: Harness, model: Model, *names: str) -> Mapping[str, Outcome]:
+    outcomes = harness.run([model.request(harness, name) for name in names or CASES])
+    check(model, outcomes)
+    return outcomes
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*/*") if PAGE_FILE.fullmatch(path.name))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_restart_computes_only_what_no_page_holds(
+    model: Model, tmp_path: Path, page_size: int
+) -> None:
+    first = open_engine(model, tmp_path, page_size=page_size)
+    run(first, model)
+    warm = run(first, model)
+    first.close()
+    again = open_engine(model, tmp_path, page_size=page_size)
+    for name in CASES:
+        outcome = run(again, model, name)[name]
+        assert outcome.cached_tokens == warm[name].cached_tokens
+        found = [level == "kv" for level in outcome.levels]
+        assert found == [level == "kv" for level in warm[name].levels]
+        assert {tier for tier, kv in zip(outcome.tiers, found) if kv} <= {"disk"}
+    if page_size == 1:
+        assert again.encoded == again.decoded == [], "every image lies before the last token"
+    assert kept(again).counts["read"] > 0 and kept(again).counts["damaged"] == 0
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("page_size", "chunk_tokens"),
+    [(16, 2048), pytest.param(1, 16, marks=pytest.mark.slow), (16, 16)],
+)
+def test_what_makes_room_comes_back(
+    model: Model, tmp_path: Path, page_size: int, chunk_tokens: int
+) -> None:
+    """In a pool that holds hardly more than one prompt, with and without room on disk."""
+    longest = max(len(model.request(Harness(model.net), name).tokens) for name in CASES)
+    pages = (longest + 48) // page_size + 4
+    for nbytes in (1 << 30, 40_000, 4096):
+        engine = open_engine(
+            model,
+            tmp_path / str(nbytes),
+            page_size=page_size,
+            kv_pages=pages,
+            chunk_tokens=chunk_tokens,
+            disk_bytes=nbytes,
+        )
+        for _ in range(2):
+            run(engine, model)
+            for name in CASES:
+                run(engine, model, name)
+        counts, prefix = kept(engine).counts, engine.scheduler.prefix
+        assert prefix is not None and prefix.evictions > 0
+        assert counts["read"] > 0 or nbytes < 1 << 30
+        assert counts["read"] == 0 or nbytes > 4096
+        assert not (counts["damaged"] or counts["missing"] or counts["not read"])
+        engine.close()
+        taken = sum(path.stat().st_size for path in files(tmp_path / str(nbytes)))
+        assert taken <= nbytes, "files are what the book says"
+
+
+HARM = ("cut", "a value", "a header", "swapped", "another model's", "gone", "a folder", "a pipe")
+
+
+@pytest.mark.parametrize("how", HARM)
+def test_damaged_files_are_computed_again_and_counted(
+    model: Model, tmp_path: Path, how: str
+) -> None:
+    first = open_engine(model, tmp_path)
+    run(first, model)
+    first.close()
+    again = open_engine(model, tmp_path)
+    found = files(tmp_path)
+    for one, other in zip(found[::2], found[1::2]):
+        for path in (one, other):
+            harm(path, how, other if path is one else one)
+    outcomes = run(again, model)
+    assert all(outcome.cached_tokens == 0 for outcome in outcomes.values()) or len(found) % 2
+    counts = kept(again).counts
+    expected: PageOutcome = "missing" if how == "gone" else "damaged"
+    assert counts[expected] > 0 and bool(counts["not saved"]) == (how == "a folder")
+    again.close()
+    third = open_engine(model, tmp_path)
+    assert run(third, model)["text"].error is None
+    third.close()
+
+
+def harm(path: Path, how: str, other: Path) -> None:
+    data = bytearray(path.read_bytes()) if path.is_file() else bytearray()
+    match how:
+        case "cut":
+            path.write_bytes(data[:-1])
+        case "a value":
+            data[-7] ^= 4
+            path.write_bytes(data)
+        case "a header":
+            path.write_bytes(b"\xff" * 16 + data[16:])
+        case "swapped" if path < other:
+            spare = path.with_suffix(".spare")
+            path.rename(spare)
+            other.rename(path)
+            spare.rename(other)
+        case "another model's":
+            path.write_bytes(data.replace(MODEL.hex().encode(), MODEL[::-1].hex().encode()))
+        case "gone" | "a folder" | "a pipe":
+            path.unlink()
+            if how == "a folder":
+                path.mkdir()
+            elif how == "a pipe":
+                os.mkfifo(path)
+
+
+def test_a_disk_that_takes_nothing_costs_computing_alone(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full, or read-only: each page is counted, and none is found."""
+    engine = open_engine(model, tmp_path, kv_pages=40)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PageFiles, "store", refuse)
+    for _ in range(2):
+        run(engine, model)
+    engine.close()
+    assert kept(engine).counts["read"] == 0 and files(tmp_path) == []
+    assert kept(engine).counts["not saved"] > 0
+
+
+def test_a_slow_disk_is_not_waited_for(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once both are measured, pages whose reading takes longer than computing them are late, or
+    not even asked for; what came in time is used.
+    """
+    first = open_engine(model, tmp_path)
+    run(first, model)
+    first.close()
+    load = PageFiles.load
+
+    def slowly(*args: Any) -> torch.Tensor:
+        time.sleep(0.03)
+        return load(*args)
+
+    monkeypatch.setattr(PageFiles, "load", slowly)
+    again = open_engine(model, tmp_path)
+    assert again.scheduler.arrivals is not None
+    again.scheduler.arrivals.rates = rates = ReadRates(token_seconds=1e-5)
+    run(again, model)
+    counts = kept(again).counts
+    assert counts["late"] + counts["slow"] > 0 and rates.byte_seconds > 0
+    assert counts["damaged"] == counts["missing"] == 0
+    again.close()
+
+
+def test_another_salt_finds_nothing_and_a_flush_forgets_all(model: Model, tmp_path: Path) -> None:
+    first = open_engine(model, tmp_path)
+    run(first, model)
+    first.close()
+    assert files(tmp_path)
+    again = open_engine(model, tmp_path)
+    name = "three pictures"
+    stranger = replace(model.request(again, name), cache_salt="another tenant")
+    assert again.run([stranger])[name].cached_tokens == kept(again).counts["read"] == 0
+    again.scheduler.flush(embeddings=False)
+    assert run(again, model, name)[name].cached_tokens == 0
+    again.scheduler.flush(embeddings=False)
+    again.run([])
+    again.close()
+    assert files(tmp_path) == []
+
+
+def test_a_folder_is_one_servers_and_nobody_elses(model: Model, tmp_path: Path) -> None:
+    first = open_engine(model, tmp_path / "kv")
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(page_files, "LOCK_SECONDS", 0.1)
+    with pytest.raises(StartupError, match="another server of this model uses it"):
+        open_engine(model, tmp_path / "kv")
+    monkey.undo()
+    first.close()
+    strange = tmp_path / "letters"
+    strange.mkdir()
+    (strange / "to a friend.txt").write_text("hello")
+    with pytest.raises(ConfigError, match=r"somebody else uses it"):
+        CacheOptions(kv_cache_dir=str(strange))
+    with pytest.raises(StartupError, match="somebody else uses it"):
+        open_engine(model, strange)
+    assert [path.name for path in strange.iterdir()] == ["to a friend.txt"]
+    other = Harness(
+        model.net, kv=KVConfig(pages=PageTierConfig(str(tmp_path / "kv"), 1, bytes(16)))
+    )
+    other.close()
+    assert files(tmp_path / "kv") == [], "what was served before is removed"
+
+
+def test_pages_of_eight_bits_come_back_as_they_were(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("qwen3_vl")
+    net = load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
+    eight = KVConfig("fp8_e4m3", pages=on_disk(tmp_path, 1 << 30))
+    first = Harness(net, kv=eight)
+    expected = eight_bits.answers(first)
+    first.close()
+    again = Harness(net, kv=eight)
+    patient(again)
+    assert eight_bits.answers(again) == expected and kept(again).counts["read"] > 0
+    again.close()
+
+
+def test_two_ranks_agree_on_what_the_first_has_read(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("qwen3_vl")
+    pages = PageTierConfig(str(tmp_path), 1 << 30, MODEL, ranks=2)
+    crew = ThreadCrew(folder, 2, "weights")
+    engine = Harness(crew.nets[0], crew, kv=KVConfig(pages=pages))
+    patient(engine)
+    prefix = engine.scheduler.prefix
+    assert prefix is not None
+    expected = eight_bits.answers(engine)
+    prefix.evict(prefix.evictable)
+    engine.run([])
+    assert eight_bits.answers(engine) == expected and kept(engine).counts["read"] > 0
+    assert isinstance(engine.worker, ThreadWorkers)
+    for worker in engine.worker.workers:
+        worker.close()
+
+
+def test_a_preempted_sequence_comes_back_from_disk(model: Model, tmp_path: Path) -> None:
+    """All at once, in a pool for about two of them."""
+    longest = max(len(model.request(Harness(model.net), name).tokens) for name in CASES)
+    engine = open_engine(model, tmp_path, page_size=4, kv_pages=2 * (longest + 40) // 4)
+    for _ in range(2):
+        run(engine, model)
+    assert engine.scheduler.counts.preemptions > 0
+    assert kept(engine).counts["read"] > 0
+    engine.close()

@@ -1,0 +1,175 @@
+"""What is read of a prompt is what transformers comes to, however the prompt is cut, batched,
+preempted or shared among ranks. A request that is read draws nothing, and takes the prefix cache up
+to the tokens that are read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from saccade.core.plan import Plan
+from saccade.core.types import PromptReading, Request
+from saccade.nn.protocol import FamilyNet
+from saccade.runtime.begun_step import Step
+from saccade.runtime.worker import Worker
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness, Outcome
+from saccade_bench.fixtures.tiny import FamilyName, Reference, picture
+from tests.engine.test_scores import Subject
+
+TOLERANCE = 2e-4
+LABELS = (7, 300, 41)
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
+TWO = "first @ then @ which is blue?", ((64, 96), (90, 120))
+PLAIN = "the quick brown fox jumps over the lazy dog; how many red circles are there?", ()
+ASKED: dict[str, tuple[tuple[str, tuple[tuple[int, int], ...]], PromptReading | None]] = {
+    "state": (TWO, PromptReading()),
+    "labels": (TWO, PromptReading(LABELS)),
+    "one label": (PLAIN, PromptReading(LABELS[:1])),
+    "span": (PLAIN, PromptReading(last=9)),
+    "all": (TWO, PromptReading(last=10**6)),
+    "answer": (PLAIN, None),
+}
+
+
+def requests_of(subject: Subject, harness: Harness, *names: str) -> list[Request]:
+    made = []
+    for name, ((text, sizes), reading) in ASKED.items():
+        tokens = subject.tokenizer.encode(text.replace("@", PLACEHOLDER)).ids
+        pixels = [subject.reference.resize(picture(*size, seed=size[0])) for size in sizes]
+        images = [harness.image(each, f"{size}") for each, size in zip(pixels, sizes)]
+        if not names or name in names:
+            made.append(harness.request(name, tokens, images, max_tokens=4, reading=reading))
+    return made
+
+
+def check(subject: Subject, harness: Harness, outcomes: Mapping[str, Outcome]) -> None:
+    for request in requests_of(subject, harness):
+        outcome, reading = outcomes[request.id], request.reading
+        assert outcome.error is None
+        pixels = [harness.pixels[image.key] for image in request.images]
+        if reading is None:
+            assert len(outcome.tokens) == 4 and outcome.readouts == []
+            assert outcome.finish == ["length"]
+            continue
+        assert outcome.finish == ["stop"] and outcome.tokens == []
+        tell = subject.reference.logits if reading.labels else subject.reference.states
+        expected = tell(request.tokens, pixels)[-reading.last :].numpy()
+        expected = expected[:, list(reading.labels)] if reading.labels else expected
+        found = np.stack(outcome.readouts)
+        assert found.shape == expected.shape
+        assert np.abs(found - expected).max() < TOLERANCE
+
+
+@pytest.fixture
+def subject(checkpoint: Callable[..., Path], reference: Callable[..., Reference]) -> Subject:
+    return Subject(checkpoint("qwen3_vl"), reference("qwen3_vl"))
+
+
+def test_every_family_is_read_as_transformers(
+    family: FamilyName,
+    checkpoint: Callable[..., Path],
+    reference: Callable[..., Reference],
+) -> None:
+    subject = Subject(checkpoint(family), reference(family))
+    harness = Harness(subject.net)
+    check(subject, harness, harness.run(requests_of(subject, harness)))
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
+@pytest.mark.parametrize("chunk_tokens", [7, 16])
+def test_chunks_leave_readings_alone(
+    subject: Subject, chunk_tokens: int, prefix_cache: bool
+) -> None:
+    harness = Harness(subject.net, chunk_tokens=chunk_tokens, prefix_cache=prefix_cache)
+    for _ in range(2):
+        check(subject, harness, harness.run(requests_of(subject, harness)))
+    assert len(harness.encoded) == 2
+
+
+def test_preemption_reads_nothing_twice(subject: Subject) -> None:
+    harness = Harness(subject.net, chunk_tokens=16, page_size=2, kv_pages=96)
+    preempted: set[str] = set()
+
+    def interrupt(_: Plan) -> None:
+        """Once for each, in the middle of its prompt."""
+        scheduler = harness.scheduler
+        for sequence in tuple(scheduler.running):
+            id, run = sequence.request.id, sequence.run
+            if run and id not in preempted and run.computed > 8:
+                preempted.add(id)
+                scheduler._preempt(sequence)
+                scheduler.waiting.put_back(sequence)
+
+    check(subject, harness, harness.run(requests_of(subject, harness), interrupt))
+    assert {"state", "labels", "all"} <= preempted
+
+
+def test_two_plans_in_flight_leave_readings_alone(subject: Subject) -> None:
+    harness = Harness(subject.net, chunk_tokens=7)
+    assert isinstance(harness.worker, Worker)
+    outcomes = {name: Outcome() for name in ASKED}
+    for request in requests_of(subject, harness):
+        harness.scheduler.add(request)
+    flights: deque[Step] = deque()
+    while not harness.scheduler.idle or flights:
+        harness._answer_notices()
+        plan = harness.scheduler.plan() if len(flights) < 2 else None
+        if plan and not plan.empty:
+            flights.append(harness.worker.begin(plan))
+            if len(flights) < 2:
+                continue
+        for delta in harness.scheduler.apply(flights.popleft().result()):
+            harness._note(outcomes[delta.id], delta)
+    check(subject, harness, outcomes)
+
+
+def test_ranks_read_as_one(subject: Subject) -> None:
+    harness = Harness(subject.net, ThreadCrew(subject.folder, 2, "data"), chunk_tokens=16)
+    check(subject, harness, harness.run(requests_of(subject, harness)))
+
+
+def test_what_is_read_of_the_last_token_takes_the_cached_prefix(subject: Subject) -> None:
+    harness = Harness(subject.net)
+    for name, tokens_read in (("state", 1), ("labels", 1), ("span", 9), ("all", 10**6)):
+        (request,) = requests_of(subject, harness, name)
+        harness.run([request])
+        again = harness.run([request])[name]
+        shared = max(0, len(request.tokens) - tokens_read)
+        assert again.cached_tokens == shared // 16 * 16
+    assert len(harness.encoded) == 2
+
+
+def test_readings_share_steps_and_nothing_is_drawn_for_them(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    whole = type(subject.net).logits
+
+    def counted(net: FamilyNet, states: object) -> object:
+        rows.append(len(states))  # type: ignore[arg-type]
+        return whole(net, states)  # type: ignore[arg-type]
+
+    harness = Harness(subject.net)
+    monkeypatch.setattr(type(subject.net), "logits", counted)
+    plans: list[Plan] = []
+    read = requests_of(subject, harness, "labels", "one label", "span")
+    harness.run(read[1:], plans.append)
+    assert len([plan for plan in plans if plan.rows]) == 1
+    assert not any(row.sample for plan in plans for row in plan.rows) and rows == [1]
+
+
+def test_a_prompt_that_is_read_may_fill_the_context(subject: Subject) -> None:
+    (asked,) = requests_of(subject, Harness(subject.net), "one label")
+    length = len(asked.tokens)
+    harness = Harness(subject.net, context_length=length)
+    assert harness.run([asked])["one label"].finish == ["stop"]
+    (answered,) = requests_of(subject, harness, "answer")
+    assert "of which one is for the answer" in (harness.run([answered])["answer"].error or "")
+    harness = Harness(subject.net, context_length=length - 1)
+    assert f"holds {length - 1}: shorten" in (harness.run([asked])["one label"].error or "")

@@ -1,0 +1,80 @@
+"""Videos in the engine: answers about given frames are transformers', token for token, and a pair
+of frames costs its work once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from saccade.core.types import ImageKey, Request
+from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from tests.families.every import EVERY
+from tests.videos import VideoModel, load
+
+
+@pytest.fixture(scope="module", params=EVERY)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoModel:
+    set_threads()
+    return load(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def run(harness: Harness, request: Request) -> Outcome:
+    return harness.run([request])[request.id]
+
+
+def same(outcome: Outcome, wanted: Sequence[int]) -> bool:
+    """Whether an answer is the reference's, as far as that goes."""
+    assert len(wanted) > 2
+    return outcome.error is None and outcome.tokens[: len(wanted)] == wanted
+
+
+CLIP = (1, 2, 3, 4, 5, 5, 6)
+"""Three pairs that differ, of which the last repeats its frame; and one of a frame twice."""
+
+
+@pytest.mark.parametrize("chunk_tokens", [13, 2048])
+def test_answers_about_given_frames_are_transformers(model: VideoModel, chunk_tokens: int) -> None:
+    harness = Harness(model.net, chunk_tokens=chunk_tokens, page_size=4)
+    request = model.ask(harness, "video", CLIP)
+    wanted = model.answer(request, CLIP)
+    assert same(run(harness, request), wanted)
+    decoded, encoded = len(harness.decoded), len(harness.encoded)
+    again = run(harness, model.ask(harness, "again", CLIP))
+    assert same(again, wanted)
+    assert (len(harness.decoded), len(harness.encoded)) == (decoded, encoded), "a seen video"
+
+
+def test_a_video_that_grows_costs_its_new_frames(model: VideoModel) -> None:
+    harness = Harness(model.net, page_size=4)
+    grown = (*CLIP[:6], 7, 8, 9, 10)
+    run(harness, model.ask(harness, "first", CLIP[:6]))
+    before = len(harness.encoded)
+    request = model.ask(harness, "grown", grown)
+    assert same(run(harness, request), model.answer(request, grown))
+    assert len(harness.encoded) - before == 4 // model.rules.frames
+
+
+def test_frames_at_another_pace_are_not_answered_from_the_cache(model: VideoModel) -> None:
+    """Qwen2.5-VL tells time by positions alone: equal tokens and frames are another prompt."""
+    harness, clip = Harness(model.net, page_size=4), (1, 2, 3, 4, 5, 6, 7, 8)
+    run(harness, model.ask(harness, "fast", clip, fps=8.0))
+    slow = model.ask(harness, "slow", clip, fps=0.5)
+    before = len(harness.encoded)
+    assert same(run(harness, slow), model.answer(slow, clip, fps=0.5))
+    assert len(harness.encoded) == before, "the frames are known"
+
+
+def test_a_frame_twice_is_the_still_image(model: VideoModel) -> None:
+    harness = Harness(model.net)
+    first = model.ask(harness, "video", (5, 5))
+    still = ImageKey(b"[5]".ljust(32, b"\0"), bytes(16))
+    assert {image.key for image in first.images} == {still}
+    assert all(image.canvas == model.pixels(5).shape[:2] for image in first.images)
+    request = harness.request(
+        "still", model.tokenizer.encode(f"a {model.reference.placeholder} b").ids, first.images[:1]
+    )
+    run(harness, request)
+    run(harness, first)
+    assert harness.encoded == [still]

@@ -1,0 +1,161 @@
+"""Video files in image workers: the frames are PyAV's, a seen file is not opened again, and what is
+hostile or broken is a typed error and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+from saccade.core.errors import ImageError, InvalidRequest, RequestError
+from saccade.core.plan import PixelSlot
+from saccade.core.video import VideoWishes
+from saccade.media import video as media_video
+from saccade.media.opened import OpenedVideo
+from saccade.media.sources import ImageSource, VideoSource
+from tests.media.clips import clip, shown
+from tests.media.conftest import MakePath, Path
+from tests.media.pictures import encode, resized
+
+FRAMES = "saccade_video_frames_decoded_total"
+HEADERS = "saccade_headers_read_total"
+RESTARTS = "saccade_image_worker_restarts_total"
+
+
+async def opened(path: Path, data: bytes, **wishes: float) -> OpenedVideo:
+    source = VideoSource(data, "here", VideoWishes(**wishes))  # type: ignore[arg-type]
+    (found,) = await path.media.open_all([source], "")
+    assert isinstance(found, OpenedVideo)
+    return found
+
+
+async def decode(path: Path, video: OpenedVideo) -> list[np.ndarray]:
+    """The canvas of each image."""
+    slots, offset = [], 0
+    for image in video.images:
+        path.media.hold(image)
+        slots.append(PixelSlot(offset, *image.image.canvas))
+        offset += slots[-1].nbytes
+    try:
+        work = zip(video.images, slots, strict=True)
+        await asyncio.gather(*(path.media.decode(each.image.key, slot) for each, slot in work))
+        return [path.arena.view(slot).copy() for slot in slots]
+    finally:
+        for image in video.images:
+            path.media.release(image)
+
+
+@pytest.mark.parametrize(
+    ("codec", "container"),
+    [
+        ("libx264", "mp4"),
+        ("libx264", "mpegts"),
+        ("libvpx-vp9", "webm"),
+        *(
+            pytest.param(codec, container, marks=pytest.mark.slow)
+            for codec, container in (
+                ("libx264", "matroska"),
+                ("libx265", "mp4"),
+                ("libvpx", "webm"),
+                ("mpeg4", "avi"),
+            )
+        ),
+    ],
+)
+def test_frames_of_a_file_are_pyavs_frames(
+    media_path: MakePath, codec: str, container: str
+) -> None:
+    data = clip(codec=codec, container=container)
+    frames = shown(data)
+
+    async def scenario() -> None:
+        async with media_path() as path:
+            video = await opened(path, data, fps=4)
+            assert video.times.indices == tuple(range(0, 48, 2))
+            canvases = await decode(path, video)
+            for number, canvas in enumerate(canvases):
+                pair = [frames[4 * number], frames[4 * number + 2]]
+                size = canvas.shape[0] // 2, canvas.shape[1]
+                assert np.array_equal(canvas, np.concatenate([resized(p, size) for p in pair]))
+            assert path.metrics.value(FRAMES) == 24
+            again = await opened(path, data, fps=4)
+            assert [each.image for each in again.images] == [each.image for each in video.images]
+            assert path.metrics.value(HEADERS) == 1, "a seen file is not opened"
+
+    asyncio.run(scenario())
+
+
+def test_two_samplings_of_a_file_share_the_pairs_of_both(media_path: MakePath) -> None:
+    async def scenario() -> None:
+        async with media_path() as path:
+            whole = await opened(path, clip(), fps=8, max_pixels=64 * 96)
+            few = await opened(path, clip(), num_frames=48, max_pixels=64 * 96)
+            keys = {each.image.key for each in whole.images}
+            assert {each.image.key for each in few.images} == keys
+
+    asyncio.run(scenario())
+
+
+HOSTILE = {
+    "concat": b"ffconcat version 1.0\nfile /etc/passwd\n",
+    "playlist": b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
+    "description": b"v=0\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n",
+    "manifest": b'<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"></MPD>',
+    "junk": b"\0" * 4000,
+    "an image": encode(np.zeros((8, 8, 3), np.uint8)),
+    "a bare head": clip()[:64],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_no_video_opens_nothing(media_path: MakePath, name: str) -> None:
+    async def scenario() -> None:
+        async with media_path() as path:
+            with pytest.raises(ImageError) as refused:
+                await opened(path, HOSTILE[name])
+            assert "video" in refused.value.message and refused.value.param == "here"
+            assert path.metrics.value(RESTARTS) == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("times", [24, pytest.param(1000, marks=pytest.mark.slow)])
+def test_broken_files_are_typed_errors_and_the_next_is_read(
+    media_path: MakePath, times: int
+) -> None:
+    data, rng = clip(), random.Random(0)
+
+    async def scenario() -> None:
+        async with media_path(decode_timeout=5.0) as path:
+            for number in range(times):
+                broken = bytearray(data)
+                if number % 3 == 0:
+                    del broken[rng.randrange(len(broken)) :]
+                for _ in range(rng.randrange(1, 40)):
+                    if broken:
+                        broken[rng.randrange(len(broken))] = rng.randrange(256)
+                try:
+                    await decode(path, await opened(path, bytes(broken), fps=2))
+                except RequestError as error:
+                    assert error.status == 400, error
+            assert len(await decode(path, await opened(path, data, fps=2))) == 6
+
+    asyncio.run(scenario())
+
+
+def test_without_pyav_a_file_is_refused_by_the_extras_name(
+    media_path: MakePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media_video, "decoder_version", lambda: "")
+
+    async def scenario() -> None:
+        async with media_path() as path:
+            with pytest.raises(InvalidRequest, match=r"saccade\[video\]"):
+                await opened(path, clip())
+            image = ImageSource(encode(np.zeros((64, 64, 3), np.uint8)), "there")
+            assert await path.media.open(image, "")
+
+    asyncio.run(scenario())
