@@ -92,7 +92,7 @@ def test_what_cannot_be_served_is_refused_by_its_place(llm: LLM, tmp_path: Path)
     for content, kind, param in (
         ([broken, "x"], ImageError, place),
         ([tmp_path / "none.png", "x"], InvalidRequest, place),
-        ([{"type": "video"}], InvalidRequest, f"{place}.type"),
+        ([{"type": "video"}], InvalidRequest, f"{place}.video"),
     ):
         with pytest.raises(kind) as caught:
             llm.chat(ask(content), GREEDY)

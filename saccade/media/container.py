@@ -1,6 +1,6 @@
 """Video files: how many frames, of what size, at what pace (`read_card`), and some of their frames
 as RGB pixels (`decode_frames`). Runs in image workers only; PyAV comes with the extra
-`saccade[video]`.
+`video`.
 
 A file is read from memory and opens nothing else: only containers and codecs that are named here
 are tried (a playlist, a session description or a list of files is no container), whatever a

@@ -24,7 +24,7 @@ from saccade.media.sources import VideoSource
 
 PAIR = b"saccade frames\0"
 FRAME = b"saccade frame\0"
-EXTRA = "saccade[video]"
+EXTRA = "the extra `video` (pip install '.[video]')"
 
 
 @cache

@@ -44,6 +44,14 @@ def arena() -> Iterator[Arena]:
 
 
 @cache
+def unbounded() -> SharedStocks:
+    """Workers whose kernel bounds no threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stock, "nursery", SimpleNamespace(__name__="tests.media.unbounded"))
+        return SharedStocks.start()
+
+
+@cache
 def taken_over() -> SharedStocks:
     """Workers run attacks, where there are keys in the environment."""
     with pytest.MonkeyPatch.context() as patch:
@@ -101,15 +109,13 @@ def test_code_in_a_worker_reaches_nothing(arena: Arena) -> None:
 
 
 @pytest.mark.skipif(not heif.INSTALLED, reason="no image has a thread")
-def test_bytes_that_may_have_threads_have_few_and_nothing_else(
-    arena: Arena, taken_over: None
-) -> None:
+def test_bytes_that_may_have_threads_have_few_and_nothing_else(arena: Arena) -> None:
     """HEIC's: no process, no namespace, and from a thread nothing more than from the first."""
     reached = hostile.ATTACKS.keys() - {"a larger outbox", "grow", "thread", "exec", "spawn"}
 
     async def scenario() -> None:
         metrics = Metrics()
-        async with running(arena, metrics, decode_memory_mb=256) as pool:
+        async with running(arena, metrics, taken_over, decode_memory_mb=256) as pool:
             assert await outcome(pool, "do:thread", "HEIF") == "it worked: 'a thread'"
             told = await outcome(pool, "do:clones", "HEIF")
             refused = dict.fromkeys(hostile.CLONES, "Operation not permitted")
@@ -137,12 +143,10 @@ def test_bytes_that_may_have_threads_have_few_and_nothing_else(
 
 @pytest.mark.skipif(not heif.INSTALLED, reason="no image has a thread")
 def test_where_threads_cannot_be_bounded_heic_is_refused_and_other_images_are_not(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch
+    arena: Arena,
 ) -> None:
-    monkeypatch.setattr(stock, "nursery", SimpleNamespace(__name__="tests.media.unbounded"))
-
     async def scenario() -> None:
-        async with running(arena) as pool:
+        async with running(arena, Metrics(), unbounded) as pool:
             image = PIL.Image.fromarray(photo(64, 64))
             with pytest.raises(ImageError, match=r"cannot bound the threads .* send it as JPEG"):
                 await pool.decode(job(encode(image, "HEIF")), 0)

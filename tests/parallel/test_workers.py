@@ -21,7 +21,7 @@ from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import ProcessCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import FamilyName, picture
-from tests.helpers.breadth import combinations
+from tests.helpers.breadth import broad
 
 
 def test_every_rank_is_the_same_program_with_the_same_arguments() -> None:
@@ -39,7 +39,7 @@ def test_a_worker_that_cannot_load_is_reported_with_its_reason(tmp_path: Path) -
         assert str(tmp_path / "nothing") in str(caught.value)
 
 
-@pytest.mark.parametrize("rank", combinations([0, 1], default=[(1,)]))
+@pytest.mark.parametrize("rank", broad([0, 1], keep=[1]))
 def test_a_worker_that_is_killed_while_it_loads_is_reported(
     checkpoint: Callable[..., Path], rank: int
 ) -> None:
@@ -51,7 +51,7 @@ def test_a_worker_that_is_killed_while_it_loads_is_reported(
         assert str(caught.value) == f"rank {rank} (process {pid}) was killed by signal 9"
 
 
-@pytest.mark.parametrize("rank", combinations([0, 1], default=[(1,)]))
+@pytest.mark.parametrize("rank", broad([0, 1], keep=[1]))
 def test_workers_execute_plans_and_are_missed_when_they_fall_silent(
     checkpoint: Callable[..., Path], tmp_path: Path, rank: int
 ) -> None:

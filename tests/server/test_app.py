@@ -525,8 +525,9 @@ def test_a_value_that_is_none_of_few_is_answered_with_those(served: Served) -> N
     part = refused(served, messages=[*HI, {"role": "user", "content": [{"type": "hologram"}]}])
     assert (
         part["message"]
-        == 'messages[1].content[0].type: only "text", "refusal", "image_url", "image_file", '
-        '"file", "image", "input_text" or "input_image" is supported'
+        == 'messages[1].content[0].type: only "video_url", "video", "input_video", "text", '
+        '"refusal", "image_url", "image_file", "file", "image", "input_text" or "input_image" is '
+        "supported"
     )
     assert part["param"] == "messages[1].content[0].type" and part["code"] is None
 
