@@ -5,13 +5,14 @@ nothing of the counted things.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+T = TypeVar("T")
 LINE_SECONDS = 5.0
 """Where lines stay, they are so far apart at least."""
 
@@ -23,8 +24,10 @@ class Tell(Protocol):
 
 
 @contextmanager
-def counted(what: str, total: int, *, quiet: bool = False) -> Iterator[Tell]:
-    """Tells of `total` things, on stderr."""
+def counted(what: str, total: int, *, quiet: bool = False, still: bool = False) -> Iterator[Tell]:
+    """Tells of `total` things, on stderr. still: nothing is drawn but when something was done, for
+    what is timed in between.
+    """
     console = Console(stderr=True)
     if quiet or console.is_terminal:
         columns = (
@@ -34,13 +37,18 @@ def counted(what: str, total: int, *, quiet: bool = False) -> Iterator[Tell]:
             TimeElapsedColumn(),
         )
         with Progress(
-            *columns, console=console, transient=True, refresh_per_second=4, disable=quiet
+            *columns,
+            console=console,
+            transient=True,
+            refresh_per_second=4,
+            auto_refresh=not still,
+            disable=quiet,
         ) as bar:
             task = bar.add_task(what, total=total)
 
             def move(done: int, beside: str = "") -> None:
                 told = f"{what}, {beside}" if beside else what
-                bar.update(task, completed=done, description=told)
+                bar.update(task, completed=done, description=told, refresh=still)
 
             yield move
         return
@@ -55,3 +63,11 @@ def counted(what: str, total: int, *, quiet: bool = False) -> Iterator[Tell]:
             print(told, file=console.file, flush=True)
 
     yield tell
+
+
+def each(items: Sequence[T], what: str, *, quiet: bool = False) -> Iterator[T]:
+    """`items`, told one by one as `counted` tells."""
+    with counted(what, len(items), quiet=quiet) as tell:
+        for done, item in enumerate(items):
+            tell(done)
+            yield item

@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
+from itertools import count, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from saccade.core.config import Dtype, EncoderAttention, EncoderConfig
@@ -42,6 +41,7 @@ from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import CudaCapture
 from saccade.runtime.memory import DTYPES
 from saccade.runtime.positions import PositionCache
+from saccade_bench.counted import counted
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.machine import describe, pick_device, run_ms, where
 from saccade_bench.lab.options import EncoderBenchOptions
@@ -128,27 +128,8 @@ def _folder(model: str, scratch: Path) -> Path:
 def _measure(
     options: EncoderBenchOptions, model: str, folder: Path, dtype: Dtype
 ) -> list[EncoderFigure]:
-    """Measure in a process of its own.
-
-    The bar is drawn between runs only: a redrawing thread would take its time from them.
-    """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, auto_refresh=False
-    ) as progress:
-        return _measure_all(options, model, folder, dtype, progress)
-
-
-def _measure_all(
-    options: EncoderBenchOptions, model: str, folder: Path, dtype: Dtype, progress: Progress
-) -> list[EncoderFigure]:
+    """Measure in a process of its own."""
     device = pick_device(options.device, options.threads)
-    task = progress.add_task(f"{model} in {dtype}", total=None)
     spec = load_spec(folder, (f"patch_embed={options.patch_embed}",))
     weights = DummyWeights(DTYPES[dtype], device)
     net = family_model(spec).build(weights, WHOLE, WHOLE)
@@ -169,33 +150,33 @@ def _measure_all(
 
         theirs = TransformersTower(folder, weights, qwen(spec).image_rules)
     cases = _cases(spec, options, device)
-    progress.update(task, total=len(cases) * (1 + options.repeats), refresh=True)
-    figures = []
-    for name, pixels in cases:
-        there = grids(spec, pixels)
-        ways: dict[Mode, Way] = {"packed": partial(eager.encode, pixels, there)}
-        if len(pixels) > 1:
-            ways["one by one"] = partial(_one_by_one, eager, pixels, there)
-        if graphs is not None:
-            ways["graph"] = partial(graphs.encode, pixels, there)
-        if theirs is not None:
-            ways["transformers"] = partial(theirs.encode, *theirs.prepare(pixels))
-        blank = EncoderFigure(
-            model,
-            dtype,
-            name,
-            "packed",
-            len(pixels),
-            sum(map(spec.num_tokens, there)),
-            [],
-        )
-        figures += _time(
-            ways,
-            blank,
-            options.repeats,
-            device,
-            partial(progress.update, task, advance=1, refresh=True),
-        )
+    figures, done = [], count(1)
+    with counted(f"{model} in {dtype}", len(cases) * (1 + options.repeats), still=True) as tell:
+        for name, pixels in cases:
+            there = grids(spec, pixels)
+            ways: dict[Mode, Way] = {"packed": partial(eager.encode, pixels, there)}
+            if len(pixels) > 1:
+                ways["one by one"] = partial(_one_by_one, eager, pixels, there)
+            if graphs is not None:
+                ways["graph"] = partial(graphs.encode, pixels, there)
+            if theirs is not None:
+                ways["transformers"] = partial(theirs.encode, *theirs.prepare(pixels))
+            blank = EncoderFigure(
+                model,
+                dtype,
+                name,
+                "packed",
+                len(pixels),
+                sum(map(spec.num_tokens, there)),
+                [],
+            )
+            figures += _time(
+                ways,
+                blank,
+                options.repeats,
+                device,
+                lambda: tell(next(done)),
+            )
     return figures
 
 

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.types import Image, ImageKey
+from saccade_bench.counted import each
 from saccade_bench.lab.costs import H200
 from saccade_bench.lab.options import EvictionOptions, Policy
 from saccade_bench.lab.policies import POLICIES
@@ -65,9 +65,7 @@ def bench_eviction(options: EvictionOptions) -> tuple[Rates, ...]:
     todo = [(*which, budget) for which in traffic for budget in options.budgets]
     console = Console(highlight=False)
     rates: list[Rates] = []
-    for drift, zipf, budget in track(
-        todo, "showing pictures", console=Console(stderr=True), transient=True
-    ):
+    for drift, zipf, budget in each(todo, "showing pictures"):
         for policy in POLICIES:
             found, saved = show_all(traffic[drift, zipf], policy, budget)
             rates.append(Rates(policy, drift, zipf, budget, found, saved))

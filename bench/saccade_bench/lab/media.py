@@ -33,7 +33,6 @@ import psutil
 import pybase64
 import torch
 from rich.console import Console
-from rich.progress import track
 
 from saccade.core.arena import Arena
 from saccade.core.errors import ConfigError
@@ -49,6 +48,7 @@ from saccade.media.decode import Pixels, decode, decode_into, draw_into
 from saccade.media.header import probe
 from saccade.media.media import Media
 from saccade.media.sources import ImageSource
+from saccade_bench.counted import each
 from saccade_bench.lab import media_report
 from saccade_bench.lab.clock import CpuClock
 from saccade_bench.lab.machine import describe
@@ -113,7 +113,7 @@ def draw(options: MediaBenchOptions) -> dict[Case, bytes]:
     ]
     return {
         case: encode(DrawnImage(case.content, case.width, case.height, options.seed, case.format))
-        for case in track(cases, "drawing", disable=options.quiet, transient=True)
+        for case in each(cases, "drawing", quiet=options.quiet)
     }
 
 
@@ -131,9 +131,7 @@ async def measure(
     try:
         ours = await Ours.start(media, arena, spec)
         runs = {case: CaseRuns() for case in pictures}
-        for number in track(
-            range(options.repeats + 1), "measuring", disable=options.quiet, transient=True
-        ):
+        for number in each(range(options.repeats + 1), "measuring", quiet=options.quiet):
             for case, data in pictures.items():
                 run = runs[case] if number else CaseRuns()
                 stages, whole = usual.run(data_url(data, case.format))
