@@ -57,6 +57,7 @@ class BatchStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._over: set[str] = set()
 
     def add(self, batch: BatchJob, client: Client, lifetime: int | None) -> None:
         """Keep a new batch. `lifetime`: seconds that files of results stay.
@@ -107,9 +108,13 @@ class BatchStore:
         """Those that are not over, oldest first, and whose each is."""
         found = []
         for id in self.ids():
+            if id in self._over:
+                continue
             with suppress(NotFound, sqlite3.Error), self._open(id) as rows:
                 batch, client, _, _ = _row(rows)
-                if batch.status not in OVER:
+                if batch.status in OVER:
+                    self._over.add(id)
+                else:
                     found.append((batch.created_at, id, client.name))
         return [(id, owner) for _, id, owner in sorted(found)]
 
