@@ -137,7 +137,6 @@ def _build_runner(routes: Sequence[Route], front: RequestManager, largest: int) 
         front.permits,
         front.metrics,
         largest,
-        files.budget,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from saccade.api.batches.store import BatchStore
+from saccade.api.batches.store import BatchStore, HeldBatch
 from saccade.core.options import ServerOptions
 from saccade.core.store import BATCHES
 from tests.server.conftest import Served, serving
@@ -195,3 +195,20 @@ def test_a_batch_goes_on_where_a_killed_server_left_it(served: Served, tmp_path:
     found = results(client, batch.output_file_id)
     assert [each["custom_id"] for each in found] == [each["custom_id"] for each in lines]
     assert [bool(each.get("old")) for each in found] == [True, False] * 5
+
+
+def test_a_line_whose_result_is_not_kept_is_asked_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, failed = HeldBatch.answer, [False]
+
+    def once(self: HeldBatch, number: int, answered: bool, result: bytes) -> None:
+        if number == 2 and not failed[0]:
+            failed[0] = True
+            raise sqlite3.OperationalError("disk I/O error")
+        keep(self, number, answered, result)
+
+    monkeypatch.setattr(HeldBatch, "answer", once)
+    batch = over(served.openai, begin(served.openai, [line(number) for number in range(5)]))
+    assert failed[0] and batch.status == "completed" and batch.request_counts.completed == 5
+    assert len(results(served.openai, batch.output_file_id)) == 5

@@ -76,8 +76,8 @@ STREAMED = InvalidRequest(
 
 
 class BatchRunner:
-    """`app` answers a request as clients are answered. `largest`: bytes of a line. `budget`: bytes
-    that the results of a batch may have.
+    """`app` answers a request as clients are answered. `largest`: bytes of a line. The results of
+    a batch may have as many bytes as all uploaded files.
     """
 
     def __init__(
@@ -88,7 +88,6 @@ class BatchRunner:
         permits: Permits,
         metrics: Metrics,
         largest: int,
-        budget: int,
     ) -> None:
         self._app = app
         self._store = store
@@ -96,7 +95,6 @@ class BatchRunner:
         self._permits = permits
         self._metrics = metrics
         self._largest = largest
-        self._budget = budget
         self._asked = asyncio.Event()
         self._mine = 0
         self._task: asyncio.Task[None] | None = None
@@ -155,15 +153,13 @@ class BatchRunner:
                 await asyncio.wait_for(self._asked.wait(), LOOK)
 
     async def _run_one(self, id: str) -> None:
-        holding = self._store.hold(id)
-        held = await asyncio.to_thread(holding.__enter__)
         try:
-            if held is not None:
-                await self._carry_out(held)
+            with self._store.hold(id) as held:
+                if held is not None:
+                    await self._carry_out(held)
         except Exception:  # the others go on; this one is looked at again
             log.exception("%s: cannot be run now", id)
         finally:
-            holding.__exit__(None, None, None)
             self._asked.set()
 
     async def _carry_out(self, held: HeldBatch) -> None:
@@ -246,13 +242,15 @@ class BatchRunner:
         over: Status = "completed"
         try:
             while True:
-                under_way = {task for task in under_way if not task.done()}
+                for task in [task for task in under_way if task.done()]:
+                    under_way.remove(task)
+                    task.result()  # a line without a result is not passed over
                 if await asyncio.to_thread(held.is_cancelled):
                     over = "cancelled"
                     break
-                if held.result_bytes > self._budget:
+                if held.result_bytes > self._files.budget:
                     raise TooLarge(
-                        f"the results have over {self._budget / MIB:.0f} MiB (--files-mb)"
+                        f"the results have over {self._files.budget / MIB:.0f} MiB (--files-mb)"
                     )
                 if time.time() > held.batch.expires_at:
                     over = "expired"
@@ -275,6 +273,7 @@ class BatchRunner:
         finally:
             for task in under_way:
                 task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
         return over
 
     def _may_begin(self) -> bool:

@@ -11,13 +11,12 @@ it in threads. Knows nothing of HTTP or of models.
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -131,21 +130,14 @@ class BatchStore:
     @contextmanager
     def hold(self, id: str) -> Iterator[HeldBatch | None]:
         """The batch, for whoever runs it: None while another process does, or when it is over."""
-        with suppress(FileNotFoundError):
-            lock = os.open(self.folder / f"{id}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            try:
+        with ExitStack() as stack:
+            held = None
+            with suppress(FileNotFoundError, BlockingIOError, NotFound, sqlite3.Error):
+                lock = stack.enter_context((self.folder / f"{id}.lock").open("ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-            else:
-                try:
-                    with suppress(NotFound, sqlite3.Error), self._open(id) as rows:
-                        batch = _row(rows)[0]
-                        yield None if batch.status in OVER else HeldBatch(rows)
-                        return
-                finally:
-                    os.close(lock)
-        yield None
+                rows = stack.enter_context(self._open(id))
+                held = HeldBatch(rows)
+            yield None if held is None or held.batch.status in OVER else held
 
     def _forget(self, id: str) -> None:
         for suffix in (".db", ".db-wal", ".db-shm", ".lock"):
@@ -175,7 +167,7 @@ class HeldBatch:
         self.result_bytes: int = told[0]
 
     def is_cancelled(self) -> bool:
-        return bool(_row(self._rows)[3])
+        return bool(self._rows.execute("SELECT cancelled FROM batch").fetchone()[0])
 
     def write(self) -> None:
         """Keep what `batch` says by now."""
