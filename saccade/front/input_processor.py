@@ -239,7 +239,7 @@ class InputProcessor:
         """
         choose(_marks(ask), ask.cache)
         encoded = await self.prompts.encode(ask, context_length)
-        opened = await self._open(ask, client, room)
+        opened = await self.open_all(ask, _sources(ask), client, room)
         encoded = await self._with_videos(ask, encoded, opened, context_length)
         images = [image for each in opened for image in each.images]
         least = sum(each.image.num_tokens for each in images)
@@ -250,11 +250,16 @@ class InputProcessor:
         make = partial(self.prompt, ask, encoded, opened)
         return await self.in_thread(make) if least > context_length else make()
 
-    async def _open(
-        self, ask: GenerationRequest, client: Client, room: MemoryBudget
+    async def open_all(
+        self,
+        ask: GenerationRequest,
+        sources: Sequence[Source],
+        client: Client,
+        room: MemoryBudget,
     ) -> tuple[Opened, ...]:
+        """These images and videos, for the client that asks. Raises a RequestError."""
         asker = Requester(client.share(ask.cache_salt), client.name, room)
-        return await self.media.open_all(_sources(ask), client.salt(ask.cache_salt), asker)
+        return await self.media.open_all(sources, client.salt(ask.cache_salt), asker)
 
     async def _shown(
         self,
@@ -265,7 +270,7 @@ class InputProcessor:
         room: MemoryBudget,
     ) -> Prompt:
         """The prompt with its images opened."""
-        opened = await self._open(ask, client, room)
+        opened = await self.open_all(ask, _sources(ask), client, room)
         encoded = await self._with_videos(ask, encoded, opened, context_length)
         return self.prompt(ask, encoded, opened)
 

@@ -143,10 +143,7 @@ class PromptEncoder:
 
     def render(self, chat: Chat, ask: GenerationRequest, context_length: int) -> Rendered:
         """A chat's text. Raises InvalidRequest for more than the context can hold."""
-        param = ask.names["messages"]
-        if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
-            raise too_long(param, f"{chat.num_characters} characters", context_length, True)
-        return self._render(self._given(chat, ask))
+        return self._render(self._given(chat, ask, context_length))
 
     def tokens_of(
         self, rendered: Rendered, param: str, context_length: int, special: bool = False
@@ -187,13 +184,13 @@ class PromptEncoder:
         them.
         """
         special = bool(ask.add_special_tokens)
-        plain = self.render(chat, ask, context_length)
+        given = self._given(chat, ask, context_length)
+        plain = self._render(given)
         rendered, moved = self._tell_videos(plain, chat, videos)
         tokens = self.tokens_of(rendered, ask.names["messages"], context_length, special)
         where = self._reasoning_at(chat, rendered.text) if self._manner.reasons else None
         if not (chat.marks or ask.cache.diagnose):
             return EncodedPrompt(tokens, where)
-        given = self._given(chat, ask)
         messages, places = landmarks.flagged(given["messages"])
         try:
             flagged = self._render({**given, "messages": messages}).text
@@ -239,8 +236,11 @@ class PromptEncoder:
         )
         return rendered, lambda at: at + grown[bisect_left(starts, at)]
 
-    def _given(self, chat: Chat, ask: GenerationRequest) -> dict[str, Any]:
-        """The template's input."""
+    def _given(self, chat: Chat, ask: GenerationRequest, context_length: int) -> dict[str, Any]:
+        """The template's input. Raises InvalidRequest for more than the context can hold."""
+        if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
+            has = f"{chat.num_characters} characters"
+            raise too_long(ask.names["messages"], has, context_length, True)
         tools = [tool.for_template() for tool in chat.offer.tools]
         return {
             "messages": [message.for_template() for message in chat.messages],

@@ -26,8 +26,7 @@ from saccade.front.conversation import Chat
 from saccade.front.input_processor import PreparedRequest, Prompt
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, takes_long
 from saccade.front.request_manager import RequestManager
-from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
-from saccade.media.opened import Opened
+from saccade.media.fairness import BOUNDLESS, MemoryBudget
 from saccade.media.sources import Source
 from saccade.text.special_tokens import Rendered
 
@@ -118,7 +117,7 @@ class PromptReader:
         encode = partial(self._encode, asks, most)
         many = len(asks) > _FEW or any(takes_long(ask.request) for ask in asks)
         encoded = await intake.in_thread(encode) if many else encode()
-        opened = await self._open(asks[0].request, tuple(sources.values()), client, room)
+        opened = await intake.open_all(asks[0].request, tuple(sources.values()), client, room)
         found = dict(zip(sources, opened, strict=True))
 
         def finish() -> list[PreparedRequest]:
@@ -157,7 +156,8 @@ class PromptReader:
         most, sources = self._front.check_ready().context_length, _sources(asked.request)
         intake.media.check_sources(sources)
         head, tails = await intake.in_thread(partial(self._encode_shared, asked, most))
-        prompt = intake.prompt(ask, head, await self._open(ask, sources, client, room))
+        opened = await intake.open_all(ask, sources, client, room)
+        prompt = intake.prompt(ask, head, opened)
         made, total = [], 0
         for tail, (_, reading) in zip(tails, asked.tails, strict=True):
             total += len(prompt.tokens) + len(tail)
@@ -190,16 +190,6 @@ class PromptReader:
             tail = Rendered(text + end.text, "x" * len(text) + end.marked)
             tails.append(intake.prompts.tokens_of(tail, asked.place, most))
         return head, tails
-
-    async def _open(
-        self,
-        ask: GenerationRequest,
-        sources: tuple[Source, ...],
-        client: Client,
-        room: MemoryBudget,
-    ) -> tuple[Opened, ...]:
-        asker = Requester(client.share(ask.cache_salt), client.name, room)
-        return await self._intake.media.open_all(sources, client.salt(ask.cache_salt), asker)
 
     # ---- answers
 

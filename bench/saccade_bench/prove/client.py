@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,17 @@ class JudgedAnswer:
 class Asker:
     """One server and one model of it. Use within `async with`."""
 
-    def __init__(self, address: str, model: str, headers: dict[str, str], timeout: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        headers: dict[str, str],
+        timeout: float,
+        extra: Mapping[str, Any],
+    ) -> None:
+        """`extra`: goes into every body."""
         self.model = model
+        self._extra = extra
         self._client = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout)
         self._patience = timeout
         self._scores = True
@@ -69,6 +78,7 @@ class Asker:
             "messages": [{"role": "user", "content": list(parts)}],
             "temperature": 0,
             "max_tokens": MOST_TOKENS,
+            **self._extra,
             **extra,
         }
         if self._scores:

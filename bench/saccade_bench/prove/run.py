@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from saccade.core.errors import ConfigError
 from saccade.tools.server import first_model, root, unreachable
+from saccade_bench.load.client import headers
+from saccade_bench.load.workload import parse_extra
 from saccade_bench.options import ProveOptions, TargetOptions
 from saccade_bench.prove.cases import CASES, Finding, Trial, TwinCase, judge
 from saccade_bench.prove.client import Asker
@@ -44,12 +46,10 @@ def prove(target: TargetOptions, options: ProveOptions) -> Proof:
     cases = chosen(options.cases)
     address = root(target.base_url)
     timeout = target.timeout or TIMEOUT
-    headers = dict(each.split("=", 1) for each in target.header if "=" in each)
-    if target.api_key:
-        headers["Authorization"] = f"Bearer {target.api_key}"
-    model = target.model or first_model(address, headers, timeout)
+    sent, extra = headers(target), parse_extra(target.extra_request_body)
+    model = target.model or first_model(address, sent, timeout)
     try:
-        proof = asyncio.run(_all(Asker(address, model, headers, timeout), cases, options))
+        proof = asyncio.run(_all(Asker(address, model, sent, timeout, extra), cases, options))
     except httpx.HTTPStatusError as error:
         raise ConfigError(
             f"{address} answers HTTP {error.response.status_code}: {error.response.text[:300]}"
@@ -100,7 +100,7 @@ def _print(console: Console, case: TwinCase, finding: Finding) -> None:
     style = STYLES[finding.verdict]
     console.print(
         f"[{style}]{finding.verdict:10}[/]  {case.name:9}  {case.differs}"
-        + (f"\n{'':12}{'':11}{finding.why}" if finding.why else ""),
+        + (f"\n{'':23}{finding.why}" if finding.why else ""),
         soft_wrap=True,
     )
 
