@@ -6,7 +6,7 @@ ARGS ?=
 # which order files come.
 ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-more test-bench test-all check check-code check-machine-code check-launches bench gpu-check gpu-check-1 gpu-check-2 gpu-check-3 clean
+.PHONY: help demo test test-more test-bench test-all check check-code check-machine-code check-launches check-workers bench gpu-check gpu-check-1 gpu-check-2 gpu-check-3 clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9 -]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -33,7 +33,7 @@ test-all: .venv/.installed  ## all tests, the slow ones too
 	$(BIN)/python scripts/run_tests.py $(ABREAST) -o 'testpaths=tests bench/tests' -m 'not gpu' $(ARGS)
 
 check: .venv/.installed  ## format, lint, types, house plan, machine code and launches of GPU kernels
-	$(MAKE) -j 2 check-code check-machine-code check-launches
+	$(MAKE) -j 2 check-code check-machine-code check-launches check-workers
 
 check-code: .venv/.installed
 	$(BIN)/ruff format --check .
@@ -46,6 +46,8 @@ check-machine-code: .venv/.installed
 
 check-launches: .venv/.installed
 	$(BIN)/python -m saccade_bench.lab.aot_launch
+
+check-workers: .venv/.installed
 	$(BIN)/python -m tests.launching
 
 bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint

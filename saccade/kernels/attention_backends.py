@@ -28,7 +28,8 @@ class Registered:
     a graph: everything that changes between steps is read on the device, in `plan` as well.
     package: the module, if of another distribution; install: the way to get the package. kept: the
     cache may have another dtype than queries. ranges: layers may have windows, and images see
-    themselves in both directions.
+    themselves in both directions. latents: one tensor may be keys and values, of hundreds of
+    values.
     """
 
     make: Callable[[PagedShape], AttentionBackend]
@@ -38,6 +39,7 @@ class Registered:
     install: str = ""
     kept: bool = True
     ranges: bool = False
+    latents: bool = False
 
     @property
     def installed(self) -> bool:
@@ -74,13 +76,23 @@ def _halves(_: Ops, place: torch.device, dtype: torch.dtype) -> bool:
 
 
 BACKENDS: dict[AttentionName, Registered] = {
-    "triton": Registered(_triton, lambda ops, *_: ops.kind == "triton", captured=True),
-    "x86": Registered(_x86, lambda ops, *_: ops.kind == "x86", captured=False, ranges=True),
+    "triton": Registered(_triton, lambda ops, *_: ops.kind == "triton", captured=True, ranges=True),
+    "x86": Registered(
+        _x86, lambda ops, *_: ops.kind == "x86", captured=False, ranges=True, latents=True
+    ),
     "sdpa": Registered(
-        SdpaAttention, lambda ops, *_: ops.kind != "triton", captured=False, ranges=True
+        SdpaAttention,
+        lambda ops, *_: ops.kind != "triton",
+        captured=False,
+        ranges=True,
+        latents=True,
     ),
     "reference": Registered(
-        ReferenceAttention, lambda ops, *_: ops.kind != "triton", captured=True, ranges=True
+        ReferenceAttention,
+        lambda ops, *_: ops.kind != "triton",
+        captured=True,
+        ranges=True,
+        latents=True,
     ),
     # Not before they were measured: where these run, one above does.
     "fa3": Registered(
@@ -102,10 +114,17 @@ BACKENDS: dict[AttentionName, Registered] = {
 
 
 def possible(
-    ops: Ops, place: torch.device, dtype: torch.dtype, *, graphs: bool = False, ranges: bool = False
+    ops: Ops,
+    place: torch.device,
+    dtype: torch.dtype,
+    *,
+    graphs: bool = False,
+    ranges: bool = False,
+    latents: bool = False,
 ) -> tuple[AttentionName, ...]:
     """The backends that run on the device, by `auto`'s preference; with `graphs`, in graphs; with
-    `ranges`, for models whose attention is not just causal.
+    `ranges`, for models whose attention is not just causal; with `latents`, for those that keep
+    latents.
     """
     return tuple(
         name
@@ -114,4 +133,5 @@ def possible(
         and each.runs(ops, place, dtype)
         and (each.captured or not graphs)
         and (each.ranges or not ranges)
+        and (each.latents or not latents)
     )

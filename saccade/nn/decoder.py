@@ -30,18 +30,18 @@ class MultiRope:
     (mRoPE).
     """
 
-    __slots__ = ("axis", "inv_freq")
+    __slots__ = ("axis", "inv_freq", "pairs")
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
         self.inv_freq = 1.0 / config.theta**steps / config.factor  # [D / 2]
+        self.pairs = config.pairs
         self.axis = section_axes(config.sections, interleaved=config.interleaved).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """The angles by which positions [axes, T] turn queries and keys."""
-        return Rotation(
-            *rotary_tables(positions.float().t().index_select(1, self.axis) * self.inv_freq)
-        )
+        angles = positions.float().t().index_select(1, self.axis) * self.inv_freq
+        return Rotation(*rotary_tables(angles, self.pairs), pairs=self.pairs)
 
 
 class Mixer(Protocol):

@@ -17,7 +17,7 @@ import torch
 from saccade.core.errors import CheckpointError
 from saccade.kernels.matrix import Matrix, Rows, Stack
 from saccade.kernels.reference.activation import Activation
-from saccade.kernels.reference.moe import Experts, StackedExperts
+from saccade.kernels.reference.moe import Experts, Routes, StackedExperts
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.linear import share
 from saccade.nn.mlp import activation
@@ -51,39 +51,52 @@ Kept = Sequence[Matrix] | Stack
 """The matrices of a rank's experts."""
 
 
-class SparseMLP:
-    """Router and experts, in place of a layer's MLP."""
+class RoutedExperts:
+    """A layer's experts; which of them a row goes to is said with it."""
 
-    __slots__ = ("act", "experts", "first", "ops", "router", "shard", "top")
-
-    group = 0  # the router reads rows as they are
+    __slots__ = ("act", "experts", "first", "ops", "shard")
 
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
-        self.top, self.shard, self.act = shape.top, shard, activation(shape.act)
-        self.ops = weights.ops
-        router = weights.load(Part(f"{name}.gate.weight", (shape.experts, shape.hidden)))
-        self.router = self.ops.pack(router)
+        self.shard, self.act, self.ops = shard, activation(shape.act), weights.ops
         runs, widths = shard.experts
         mine = Mine(
             share(runs, 0, shape.experts, f"experts of {name}"),
-            share(widths, 0, shape.width, f"width of {name}.experts"),
+            share(widths, 0, shape.width, f"width of {name}"),
         )
         self.first = mine.experts.start
-        fused = weights.has(f"{name}.experts.gate_up_proj")
+        fused = weights.has(f"{name}.gate_up_proj")
         load = _load_fused if fused else _load_apart
-        up, down = load(weights, f"{name}.experts", shape, mine)
+        up, down = load(weights, name, shape, mine)
         self.experts = _keep(self.ops, up, down, self.act)
 
-    def __call__(self, x: Rows) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
-        assert isinstance(x, torch.Tensor)
-        routes = self.ops.route(self.ops.dense_linear(x, self.router), self.top)
         experts, first = self.experts, self.first
         if isinstance(experts, StackedExperts):
             mixed = self.ops.stacked_mlp(x, *routes, *experts, first)
         else:
             mixed = self.ops.expert_mlp(x, routes, experts, self.act, first)
         return self.shard.sum_parts(mixed)
+
+
+class SparseMLP:
+    """Router and experts, in place of a layer's MLP."""
+
+    __slots__ = ("experts", "ops", "router", "top")
+
+    group = 0  # the router reads rows as they are
+
+    def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
+        self.top, self.ops = shape.top, weights.ops
+        router = weights.load(Part(f"{name}.gate.weight", (shape.experts, shape.hidden)))
+        self.router = self.ops.pack(router)
+        self.experts = RoutedExperts(weights, f"{name}.experts", shape, shard)
+
+    def __call__(self, x: Rows) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        assert isinstance(x, torch.Tensor)
+        routes = self.ops.route(self.ops.dense_linear(x, self.router), self.top)
+        return self.experts(x, routes)
 
 
 def _keep(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | StackedExperts:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One checkpoint tensor: its canonical name, its whole shape, and the slice of it that is
-    wanted (all, unless told).
+    wanted (all, unless told). limit: a number that may be infinite, and is no weight.
     """
 
     name: str
     shape: tuple[int, ...]
     index: tuple[slice, ...] = ()
+    limit: bool = field(default=False, repr=False)  # not in fingerprints
 
     @property
     def wanted(self) -> tuple[int, ...]:

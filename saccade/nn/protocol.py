@@ -6,8 +6,8 @@ All are passed as arguments, never kept in a global. `runtime/` builds them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -34,21 +34,26 @@ class Batch:
     `page_table[slots[r]]`, in order. Lines of the page table are slots, so that a step writes only
     new pages. singles: so many rows, the first ones, have one token each. embeddings: image rows to
     put in place of token embeddings at `splice_rows`; all deepstack levels side by side.
-    sample_rows: the rows before a draw. adapters: the tokens with an adapter.
+    sample_rows: the rows before a draw. adapters: the tokens with an adapter. kept: by the first
+    token of a row, the line of the state memory that gets the sequence's state after the row.
     """
 
+    # each token
     tokens: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [A, T] int64
     out_slots: torch.Tensor  # [T] int64: kv slot that each token's key and value go to
+    # each row
     slots: torch.Tensor  # [R] int64
     page_table: torch.Tensor  # [slots, pages] int32
     q_starts: torch.Tensor  # [R + 1] int32
     kv_lengths: torch.Tensor  # [R] int32
     singles: int
+    # some of them
     splice_rows: torch.Tensor  # [S] int64
     embeddings: torch.Tensor  # [S, embedding_width]
     sample_rows: torch.Tensor  # [D] int64
     adapters: tuple[AdapterRows, ...] = ()
+    kept: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,19 @@ class Attention(Protocol):
         """
         ...
 
+    def read(self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int) -> torch.Tensor:
+        """The same of queries alone [T, Hq, D], which see what `layer` has cached in the step:
+        for a layer that has no keys and values of its own.
+        """
+        ...
+
+    def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
+        """The same over latents [T, L], of a layer that keeps these (`core.family.latent_cache`):
+        each head's query [T, Hq, L] to its mean of the latents that it sees [T, Hq, L]. Scores are
+        divided by the root of L.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GridFacts:
@@ -107,7 +125,8 @@ class GridFacts:
     Rows are in the order of the tower's blocks, unless said otherwise. places: each patch's place
     on each axis of the tower's rotary embedding. position_embedding: learned positions at the
     patches, in merged order, before `order` is applied; None without. order: the token at each
-    place of the tower's own order, and `restore`, the inverse; None for reading order. segments:
+    place of the tower's own order, and `restore`, the inverse, or for `split` alone each token's
+    row among those of its image; None for reading order. segments:
     for each kind of attention in the tower, the lengths in patches of the runs that attend to each
     other.
     """
@@ -203,7 +222,7 @@ class VisionNet(Protocol):
         ...
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """The rows [N, hidden] of a picture's canvas, uint8 [H, W, 3], on the device."""
+        """The rows [N, hidden] of an image's canvas, uint8 [H, W, 3], on the device."""
         ...
 
     def blocks(self, pack: Pack) -> Pieces:

@@ -40,8 +40,11 @@ class SiglipBlock:
         self.scale = config.head_dim**-0.5
         self.norm1 = LayerNorm(weights, f"{name}.layer_norm1", hidden, config.norm_eps)
         self.norm2 = LayerNorm(weights, f"{name}.layer_norm2", hidden, config.norm_eps)
-        columns = [Column(f"{attention}.{each}_proj", hidden, shard) for each in "qkv"]
-        self.qkv = Linear.columns(weights, columns, hidden, bias=True)
+        if config.fused:
+            self.qkv = Linear.fused_columns(weights, f"{attention}.qkv", hidden, 3, hidden, shard)
+        else:
+            columns = [Column(f"{attention}.{each}_proj", hidden, shard) for each in "qkv"]
+            self.qkv = Linear.columns(weights, columns, hidden, bias=True)
         self.out = RowLinear(weights, f"{attention}.out_proj", hidden, hidden, shard, bias=True)
         self.mlp = MLP(
             weights,
@@ -101,7 +104,8 @@ class SiglipEmbed:
             DenseMatrix(matrix.view(hidden, -1)),
             weights.load(Part(f"{kernel}.bias", (hidden,))),
         )
-        table = weights.load(Part(f"{name}.position_embedding.weight", (config.patches, hidden)))
+        shape = (*((1,) if config.fused else ()), config.patches, hidden)
+        table = weights.load(Part(f"{name}.position_embedding.weight", shape)).view(-1, hidden)
         # [patches, hidden]
         self.positions = table.index_select(0, order.to(weights.device))
 

@@ -15,7 +15,8 @@ Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
 class SiglipConfig:
     """SigLIP, which sees one tile of `side` x `side` pixels at a time, and the connector behind it.
 
-    merge x merge neighbouring patches become one token.
+    merge x merge neighbouring patches become one token. fused: files have a block's queries, keys
+    and values as one matrix, and the learned positions of one image, as timm has them.
     """
 
     depth: int
@@ -28,6 +29,7 @@ class SiglipConfig:
     patch: int
     merge: int
     out_hidden: int
+    fused: bool = False
 
     @property
     def head_dim(self) -> int:

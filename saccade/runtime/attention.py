@@ -38,6 +38,8 @@ RANGES = (
     "the model's layers have windows, or its images see themselves in both directions, which this "
     "attention does not know"
 )
+LATENTS = "the model's layers keep latents, which this attention does not know"
+SHAPES = "the model's layers have heads of different sizes, which was not yet run on a GPU"
 
 
 def pick_attention(
@@ -48,15 +50,17 @@ def pick_attention(
     *,
     graphs: bool = False,
     ranges: bool = False,
+    latents: bool = False,
 ) -> LanguageAttention:
     """The named backend, or the first that runs on the device. graphs: steps are to be captured.
-    ranges: the model's attention is not just causal (`KVSpec.causal`). Raises ConfigError for a
-    backend that does not run, with the list of backends that do.
+    ranges: the model's attention is not just causal (`KVSpec.causal`). latents: as `KVSpec.latent`.
+    Raises ConfigError for a backend that does not run, with the list of backends that do.
     """
-    names = possible(ops, place, dtype, graphs=graphs, ranges=ranges)
+    names = possible(ops, place, dtype, graphs=graphs, ranges=ranges, latents=latents)
+    unknown = LATENTS if latents else RANGES
     shown = f"{place.type} in {str(dtype).removeprefix('torch.')}"
     if not names:
-        raise ConfigError(f"{RANGES} on {shown}: start the server with --device cpu")
+        raise ConfigError(f"{unknown} on {shown}: start the server with --device cpu")
     if wanted == "auto":
         return names[0]
     if wanted in names:
@@ -65,7 +69,7 @@ def pick_attention(
     if not other.installed:
         why = f"{other.package} is not installed ({other.install})"
     elif wanted in possible(ops, place, dtype, graphs=graphs):
-        why = RANGES
+        why = unknown
     elif wanted in possible(ops, place, dtype):
         why = "its steps are no graphs: it needs --disable-cuda-graph"
     raise ConfigError(f"--attention-backend {wanted}: {why}; here: auto, {', '.join(names)}")
@@ -92,41 +96,54 @@ def attention_for(
     """
     each = scales or [(1.0, 1.0)] * len(kv)
     caches = {
-        layer: PagedCache(*pair, *scale, window=kept.windows[layer] if kept.windows else None)
+        layer: PagedCache(
+            *pair,
+            *scale,
+            window=kept.windows[layer] if kept.windows else None,
+            both_ways=bool(kept.both_ways) and kept.both_ways[layer],
+        )
         for (layer, pair), scale in zip(kv.items(), each, strict=True)
     }
-    keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
+    keys = next(iter(caches.values())).keys  # of whichever layer: dtype and device are all's
     place, dtype = keys.device, dtype or keys.dtype
     ops = ops or pick_ops(place, dtype)
-    name = pick_attention(backend, ops, place, dtype, graphs=graphs, ranges=not kept.causal)
+    needs = {"ranges": not kept.causal, "latents": kept.latent}
+    name = pick_attention(backend, ops, place, dtype, graphs=graphs, **needs)
     if not BACKENDS[name].kept and keys.dtype != dtype:
         raise ConfigError(
             f"--attention-backend {name}: it reads no cache of 8 bits; use --kv-cache-dtype auto"
         )
-    heads, dim = keys.shape[1:]
-    shape = PagedShape(heads, dim, page_size, keys.dtype, dtype)
-    backend_made = BACKENDS[name].make(shape)
-    return PagedAttention(caches, shape, backend_made, ops, states, whole_images=kept.whole_images)
+    made: dict[tuple[int, ...], AttentionBackend] = {}
+    for cache in caches.values():
+        heads, dim = cache.keys.shape[1:]
+        if (heads, dim) not in made:
+            shape = PagedShape(heads, dim, page_size, keys.dtype, dtype)
+            made[heads, dim] = BACKENDS[name].make(shape)
+    if len(made) > 1 and place.type != "cpu":
+        raise ConfigError(f"{SHAPES}: start the server with --device cpu")
+    backends = {layer: made[cache.keys.shape[1:]] for layer, cache in caches.items()}
+    return PagedAttention(caches, page_size, backends, ops, states, whole_images=kept.whole_images)
 
 
 class PagedAttention:
-    """Puts keys and values into the caches, which the backend then reads."""
+    """Puts keys and values into the caches, which the layer's backend then reads."""
 
     def __init__(
         self,
         caches: Mapping[int, PagedCache],
-        shape: PagedShape,
-        backend: AttentionBackend,
+        page_size: int,
+        backends: Mapping[int, AttentionBackend],
         ops: Ops,
         states: StateLayers = NO_STATES,
         *,
         whole_images: bool = False,
     ) -> None:
-        """whole_images: as `KVSpec`'s."""
+        """backends: by layer; layers with heads alike share one. whole_images: as `KVSpec`'s."""
         self.recurrence = StateRecurrence(states, ops)
         self._caches = caches
-        self._shape = shape
-        self._backend = backend
+        self._page_size = page_size
+        self._backends = backends
+        self._each = tuple({id(backend): backend for backend in backends.values()}.values())
         self._ops = ops
         self._whole_images = whole_images
         self._out_slots = torch.empty(0, dtype=torch.int64)
@@ -139,18 +156,31 @@ class PagedAttention:
             batch.kv_lengths,
             batch.slots,
             batch.page_table,
-            self._shape.page_size,
+            self._page_size,
             batch.singles,
             sees=keys_seen(batch) if self._whole_images and len(batch.splice_rows) else None,
         )
-        self._backend.plan(rows)
+        for backend in self._each:
+            backend.plan(rows)
 
     def __call__(
         self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        cache, heads = self._caches[layer], self._shape.kv_heads
+        cache = self._caches[layer]
+        heads = cache.keys.shape[1]
         q = self._ops.turn_and_cache(qkv, heads, rotation, qk_norm, cache, self._out_slots)
-        return self._backend(q, cache)
+        return self._backends[layer](q, cache)
+
+    def read(self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int) -> torch.Tensor:
+        q = self._ops.rms_norm(q, *q_norm)
+        self._ops.rotate_(rotation, q)
+        return self._backends[layer](q, self._caches[layer])
+
+    def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
+        """All heads of queries share the one head of keys, which are the values as well."""
+        cache = self._caches[layer]
+        cache.keys.index_copy_(0, self._out_slots, latents.unsqueeze(1))
+        return self._backends[layer](q, cache)
 
 
 def keys_seen(batch: Batch) -> torch.Tensor:  # [T] int64
@@ -162,7 +192,7 @@ def keys_seen(batch: Batch) -> torch.Tensor:  # [T] int64
     row = torch.searchsorted(starts[1:], at, right=True)
     own = batch.kv_lengths.long()[row] - starts[row + 1] + at + 1
     image = torch.zeros(count, dtype=torch.bool, device=at.device)
-    image[batch.splice_rows] = True
+    image.index_fill_(0, batch.splice_rows, True)  # no value comes from the host
     goes_on = torch.zeros_like(image)
     goes_on[:-1] = image[1:] & (row[1:] == row[:-1])
     ends = torch.where(goes_on & image, count, at)  # an image's last row, or the token itself

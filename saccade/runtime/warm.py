@@ -12,13 +12,22 @@ from dataclasses import replace
 
 import torch
 
-from saccade.nn.protocol import Attention, FamilyNet
+from saccade.core.config import EngineConfig
+from saccade.core.plan import Open, Plan, Row
+from saccade.core.types import SamplingParams
+from saccade.nn.protocol import Attention, Batch, FamilyNet
 from saccade.runtime.batch import ROW_TOKENS, Batcher, Frame
 from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.sampler import Sampler
 
 BLANK = -1
 """An adapter's number that no adapter is given."""
+MANY_ROWS = 64
+"""So many are multiplied as a prompt's are."""
+PRIME = 997
+"""From one word that rows are measured with to the next, so that no two rows are alike."""
+TRIAL_TOKENS = 8
 
 
 @torch.inference_mode()
@@ -35,18 +44,48 @@ def compile_few(
 
 
 @torch.inference_mode()
-def rows_are_exact(net: FamilyNet, attention: Attention, batcher: Batcher) -> bool:
-    """True if a decoding row has the same bits alone and beside other rows, up to the number of
-    slots: measured, with rows of padding, through the whole network.
+def rows_are_exact(
+    net: FamilyNet,
+    attention: Attention,
+    batcher: Batcher,
+    embeddings: EmbeddingMemory,
+    config: EngineConfig,
+) -> bool:
+    """True if a row has the same bits alone and beside other rows, up to the number of slots, and
+    beside as many as a prompt has: measured, with rows of padding, through the whole network.
+    (Where prompts' products are others than those of few rows, a guess more or less in a step
+    would change a prompt that is computed in it.) For a model with states, also the tokens of a
+    sequence, whose rows go on from each other: in slot 0, on pages that nobody has.
     """
-    found: list[torch.Tensor] = []
-    for rows in _doubled(1, batcher.slots):
+    before: torch.Tensor | None = None
+    many = min(max(MANY_ROWS, 2 * batcher.slots), batcher.chunk_tokens + batcher.slots)
+    words = torch.arange(many) * PRIME % net.spec.vocab_size
+    for rows in (*_doubled(1, batcher.slots), many):
         batch = batcher.idle(Frame.decode(rows))
-        attention.plan(batch)
-        states = net.forward(batch, attention)
-        found.append(torch.cat((states, net.logits(states)), dim=1))
-    alone = found[0][0]
-    return all(bool((each == alone).all()) for each in found)
+        batch.tokens.copy_(words[:rows])
+        found = _row_bits(net, attention, batch)
+        if before is not None and not torch.equal(before, found[: len(before)]):
+            return False
+        before = found
+    if not net.spec.kv_spec().state_bytes(config.dtype):
+        return True
+    count = min(TRIAL_TOKENS, config.max_running, (config.kv_pages - 1) * config.page_size)
+    pages = tuple(range(1, 1 + -(-count // config.page_size)))
+    trial = [Row(0, place, 1, (), sample=True) for place in range(count)]
+    bits: list[torch.Tensor] = []
+    for steps in ([[row] for row in trial], [trial]):
+        batcher.open(Open(0, tuple(range(count)), 1, (), (), SamplingParams(), pages))
+        batches = (batcher.build(Plan(0, rows=tuple(step)), embeddings)[0] for step in steps)
+        bits.append(torch.cat([_row_bits(net, attention, batch) for batch in batches]))
+        batcher.close(0)
+    return torch.equal(*bits)
+
+
+def _row_bits(net: FamilyNet, attention: Attention, batch: Batch) -> torch.Tensor:
+    """All that the rows of a batch come to."""
+    attention.plan(batch)
+    states = net.forward(batch, attention)
+    return torch.cat((states, net.logits(states)), dim=1)
 
 
 @torch.inference_mode()
@@ -63,6 +102,8 @@ def warm_up(
     frames = [Frame.decode(rows) for rows in _doubled(1, batcher.slots)]
     for tokens in _doubled(ROW_TOKENS, batcher.chunk_tokens):
         frames.append(Frame.mixed(0, tokens)._replace(splices=min(tokens, ROW_TOKENS)))
+    if net.spec.kv_spec().whole_images:  # prompts without images have kernels of their own
+        frames.append(Frame.mixed(0, ROW_TOKENS)._replace(splices=0))
     for frame in frames:
         shown = like.new_zeros((frame.splices, like.shape[1]))
         batch = replace(batcher.idle(frame), embeddings=shown)

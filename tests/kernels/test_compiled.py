@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 pytest.importorskip("numba")
 from saccade.kernels import device as placement
 from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.paged import PagedCache, PagedRows, paged_attention_reference
@@ -131,6 +133,45 @@ def test_a_stream_is_added_to_and_normalised() -> None:
     assert near(ours, wanted, 2)
     assert torch.equal(ours[:7], x + delta)
     assert torch.equal(OURS.rms_norm(ours[:7], weight, 1e-6), ours[7:])
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_rows_are_normalised_by_mean_and_variance(offset: float) -> None:
+    x, delta = noise(7, 200) + offset, noise(7, 200, seed=1)
+    weight, bias = noise(200, seed=2), noise(200, seed=3)
+    total, normed = OURS.add_layer_norm(x, delta, weight, bias, 1e-6)
+    assert torch.equal(total, x + delta)
+    wanted = F.layer_norm(total.double(), (200,), weight.double(), bias.double(), 1e-6)
+    assert torch.allclose(normed.double(), wanted, rtol=STEP, atol=1e-5)  # rounded once
+    assert torch.equal(OURS.layer_norm(total, weight, bias, 1e-6), normed)
+
+
+@pytest.mark.parametrize(("frames", "patch", "merge"), [(1, 14, 2), (2, 16, 2), (1, 16, 1)])
+def test_bytes_of_patches_are_centred(frames: int, patch: int, merge: int) -> None:
+    size = (frames, 2 * patch * merge, 3 * patch * merge, 3)
+    pixels = torch.randint(256, size, generator=torch.Generator().manual_seed(0)).byte()
+    pixels[0, 0, :2] = torch.tensor([0, 255, 128])
+    ours, wanted = (o.centre_patches(pixels, patch, merge, torch.bfloat16) for o in (OURS, PLAIN))
+    assert torch.equal(ours, wanted) and ours.float().abs().max() == 128
+
+
+def test_heads_are_turned_where_they_lie() -> None:
+    tokens, heads, dim = 5, 6, 72
+    rotation = Rotation(*rotary_tables(10 * noise(tokens, dim // 2, seed=2).float()))
+    qkv = noise(tokens, heads + 3, dim)
+    ours, wanted = qkv.clone(), qkv.clone()
+    OURS.rotate_(rotation, ours[:, :heads])
+    PLAIN.rotate_(rotation, wanted[:, :heads])
+    assert torch.allclose(ours.float(), wanted.float(), rtol=STEP, atol=1e-5)
+    assert torch.equal(ours[:, heads:], qkv[:, heads:]) and not torch.equal(ours, qkv)
+
+
+@pytest.mark.parametrize("act", ["gelu_tanh", "quick_gelu"])
+def test_an_activation_is_one_pass(act: Activation) -> None:
+    x = 4 * noise(3, 5001)
+    x[0, :4] = torch.tensor([torch.inf, 0.0, 200.0, -200.0])
+    ours, wanted = OURS.activate(x, act), PLAIN.activate(x.double(), act)
+    assert torch.allclose(ours.double(), wanted, rtol=STEP + 1e-6, atol=1e-6)  # rounded once
 
 
 def test_a_gate_is_applied() -> None:

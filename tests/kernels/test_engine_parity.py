@@ -18,7 +18,9 @@ import pytest
 import torch
 
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
+from saccade.core.family import FamilySpec
 from saccade.core.types import Request
+from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
 from saccade.kernels.reference.ops import Ops
@@ -30,6 +32,7 @@ from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, Outcome
 from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
+from tests.families.every import QWEN
 from tests.kernels.conftest import HAS_GPU
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise
@@ -65,6 +68,13 @@ def load(folder: Path, kernels: bool = True) -> FamilyNet:
     return load_net(load_spec(folder), folder, dtype=torch.float32, device=place, ops=ops)
 
 
+@pytest.fixture(scope="module", params=(*QWEN, "gemma3"))
+def family(request: pytest.FixtureRequest) -> FamilyName:
+    """Each in turn; Gemma 3 has windows and images that see themselves in both directions."""
+    name: FamilyName = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
 def net(family: FamilyName, checkpoint: Callable[..., Path]) -> FamilyNet:
     """The reference's."""
@@ -86,17 +96,35 @@ def with_kernels(net: FamilyNet, **changes: Any) -> Harness:
     return harness(net, device=THERE, **changes)
 
 
+def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
+    """Of an image, with its token in a prompt."""
+    if isinstance(spec, Gemma3Spec):
+        return (spec.vision.side, spec.vision.side), spec.images.begin
+    factor = qwen(spec).image_rules.factor
+    return (3 * factor, 4 * factor), qwen(spec).image_token_id
+
+
+def fitting(net: FamilyNet, changes: dict[str, Any]) -> dict[str, Any]:
+    """The same with chunks that an image fits where one is never cut."""
+    spec = net.spec
+    least = spec.largest_image.tokens if spec.kv_spec().whole_images else 0
+    return {
+        name: max(value, least) if name == "chunk_tokens" else value
+        for name, value in changes.items()
+    }
+
+
 def requests(over: Harness, max_tokens: int = 6) -> list[Request]:
     """Text, an image, both with a shared beginning."""
     spec: Any = over.net.spec
-    factor = qwen(spec).image_rules.factor
-    shown = over.image(np.ascontiguousarray(picture(3 * factor, 4 * factor, seed=5)), "shown")
+    (height, width), mark = shown_size(spec)
+    shown = over.image(np.ascontiguousarray(picture(height, width, seed=5)), "shown")
     rng = np.random.default_rng(3)
     text = [int(each) for each in rng.integers(5, 60, 21)]
     asked = {"text": text, "more": [*text, 7, 8, 9], "short": text[:2]}
     found = [over.request(n, t, max_tokens=max_tokens) for n, t in asked.items()]
     for name, tokens in (("image", text[:5]), ("image again", text[5:8])):
-        tokens = [*text[:2], spec.image_token_id, *tokens]
+        tokens = [*text[:2], mark, *tokens]
         found.append(over.request(name, tokens, [shown], max_tokens=max_tokens))
     return found
 
@@ -151,7 +179,7 @@ def test_kernels_answer_as_pytorch_does(
     changes: dict[str, Any],
     depth: int,
 ) -> None:
-    over = with_kernels(there, **changes)
+    over = with_kernels(there, **fitting(there, changes))
     assert run(over, requests(over), depth) == expected
 
 

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.ops import Ops
+from saccade.kernels.x86.amx import has_amx
+from saccade.kernels.x86.dense_call import MOST_ROWS
 from tests.helpers.tensors import noise
 
 OPS = Ops()
@@ -77,3 +79,44 @@ def test_a_product_is_the_same_at_every_call(dtype: torch.dtype) -> None:
     x, weight = noise(33, 64, seed=7).to(dtype), OPS.pack(noise(96, 64, seed=8).to(dtype))
     first, second = (OPS.dense_linear(x, weight, None, "gelu") for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.skipif(not has_amx("amx-bf16"), reason="no AMX")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (160, 256), (512, 1056)])
+def test_a_row_of_few_has_the_bits_that_it_has_alone(
+    inputs: int, outputs: int, bias: bool, threads: int
+) -> None:
+    from saccade.kernels.x86.dense import multiplies
+    from saccade.kernels.x86.ops import X86Ops
+
+    ops, weight = X86Ops(), (noise(outputs, inputs, seed=2) / inputs**0.5).bfloat16()
+    packed = ops.pack(weight)
+    added = noise(outputs, seed=3).bfloat16() if bias else None
+    x = noise(MOST_ROWS, inputs, seed=1).bfloat16()
+    if not multiplies(x, packed):
+        pytest.skip("oneDNN packs matrices in another way here")
+    wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        alone = torch.cat([ops.dense_linear(row[None], packed, added) for row in x])
+        torch.testing.assert_close(alone.double(), wanted, atol=1e-2, rtol=1e-2)
+        for rows in range(2, MOST_ROWS + 1):
+            assert torch.equal(ops.dense_linear(x[-rows:], packed, added), alone[-rows:])
+    finally:
+        torch.set_num_threads(before)
+    assert not multiplies(noise(MOST_ROWS + 1, inputs).bfloat16(), packed)
+
+
+@pytest.mark.skipif(not has_amx("amx-bf16"), reason="no AMX")
+def test_matrices_whose_memory_is_not_known_are_onednns() -> None:
+    from saccade.kernels.x86.dense import multiplies
+    from saccade.kernels.x86.onednn_blocks import pack_and_look, panel_width
+
+    assert panel_width(96, 4096) == 0, "none was packed"
+    for outputs, inputs in ((80, 64), (64, 40)):  # no whole panels; no whole tiles
+        packed = pack_and_look(noise(outputs, inputs).bfloat16())
+        assert not multiplies(noise(2, inputs).bfloat16(), packed)
+    assert not multiplies(noise(2, 512), pack_and_look(noise(512, 512))), "float32 is oneDNN's"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from saccade.kernels import device as placement
 from saccade.kernels.reference.paged import PagedCache, PagedRows, paged_attention_reference
 
 pytest.importorskip("triton")
-from saccade.kernels.triton.attention import Tile
+from saccade.kernels.triton.attention import Tile, attend_block
 from saccade.kernels.triton.paged import (
     PREFILL,
     PREFILL_LARGE_SMALL,
@@ -51,8 +52,13 @@ def check(
     piece: int | None = 64,
     tile: Tile | None = SMALL,
     tolerance: float | None = None,
+    window: int | None = None,
+    images: Sequence[tuple[int, int, int]] = (),
+    both_ways: bool = True,
 ) -> None:
-    """Rows of (tokens, keys) on pages in no order; the table's lines are in no order either."""
+    """Rows of (tokens, keys) on pages in no order; the table's lines are in no order either.
+    images: (row, first, end) of its tokens. Pages that no token of a row can see are not numbers.
+    """
     count = len(lengths)
     pages = [-(-keys // page) for _, keys in lengths]
     widest, lines = max(pages) + 1, count + 2
@@ -66,7 +72,16 @@ def check(
         noise(slots, heads[1], dim, seed=3, dtype=dtype).to(kept or dtype).to(device),
         noise(slots, heads[1], dim, seed=4, dtype=dtype).to(kept or dtype).to(device),
         *scales,
+        window=window,
+        both_ways=both_ways,
     )
+    for row, mine in enumerate(order.split(pages)):
+        if window is not None:
+            first = max(0, lengths[row][1] - max(1, lengths[row][0]) - window + 1)
+            whole = first if row < singles else first // 64 * 64  # as pieces are cut
+            for page_number in mine[: whole // page].tolist():
+                for each in (cache.keys, cache.values):
+                    each[page_number * page : (page_number + 1) * page] = torch.nan
     starts = torch.tensor([0, *(tokens for tokens, _ in lengths)]).cumsum(0).int()
     rows = PagedRows(
         starts.to(device),
@@ -75,13 +90,26 @@ def check(
         table.to(device),
         page,
         singles,
+        sees=seen(lengths, images).to(device) if images else None,
     )
     fused = noise(int(starts[-1]), heads[0] + 3, dim, seed=5, dtype=dtype).to(device)
     q = fused[:, : heads[0]]  # a view of a larger tensor
     ours = launch_paged(q, cache, rows, dim**-0.5, piece=piece, prefill=tile)
+    known = [each.nan_to_num() if window else each for each in (cache.keys, cache.values)]
+    cache = replace(cache, keys=known[0], values=known[1])
     wanted = paged_attention_reference(q.double(), cache, rows, dim**-0.5)
     assert ours.dtype == dtype
     torch.testing.assert_close(ours.double(), wanted, atol=tolerance or TOLERANCE[dtype], rtol=0.0)
+
+
+def seen(
+    lengths: Sequence[tuple[int, int]], images: Sequence[tuple[int, int, int]]
+) -> torch.Tensor:
+    """How many keys each token sees: those up to its own, or all of its image."""
+    found = [torch.arange(keys - tokens, keys) + 1 for tokens, keys in lengths]
+    for row, first, end in images:
+        found[row][first:end] = found[row][end - 1].item()
+    return torch.cat(found)
 
 
 @pytest.mark.more
@@ -131,6 +159,78 @@ def test_rows_may_be_empty(device: str) -> None:
     padding = PagedRows(starts, none, none.long(), table, 4, singles=2)
     assert not launch_paged(q, cache, padding, 1.0).any()
     assert not launch_paged(q, cache, padding, 1.0, piece=64).any()
+
+
+IMAGES = ((3, 2, 9), (3, 9, 12), (4, 0, 5), (5, 5, 30))
+"""Two beside each other, one that is all of a row, one over several blocks."""
+RANGED = [(1, 200), (1, 5), (1, 64), (15, 90), (5, 5), (33, 180)]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("window", "images"),
+    broad(
+        product([None, 1, 6, 40, 130], [(), IMAGES]), keep=[(None, IMAGES), (6, ()), (130, IMAGES)]
+    ),
+)
+def test_windows_end_what_is_seen_and_images_see_themselves(
+    device: str, window: int | None, images: Sequence[tuple[int, int, int]]
+) -> None:
+    """Windows smaller than a block of queries, and larger than a piece of keys."""
+    check(device, RANGED, singles=3, heads=(2, 1), dim=16, window=window, images=images)
+
+
+@pytest.mark.more
+def test_a_layer_that_is_causal_does_not_see_an_image_whole(device: str) -> None:
+    few, shown = [(1, 64), (15, 90)], [(1, 2, 9)]
+    check(device, few, singles=1, dim=16, window=40, images=shown, both_ways=False)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("small", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gemmas_heads_see_windows_and_images(
+    device: str, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the device's own tiles, in pieces of the device's own sizes."""
+    monkeypatch.setattr(placement, "generation", lambda _: 80 if small else 90)
+    for window in (1024, None):
+        check(
+            device,
+            [(1, 3000), (20, 2600)],
+            singles=1,
+            heads=(2, 1),
+            dim=256,
+            dtype=torch.float16,
+            window=window,
+            images=[(1, 3, 19)],
+            tile=None,
+            piece=None,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("dim", HEAD_SIZES)
+@pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn], ids=["as computed", "8 bits"])
+def test_windows_and_images_at_every_head_size(
+    device: str, dim: int, page: int, kept: torch.dtype | None
+) -> None:
+    for group in (1, 2, 3, 8):
+        for dtype in HALVES if kept else [torch.float32]:
+            check(
+                device,
+                RANGED,
+                singles=3,
+                heads=(group, 1),
+                dim=dim,
+                page=page,
+                dtype=dtype,
+                kept=kept,
+                scales=(0.5, 2.0) if kept else (1.0, 1.0),
+                tolerance=(2.0 if kept else 1.0) * TOLERANCE[dtype],
+                window=70,
+                images=IMAGES,
+            )
 
 
 def test_every_row_may_be_prefill(device: str) -> None:
@@ -242,6 +342,33 @@ def test_every_piece_is_listed_once_the_largest_first(device: str) -> None:
     assert listed == sorted(listed, reverse=True)
     for row, begins in enumerate(work.begins.tolist()):
         assert pieces[begins : begins + counts[row]] == [(row, at) for at in range(counts[row])]
+
+
+def test_a_long_row_costs_its_window(device: str) -> None:
+    """Of 100,000 keys a decoding row's pieces hold the last 1,024, as those of a row of 1,024."""
+    rows = padded(device, [100_000, 1024, 30], 1)
+    counts = [share_keys(rows, 2, window=window).counts[0].item() for window in (None, 1024, 64)]
+    assert counts == [32 + 4 + 1, 4 + 4 + 1, 3]
+    assert len(share_keys(rows, 2, window=1024).items) == 3 * 4, "room for what they have at most"
+
+
+def test_a_block_of_a_prompt_costs_its_window(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,600 keys, a block of 16 tokens reads those of its window alone; in the middle of the
+    window, without masks.
+    """
+    if device != "cpu":
+        pytest.skip("the interpreter counts")
+    read: list[bool] = []
+
+    def attend(*args: Any) -> Any:
+        read.append(args[5] is None)
+        return attend_block(*args)
+
+    monkeypatch.setattr("saccade.kernels.triton.paged.attend_block", attend)
+    for window in (None, 256):
+        read.clear()
+        check(device, [(16, 1600)], singles=0, heads=(1, 1), dim=16, window=window, piece=1 << 13)
+        assert (len(read), sum(read)) == ((100, 99) if window is None else (17, 15))
 
 
 @pytest.mark.more

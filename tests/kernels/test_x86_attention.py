@@ -130,6 +130,36 @@ def test_prompts_see_what_was_before_them_on_any_pages(
     torch.testing.assert_close(found.double(), wanted, atol=2 * ALLOWED, rtol=ALLOWED)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_are_packed_where_they_are_read(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of work that alone reads its keys packs them: not all keys first."""
+    packed: list[int] = []
+    usual = attention._aligned
+
+    def note(values: int) -> torch.Tensor:
+        packed.append(values)
+        return usual(values)
+
+    monkeypatch.setattr(attention, "_aligned", note)
+    windows, mixed = (64, 64, 1, QUERIES, 32), (64, 64, 1, QUERIES, 32, QUERIES + 1)
+    q, k, v = fused(sum(mixed), 3, 80)
+    together = attend(q, k, v, lay_out_segments(mixed), 0.1, kind)
+    assert all(packed)
+    packed.clear()
+    some = slice(0, sum(windows))
+    out = attend(q[some], k[some], v[some], lay_out_segments(windows), 0.1, kind)
+    assert packed == [0, 0] and torch.equal(out, together[some])
+    shared = lay_out_causal([(0, 40, 60)], [np.arange(60)], 2)
+    wide = attend(q[:40, :2], k[:60, :1], v[:60, :1], shared, 0.1, kind)
+    assert packed == [0] * 4, "heads that share keys are one piece"
+    for head in (0, 1):
+        alone = lay_out_causal([(0, 40, 60)], [np.arange(60)])
+        own = attend(q[:40, head : head + 1], k[:60, :1], v[:60, :1], alone, 0.1, kind)
+        assert torch.equal(own[:, 0], wide[:, head])
+
+
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_beside_any_others_and_on_any_thread(kind: Kind) -> None:

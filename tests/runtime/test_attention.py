@@ -12,7 +12,7 @@ import torch
 from saccade.core import config
 from saccade.core.config import LanguageAttention
 from saccade.core.errors import ConfigError
-from saccade.core.family import KVSpec
+from saccade.core.family import KVSpec, latent_cache
 from saccade.kernels.attention_backends import BACKENDS, AttentionName, Registered, possible
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference import attention, sdpa
@@ -78,11 +78,21 @@ class Case:
         images: Sequence[int] = (),
     ) -> torch.Tensor:
         """images: rows of the batch that are of images."""
-        caches = {0: (self.caches[0], self.caches[1])}
+        return self.attend_in_layers(name, kept, images)[0]
+
+    def attend_in_layers(
+        self,
+        name: Literal["auto", AttentionName] = "auto",
+        kept: KVSpec = CAUSAL,
+        images: Sequence[int] = (),
+    ) -> list[torch.Tensor]:
+        """One step, in each of the layers, which share their caches."""
+        layers = range(max(1, len(kept.layers)))
+        caches = dict.fromkeys(layers, (self.caches[0], self.caches[1]))
         ours = attention_for(caches, self.page_size, backend=name, kept=kept)
         ours.plan(replace(self.batch, splice_rows=torch.tensor(images, dtype=torch.int64)))
         still = Rotation(*rotary_tables(torch.zeros(len(self.q), DIM // 2)))
-        return ours(torch.cat((self.q, *self.new), dim=1), still, None, layer=0)
+        return [ours(torch.cat((self.q, *self.new), dim=1), still, None, layer=i) for i in layers]
 
 
 @pytest.mark.sparse(pairs=True)
@@ -172,6 +182,7 @@ def test_keys_and_values_are_cached_in_their_slots_only(name: AttentionName) -> 
         assert torch.equal(cache[case.out], new) and torch.equal(cache[others], was[others])
 
 
+@pytest.mark.parametrize("both_ways", [True, False], ids=["both ways", "causal"])
 @pytest.mark.parametrize("window", [None, 1, 6, 64])
 @pytest.mark.parametrize("shown", [False, True], ids=["text", "images"])
 @pytest.mark.parametrize(
@@ -180,22 +191,26 @@ def test_keys_and_values_are_cached_in_their_slots_only(name: AttentionName) -> 
     ids=["sdpa", "reference", "16 bits"],
 )
 def test_windows_end_what_is_seen_and_images_see_themselves(
-    name: Literal["auto", AttentionName], dtype: torch.dtype, shown: bool, window: int | None
+    name: Literal["auto", AttentionName],
+    dtype: torch.dtype,
+    shown: bool,
+    window: int | None,
+    both_ways: bool,
 ) -> None:
     """Of a row of 20 tokens behind 13 cached ones the tokens 2 to 9 and 11 to 16 are two images;
-    another row begins within its image.
+    another row begins within its image. A layer beside theirs is of the other kind.
     """
     lengths = [(1, 40), (1, 3), (20, 33), (9, 9), (5, 12)]
     case = Case(lengths, 4, True, dtype)
     runs = [(2, 2, 10), (2, 11, 17), (4, 0, 3)] if shown else []
     rows = [case.starts[row] + at for row, start, end in runs for at in range(start, end)]
-    kept = KVSpec(((),), (window,), whole_images=True)
-    out = case.attend(name, kept, rows)
+    kept = KVSpec(((), ()), (window, window), (not both_ways, both_ways))
+    out = case.attend_in_layers(name, kept, rows)[1]
     for index, (length, total) in enumerate(lengths):
         at, place = torch.arange(total), torch.arange(total - length, total)[:, None]
         mask = at <= place
         for row, start, end in runs:
-            if row == index:
+            if row == index and both_ways:
                 within = slice(total - length + start, total - length + end)
                 mask[start:end, within] = True
         if window is not None:
@@ -210,7 +225,7 @@ def test_windows_end_what_is_seen_and_images_see_themselves(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_within_its_window_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> None:
     """Beside one that is longer than the window, and one with an image."""
-    kept = KVSpec(((),), (40,), whole_images=True)
+    kept = KVSpec(((),), (40,), (True,))
     for lengths, rows in (([(1, 33)], range(1)), ([(9, 31)], range(9))):
         alone = Case([*lengths], 4, True, dtype).attend(kept=kept)
         company = Case([*lengths, (1, 60), (7, 9)], 4, True, dtype)
@@ -268,9 +283,16 @@ def test_windows_are_refused_by_name_where_a_backend_does_not_know_them(
     monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], ranges=False))
     with pytest.raises(ConfigError, match=r"sdpa: the model's layers have windows.*reference$"):
         pick_attention("sdpa", Ops(), CPU, torch.float32, ranges=True)
-    monkeypatch.setitem(BACKENDS, "reference", replace(BACKENDS["reference"], ranges=False))
-    with pytest.raises(ConfigError, match=r"have windows.* on cpu in float32: .*--device cpu"):
-        pick_attention("auto", Ops(), CPU, torch.float32, ranges=True)
+
+
+def test_every_device_has_a_backend_that_knows_windows() -> None:
+    """Also where steps are graphs, as on a GPU."""
+    on_gpu = pytest.importorskip("saccade.kernels.triton.ops").TritonOps()
+    for ops in (Ops(), on_gpu):
+        for graphs in (False, True):
+            names = possible(ops, CPU, torch.bfloat16, graphs=graphs, ranges=True)
+            assert names, f"{ops.kind}, graphs: {graphs}"
+    assert pick_attention("auto", on_gpu, CPU, torch.bfloat16, graphs=True, ranges=True) == "triton"
 
 
 def test_a_backend_that_is_no_graph_is_refused_where_steps_are_graphs() -> None:
@@ -294,3 +316,41 @@ def test_a_backend_is_one_more_row_of_the_table(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(BACKENDS, "triton", row)
     case = Case([(1, 9), (4, 20)], 4, True, torch.float32)
     assert not case.attend("triton").any() and told == ["plan", "layer"]
+
+
+def test_heads_of_different_sizes_are_refused_where_they_were_never_run() -> None:
+    def cache(heads: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.empty(8, heads, dim, device="meta"), torch.empty(8, heads, dim, device="meta")
+
+    attention_for({0: cache(2, 16), 1: cache(2, 16)}, 4, backend="sdpa")
+    with pytest.raises(ConfigError, match=r"heads of different sizes, .* with --device cpu"):
+        attention_for({0: cache(2, 16), 1: cache(1, 24)}, 4, backend="sdpa")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("lengths", [[(1, 40), (1, 7)], [(30, 70)], [(1, 5), (9, 9), (300, 310)]])
+def test_latents_are_keys_and_values_of_all_heads(
+    lengths: list[tuple[int, int]], dtype: torch.dtype
+) -> None:
+    """Of the published width, 512 + 64 values, on every backend of this machine."""
+    heads, width = 16, 576
+    case = Case(lengths, 4, True, dtype)
+    generator = torch.Generator().manual_seed(1)
+    kept = torch.randn(PAGES * 4, 1, width, generator=generator).to(dtype)
+    q, new = (torch.randn(len(case.q), n, width, generator=generator) for n in (heads, 1))
+    q, new, spec = q.to(dtype), new[:, 0].to(dtype), KVSpec((latent_cache(width),))
+    for name in possible(pick_ops(CPU, dtype), CPU, dtype, latents=True):
+        mine = kept.clone()
+        ours = attention_for({0: (mine, mine)}, 4, backend=name, kept=spec)
+        ours.plan(case.batch)
+        out = ours.over_latents(q.clone(), new, 0)
+        torch.testing.assert_close(mine[case.out, 0], new, atol=0.0, rtol=0.0)
+        for index, (length, total) in enumerate(lengths):
+            rows = slice(case.starts[index], case.starts[index + 1])
+            seen = mine[case.slots[index], 0].double()
+            scores = torch.einsum("qhl,kl->hqk", q[rows].double(), seen) * width**-0.5
+            hidden = torch.ones(length, total, dtype=torch.bool).triu(total - length + 1)
+            shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            wanted = torch.einsum("hqk,kl->qhl", shares, seen)
+            tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+            torch.testing.assert_close(out[rows].double(), wanted, atol=tolerance, rtol=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -41,6 +42,9 @@ TEXT_SHAPES = (
 """Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B, Qwen3-VL-30B-A3B; a head of
 64, InternVL3-1B, Qwen3.5-9B.
 """
+RANGED_SHAPES = ((8, 4, 256), (32, 16, 128))
+"""Gemma 3's, of 4B and 27B: most layers have windows, and images see themselves whole."""
+WINDOW = 1024
 FP8_SHAPES = ((6144, 2560), (2560, 4096), (19_456, 2560))
 """Outputs and inputs: Qwen3-VL-4B's queries, keys and values; their output; gate and up: a tile of
 few rows each.
@@ -68,9 +72,18 @@ TOWER_HEAD_SIZES = (64, 72, 80)
 """Qwen3-VL's small and large towers, Qwen2-VL's and Qwen2.5-VL's."""
 
 
+DECODED: dict[str, Promise] = {
+    "_share": Promise(access=4),  # numbers of rows
+    "_decode": Promise(),
+    "_merge": Promise(access=4),  # one row of a few hundred bytes
+}
+PREFILLED: dict[str, Promise] = {"_prefill": Promise(hgmma=True), "_join": Promise(access=4)}
+
+
 def cases() -> Iterator[KernelCase]:
     """All launches."""
     yield from _text_cases()
+    yield from _ranged_cases()
     yield from _expert_cases()
     yield from _delta_cases()
     yield from _tower_cases()
@@ -84,26 +97,34 @@ def cases() -> Iterator[KernelCase]:
         yield KernelCase(name, edits_gpu, partial(_edits, masked), each)
 
 
+def _ranged_cases() -> Iterator[KernelCase]:
+    for shape in RANGED_SHAPES:
+        heads, kv_heads, dim = shape
+        name = f"{heads}/{kv_heads} heads of {dim}"
+        run = partial(_paged, TOKENS, *shape, window=WINDOW)
+        yield KernelCase(f"paged decode, {name}, windows", paged_decode_gpu, run, DECODED)
+        run = partial(_paged, 0, *shape, window=WINDOW)
+        yield KernelCase(f"paged prefill, {name}, windows", paged_gpu, run, PREFILLED)
+        run = partial(_paged, 0, *shape, images=True)
+        yield KernelCase(f"paged prefill, {name}, images", paged_gpu, run, PREFILLED)
+        run = partial(_paged, 0, *shape, window=WINDOW, images=True)
+        yield KernelCase(f"paged prefill, {name}, windows and images", paged_gpu, run, PREFILLED)
+
+
 def _text_cases() -> Iterator[KernelCase]:
-    decode = {
-        "_share": Promise(access=4),  # numbers of rows
-        "_decode": Promise(),
-        "_merge": Promise(access=4),  # one row of a few hundred bytes
-    }
-    prefill = {"_prefill": Promise(hgmma=True), "_join": Promise(access=4)}
     for shape in TEXT_SHAPES:
         heads, kv_heads, dim = shape
         name = f"{heads}/{kv_heads} heads of {dim}"
         run = partial(_paged, TOKENS, *shape)
-        yield KernelCase(f"paged decode, {name}", paged_decode_gpu, run, decode)
-        yield KernelCase(f"paged prefill, {name}", paged_gpu, partial(_paged, 0, *shape), prefill)
+        yield KernelCase(f"paged decode, {name}", paged_decode_gpu, run, DECODED)
+        yield KernelCase(f"paged prefill, {name}", paged_gpu, partial(_paged, 0, *shape), PREFILLED)
         turned = {"_turn_and_cache": Promise()}
         yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
     name = "32/8 heads of 128, 8 bits"
     eight = partial(_paged, TOKENS, 32, 8, 128, torch.float8_e4m3fn)
-    yield KernelCase(f"paged decode, {name}", paged_decode_gpu, eight, decode, FIRST_FP8)
+    yield KernelCase(f"paged decode, {name}", paged_decode_gpu, eight, DECODED, FIRST_FP8)
     eight = partial(_paged, 0, 32, 8, 128, torch.float8_e4m3fn)
-    yield KernelCase(f"paged prefill, {name}", paged_gpu, eight, prefill, FIRST_FP8)
+    yield KernelCase(f"paged prefill, {name}", paged_gpu, eight, PREFILLED, FIRST_FP8)
     turned = {"_turn_and_cache": Promise()}
     eight = partial(_turn, 32, 8, 128, torch.float8_e4m3fn)
     yield KernelCase(f"turn and cache, {name}", layer_gpu, eight, turned, FIRST_FP8)
@@ -192,12 +213,23 @@ def _rows(lengths: Sequence[int], singles: int) -> PagedRows:
     return PagedRows(starts, torch.ones(count, dtype=torch.int32), lines, table, PAGE, singles)
 
 
-def _paged(singles: int, heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
-    """Rows that decode, or a prefill chunk."""
+def _paged(
+    singles: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    kept: torch.dtype = HALF,
+    *,
+    window: int | None = None,
+    images: bool = False,
+) -> None:
+    """Rows that decode, or a prefill chunk, perhaps with images that see themselves whole."""
     keys = torch.empty((1024, kv_heads, dim), dtype=kept)
     q = torch.empty((TOKENS, heads, dim), dtype=HALF)
     rows = _rows([1] * singles or [TOKENS], singles)  # few tokens: keys are split
-    paged_gpu.launch_paged(q, PagedCache(keys, keys), rows, 0.1)
+    if images:
+        rows = replace(rows, sees=torch.ones(TOKENS, dtype=torch.int64))
+    paged_gpu.launch_paged(q, PagedCache(keys, keys, window=window), rows, 0.1)
 
 
 def _states(lengths: Sequence[int], singles: int) -> StateRows:

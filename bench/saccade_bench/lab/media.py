@@ -1,7 +1,8 @@
 """`saccade bench media`: the cost of an image on its way from a request to the vision tower, ours
 and the usual way, in one run.
 
-Ours is the real path: `saccade.media.media.Media` with an image worker, up to normalised patches.
+Ours is the real path: `saccade.media.media.Media` with an image worker, up to the rows that the
+tower multiplies first in bfloat16, the dtype of checkpoints: normalisation is in its weights.
 The usual way is Pillow, transformers' Pillow-backend processor, sha256 of the float features, and a
 pickle to another process. Both begin with the text of a data URL. Time is CPU time of all processes
 involved, in ms; runs take turns; figures are medians. Knows nothing of HTTP and of models.
@@ -42,7 +43,7 @@ from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
-from saccade.kernels.reference.patchify import patchify
+from saccade.kernels.ops import pick_ops
 from saccade.media.content import Budget, digest, identify
 from saccade.media.decode import Pixels, decode, decode_into, draw_into
 from saccade.media.header import probe
@@ -165,8 +166,7 @@ class Ours:
         assert len(workers) == 1
         self._clock = CpuClock(*workers)
         self._inline = CpuClock()
-        rules = qwen(spec).image_rules
-        self._mean, self._std = (torch.tensor(values) * 255.0 for values in (rules.mean, rules.std))
+        self._ops = pick_ops(torch.device("cpu"), torch.bfloat16)
 
     @classmethod
     async def start(cls, media: Media, arena: Arena, spec: FamilySpec) -> Ours:
@@ -221,19 +221,10 @@ class Ours:
         return lap.done
 
     def _patches(self, pixels: Pixels) -> torch.Tensor:
-        """Normalised float32 patches, as the engine makes them on its device: in this benchmark,
-        the CPU.
-        """
+        """Rows of patches, as the engine makes them on its device: in this benchmark, the CPU."""
         rules = qwen(self._spec).image_rules
-        return patchify(
-            torch.from_numpy(pixels),
-            rules.patch,
-            rules.merge,
-            rules.temporal_patch,
-            self._mean,
-            self._std,
-            torch.float32,
-        )
+        still = torch.from_numpy(pixels)[None]
+        return self._ops.centre_patches(still, rules.patch, rules.merge, torch.bfloat16)
 
 
 class Usual:

@@ -36,7 +36,7 @@ def tables(results: Sequence[MediaFigure]) -> Group:
 
 def _whole(results: Sequence[MediaFigure]) -> Table:
     table = Table(
-        title="CPU of all processes, from a data URL to float32 patches (medians)",
+        title="CPU of all processes, from a data URL to rows for the tower (medians)",
         title_justify="left",
         title_style="bold",
     )
@@ -133,7 +133,7 @@ def chart(results: Sequence[MediaFigure]) -> bytes:
     )
     title = (
         "What a picture costs: the usual way, new, and seen before (CPU of all processes, from a "
-        "data URL to float32 patches)"
+        "data URL to rows for the tower)"
     )
     made.suptitle(title, x=0.012, ha="left", fontsize=12.5, color=INK, fontweight="bold")
     return style.png(made)

@@ -23,6 +23,7 @@ PresetName = Literal[
     "qwen3-vl-8b",
     "qwen3-vl-30b-a3b",
     "qwen3-vl-235b-a22b",
+    "qwen3.5-2b",
     "qwen3.5-9b",
     "qwen3.5-27b",
     "qwen3.5-35b-a3b",

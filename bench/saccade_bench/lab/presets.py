@@ -177,6 +177,13 @@ PRESETS: dict[str, Preset] = {
         _tower(27, 1152, 16, 4304, 4096, deepstack_visual_indexes=[8, 16, 24]),
         tied=False,
     ),
+    "qwen3.5-2b": Preset(
+        "qwen3_5",
+        _text(2048, 24, 8, 2, 6144, vocab=248320, head_dim=256, **_delta(16, 16, 128)),
+        _tower(24, 1024, 16, 4096, 2048),
+        tied=True,
+        words=NEWER_WORDS,
+    ),
     "qwen3.5-9b": Preset(
         "qwen3_5",
         _text(4096, 32, 16, 4, 12288, vocab=248320, head_dim=256, **_delta(16, 32, 128)),

@@ -23,6 +23,7 @@ from saccade_bench.lab.aot import (
     compare,
     complaints,
     launched_kernels,
+    recorded_code,
 )
 from saccade_bench.lab.aot_case import Promise
 from saccade_bench.lab.aot_cases import cases
@@ -38,6 +39,13 @@ def test_promises_are_for_one_architecture_and_records_for_all() -> None:
     assert compare(spilling, asdict(spilling)) == []
     assert compare(spilling, asdict(CODE)) == ["spills 0 -> 30"]
     assert compare(replace(CODE, registers=120), asdict(CODE)) == ["registers 100 -> 120"]
+
+
+def test_a_record_stands_for_what_it_was_compiled_from_alone() -> None:
+    before = json.loads(json.dumps(asdict(CODE) | {"digest": "one"}))
+    assert recorded_code(before, "one") == CODE
+    assert recorded_code(before, "another") is None
+    assert recorded_code({}, "one") is None
 
 
 def test_no_record_has_attention_products_or_draws_that_spill() -> None:
@@ -61,7 +69,7 @@ def test_every_kernel_compiles_as_recorded(arch: int) -> None:
     if not (ROOT / RECORD / f"sm_{arch}-triton-{triton.__version__}.json").exists():
         pytest.skip("this Triton's machine code is not recorded")
     environment = {key: each for key, each in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "saccade_bench.lab.aot", "--arch", str(arch)]
+    command = [sys.executable, "-m", "saccade_bench.lab.aot", "--all", "--arch", str(arch)]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-2000:]
     assert ("needs sm_89" in ended.stdout) == (arch < 89)

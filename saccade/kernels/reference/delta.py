@@ -12,8 +12,8 @@ computing are float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -22,17 +22,20 @@ from torch.nn import functional as F
 CHUNK = 64
 """Tokens whose updates of a state are one product."""
 LENGTH_EPS = 1e-6
+LOOP_VALUES = 64
+"""A multiple of the values that PyTorch's loops take at a time on any processor."""
 
 
 class HostRow(NamedTuple):
     """Tokens [start, end) of a batch go on from line `line`; from nothing for the first tokens of a
-    sequence.
+    sequence. keep: another line that gets the state after them.
     """
 
     line: int
     start: int
     end: int
     fresh: bool
+    keep: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class StateRows:
     Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last of the first `kv_lengths[r]`
     tokens of its sequence; a row with a `kv_lengths` of 0 is padding, and touches no state.
     singles: so many rows, the first ones, have one token each. host: the rows without padding, if
-    known to the host.
+    known to the host; those of one line go on from each other, in order.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
@@ -70,6 +73,20 @@ class StateRows:
         )
         return cls(q_starts, kv_lengths, lines, singles, host)
 
+    def keeping(self, kept: Mapping[int, int]) -> StateRows:
+        """The same, with the states after some rows kept: by a row's first token, the line."""
+        assert self.host, "where rows are computed side by side, none goes on from another"
+        host = tuple(row._replace(keep=kept.get(row.start)) for row in self.host)
+        return replace(self, host=host)
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """PyTorch's, of float32 values. Its loop takes the last ones, fewer than it takes at a time, by
+    themselves, and rounds these otherwise: a row's bits would depend on the number of rows.
+    """
+    flat = F.pad(x.flatten(), (0, -x.numel() % LOOP_VALUES))
+    return F.softplus(flat)[: x.numel()].view(x.shape)
+
 
 def causal_conv(
     x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, rows: StateRows
@@ -91,6 +108,8 @@ def causal_conv(
             total.addcmul_(inputs[tap : tap + length].to(wide.dtype), wide[tap])
         out[row.start : row.end] = F.silu(total)
         state.copy_(inputs[length:])
+        if row.keep is not None:
+            states[row.keep].copy_(state)
     return out
 
 
@@ -120,6 +139,8 @@ def gated_delta(
             state.zero_()
         step = recurrent_step if row.end - row.start == 1 else chunked_scan
         out[part] = step(q[part], k[part], wide[part], decay[part], beta[part], state)
+        if row.keep is not None:
+            states[row.keep].copy_(state)
     return out
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional as F
 
 from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.fp8 import put_rows
-from saccade.kernels.reference.norm import rms_norm
+from saccade.kernels.reference.norm import layer_norm, rms_norm
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation, rotate_
 
@@ -64,7 +63,7 @@ def add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x + delta, its layer norm), both [T, hidden]."""
     total = x + delta
-    return total, F.layer_norm(total, weight.shape, weight, bias, eps)
+    return total, layer_norm(total, weight, bias, eps)
 
 
 def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:

@@ -37,11 +37,12 @@ class Sorted(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Addresses of experts' matrices of `width` values each."""
+    """Addresses of experts' matrices of `width` values each, in panels of `panel` outputs."""
 
     up: tuple[int, ...]
     down: tuple[int, ...]
     width: int
+    panel: int
 
 
 class Experts(NamedTuple):

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation. Owns nothing."""
+"""Normalisation by root mean square, and by mean and variance. Owns nothing."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ def whole_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     if weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x, weight.shape[-1:], None, eps).mul_(weight)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension, computed in
+    float32, in the dtype of `x`.
+    """
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def _by_layer_norm(x: torch.Tensor, eps: float) -> torch.Tensor:

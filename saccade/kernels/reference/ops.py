@@ -30,7 +30,8 @@ from saccade.kernels.reference import (
 from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.fp8 import FEW_ROWS
 from saccade.kernels.reference.moe import Addresses, Experts, Routes
-from saccade.kernels.reference.norm import rms_norm
+from saccade.kernels.reference.norm import layer_norm, rms_norm
+from saccade.kernels.reference.patchify import centre_patches
 from saccade.kernels.reference.rotary import rotate_
 from saccade.kernels.x86 import vnni_layout
 
@@ -74,9 +75,11 @@ class Ops:
 
     # ---- between products
 
+    centre_patches = staticmethod(centre_patches)
     add_low_rank = staticmethod(low_rank.add_low_rank)
 
     rms_norm = staticmethod(rms_norm)
+    layer_norm = staticmethod(layer_norm)
     add_rms_norm = staticmethod(layer.add_rms_norm)
     add_layer_norm = staticmethod(layer.add_layer_norm)
     gate = staticmethod(layer.gate)
@@ -119,6 +122,7 @@ class Ops:
     rotate_ = staticmethod(rotate_)
     turn_and_cache = staticmethod(layer.turn_and_cache)
     state_rows = staticmethod(delta.StateRows.of)  # what the two that follow know of a step
+    softplus = staticmethod(delta.softplus)
     causal_conv = staticmethod(delta.causal_conv)
     gated_delta = staticmethod(delta.gated_delta)
 

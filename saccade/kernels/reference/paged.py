@@ -19,13 +19,14 @@ class DecodeWork:
 
     items: pieces of rows, in the order of taking. begins: the place in `items` of each row's
     pieces. counts: the number of pieces, and the number taken by key head. piece: keys of one at
-    least.
+    least. window: of the layers that it is for; 0: none.
     """
 
     items: torch.Tensor  # [room] int32
     begins: torch.Tensor  # [singles] int32
     counts: torch.Tensor  # [1 + Hkv] int32
     piece: int
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,10 @@ class PagedRows:
     tokens of its sequence, on the pages `page_table[lines[r]]`, in order. singles: so many rows,
     the first ones, have one token each (they decode); the rest may have any number. Launches depend
     on `singles`, T and R, and on no value on the device, so that a graph can be captured. work: on
-    a GPU, of the decoding rows, made once a step. sees: how many of its sequence's keys each token
-    sees, in a step with images whose tokens see each other's successors; None: those up to its own.
+    a GPU, of the decoding rows, made once a step for each size of window. sees: how many of its
+    sequence's keys each token sees in layers that are not causal (`PagedCache.both_ways`), in a
+    step with images whose tokens see each other's successors there, within a row never fewer than
+    the token before; None: those up to its own.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
@@ -54,7 +57,8 @@ class PagedRows:
 class PagedCache:
     """Keys and values of one layer, [kv slots, kv heads, head dim] each; a kv slot is page *
     page_size + offset in page. The scales turn kept numbers into their values (8-bit caches).
-    window: the last tokens that a token of the layer sees, itself included; None: all.
+    window: the last tokens that a token of the layer sees, itself included; None: all. both_ways:
+    False: `PagedRows.sees` is not the layer's, whose tokens see those up to their own.
     """
 
     keys: torch.Tensor
@@ -62,6 +66,7 @@ class PagedCache:
     key_scale: float = 1.0
     value_scale: float = 1.0
     window: int | None = None
+    both_ways: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,8 @@ def paged_attention_reference(
         v = (cache.values[slots].to(wide) * cache.value_scale).repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q[start:end].to(wide), k) * scale
         place = torch.arange(length - (end - start), length, device=q.device)
-        sees = place + 1 if rows.sees is None else rows.sees[start:end]
+        own = rows.sees if cache.both_ways else None
+        sees = place + 1 if own is None else own[start:end]
         hidden = at >= sees[:, None]
         if cache.window is not None:
             hidden |= at <= place[:, None] - cache.window

@@ -17,11 +17,11 @@ def patchify(
     std: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Normalised patches [N, 3 * frames * patch * patch] of a still picture, uint8 [H, W, 3], or of
+    """Normalised patches [N, 3 * frames * patch * patch] of a still image, uint8 [H, W, 3], or of
     the frames of a video, uint8 [frames, H, W, 3], in merged order.
 
     Merged order: the merge x merge patches that become one token stand together, row by row. A
-    still picture fills all frames of a patch.
+    still image fills all frames of a patch.
     mean, std: [3] float32, of the 0..255 scale.
     """
     stack = image if image.dim() == 4 else image[None]
@@ -33,8 +33,18 @@ def patchify(
     return normal.expand(-1, -1, frames, -1).reshape(normal.shape[0], -1)
 
 
+def centre_patches(
+    frames: torch.Tensor, patch: int, merge: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The bytes of each patch less 128, which are exact in any float dtype, of uint8 frames
+    [F, H, W, 3]: [N, F * 3 * patch * patch], a frame's bytes together, in merged order.
+    """
+    cut = [cut_patches(each, patch, merge) for each in frames]
+    return (cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)).to(dtype).sub_(128)
+
+
 def cut_patches(image: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """The bytes of each patch [N, 3 * patch * patch] of a picture, uint8 [H, W, 3], in merged
+    """The bytes of each patch [N, 3 * patch * patch] of an image, uint8 [H, W, 3], in merged
     order.
     """
     height, width, channels = image.shape

@@ -7,6 +7,7 @@ Consecutive pages are read in place, others are gathered. Owns how a step is cut
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -56,6 +57,16 @@ class HostRows(NamedTuple):
         place = torch.arange(length - (end - start), length)
         return place, place + 1 if self.rows.sees is None else self.rows.sees[start:end]
 
+    def causally(self) -> HostRows:
+        """The same in a layer whose images see themselves in one direction."""
+        if self.rows.sees is None:
+            return self
+        return self._replace(rows=replace(self.rows, sees=None))
+
+    def all_causal(self, window: int | None) -> bool:
+        """True if each token of a layer sees the step's keys up to its own, all of them."""
+        return self.rows.sees is None and (window is None or max(self.lengths) <= window)
+
     def causal(self, row: int, window: int | None) -> bool:
         """True if a row's tokens see all tokens up to their own, in a layer with such a window."""
         place, sees = self.reach(row)
@@ -82,7 +93,8 @@ class SdpaAttention:
         self._strides = (0, shape.head_dim, shape.kv_heads * shape.head_dim, 1)
         self._calls: list[tuple[slice, Attend]] = []
         self._host: HostRows | None = None
-        self._within: dict[int | None, list[tuple[slice, Attend]]] = {}  # by layers' windows
+        # by layers' windows, and whether all of their tokens see none but those up to themselves
+        self._within: dict[tuple[int | None, bool], list[tuple[slice, Attend]]] = {}
         # A window of it that begins `length` before the middle masks all but `length` keys.
         self._abreast_keys = most = max(1, ABREAST_VALUES // (shape.kv_heads * shape.head_dim))
         self._strip = torch.zeros(2 * most, dtype=shape.dtype)
@@ -108,7 +120,11 @@ class SdpaAttention:
         return calls
 
     def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
-        calls = self._calls if self._causal(cache.window) else self._ranged(cache.window)
+        host = self._host
+        assert host is not None, "a step is planned first"
+        if not cache.both_ways:
+            host = host.causally()
+        calls = self._calls if host.all_causal(cache.window) else self._ranged(host, cache.window)
         if len(calls) == 1:
             attended = calls[0][1](q, cache)
         else:
@@ -163,20 +179,14 @@ class SdpaAttention:
             return self._reads(partial(self._slice, shape, first * size))
         return self._reads(partial(self._gather_pages, torch.from_numpy(pages), length))
 
-    def _causal(self, window: int | None) -> bool:
-        """True if each token of a layer sees the step's keys up to its own, all of them."""
-        host = self._host
-        assert host is not None, "a step is planned first"
-        return host.rows.sees is None and (window is None or max(host.lengths) <= window)
-
-    def _ranged(self, window: int | None) -> list[tuple[slice, Attend]]:
+    def _ranged(self, host: HostRows, window: int | None) -> list[tuple[slice, Attend]]:
         """The calls of layers with so large a window, made when the first asks. A row that sees all
         up to its own has the bits that it has in a step without others.
         """
-        if (found := self._within.get(window)) is not None:
+        kind = window, host.rows.sees is None
+        if (found := self._within.get(kind)) is not None:
             return found
-        host, found, row = self._host, [], 0
-        assert host is not None, "a step is planned first"
+        found, row = [], 0
         while row < len(host.lines):
             end = row
             while end < len(host.lines) and host.causal(end, window):
@@ -188,7 +198,7 @@ class SdpaAttention:
             rows = slice(host.starts[row], host.starts[row + 1])
             found.append((rows, self._within_reach(host, row, window)))
             row += 1
-        self._within[window] = found
+        self._within[kind] = found
         return found
 
     def _within_reach(self, host: HostRows, row: int, window: int | None) -> Attend:

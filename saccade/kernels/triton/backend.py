@@ -20,11 +20,18 @@ class TritonAttention:
         self._kv_heads = shape.kv_heads
         self._scale = shape.scale
         self._rows: PagedRows | None = None
+        self._shared: dict[int | None, PagedRows] = {}  # with the list of pieces, by windows
 
     def plan(self, rows: PagedRows) -> None:
-        work = share_keys(rows, self._kv_heads) if rows.singles else None
-        self._rows = replace(rows, work=work)
+        self._rows, self._shared = rows, {}
 
     def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
         assert self._rows is not None, "a step is planned first"
-        return launch_paged(q, cache, self._rows, self._scale)
+        rows = self._shared.get(cache.window)
+        if rows is None:
+            rows = self._rows
+            if rows.singles:
+                work = share_keys(rows, self._kv_heads, window=cache.window)
+                rows = replace(rows, work=work)
+            self._shared[cache.window] = rows
+        return launch_paged(q, cache, rows, self._scale)

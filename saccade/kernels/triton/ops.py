@@ -33,6 +33,10 @@ from saccade.kernels.triton.scaled import (
 )
 
 
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    return F.softplus(x)
+
+
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     if activation == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
@@ -113,6 +117,7 @@ class TritonOps(Ops):
     rotate_ = staticmethod(rotate_)
     turn_and_cache = staticmethod(turn_and_cache)
     state_rows = staticmethod(StateRows)
+    softplus = staticmethod(softplus)
     causal_conv = staticmethod(launch_conv)
     gated_delta = staticmethod(launch_delta)
     route = staticmethod(launch_route)

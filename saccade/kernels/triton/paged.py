@@ -3,7 +3,9 @@
 Rows of one token (decode) are `triton/paged_decode.py`'s; all other rows are one launch, whatever
 their number and lengths; where tokens are few, keys are split, and a second one joins what comes of
 it. The query heads that share a key head are rows of one product. Grids depend on the numbers of
-rows and tokens alone. Knows tensors only.
+rows and tokens alone. Of a layer with a window, blocks of keys that no query of a block sees are
+not read; windows are constants, and where there is none nothing is compiled for them. Knows
+tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -31,6 +33,7 @@ from saccade.kernels.triton.attention import (
 )
 from saccade.kernels.triton.paged_decode import (
     LEAST_PIECE,
+    ROUND,
     key_places,
     launch_decode,
     piece_count,
@@ -78,6 +81,59 @@ def find_row(q_starts, first, rows, block, block_q: tl.constexpr):
 
 
 @triton.jit
+def keys_before(length, count, window: tl.constexpr):
+    """How many of the first keys of a row of `length` none of its `count` tokens sees, in a layer
+    with a window (0: none), but for a part of a piece's unit.
+    """
+    skipped = 0
+    if window > 0:
+        skipped = tl.maximum(length - count - window + 1, 0) // ROUND * ROUND
+    return skipped
+
+
+@triton.jit
+def attend_masked(
+    q0,
+    q1,
+    acc0,
+    acc1,
+    top,
+    total,
+    k_cache,
+    v_cache,
+    table,
+    place_q,
+    reach,
+    from_key,
+    to_key,
+    end,
+    slot_stride,
+    head,
+    scale_log2,
+    page: tl.constexpr,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+    block_n: tl.constexpr,
+    window: tl.constexpr,
+):
+    """The keys [from_key, to_key) as each query sees them: before its `reach` [M], and within its
+    window. None is seen from `end` on.
+    """
+    for at in tl.range(from_key, to_key, block_n):
+        cols = at + tl.arange(0, block_n)
+        seen = cols[None, :] < reach[:, None]
+        if window > 0:
+            seen = seen & (cols[None, :] > place_q[:, None] - window)
+        place = key_places(table, tl.minimum(cols, end - 1), slot_stride, head, page, dim)
+        acc0, acc1, top, total = attend_block(
+            q0, q1, k_cache + place, v_cache + place, None, seen, acc0, acc1, top, total,
+            scale_log2, dim, d0, d1,
+        )  # fmt: skip
+    return acc0, acc1, top, total
+
+
+@triton.jit
 def attend_causal(
     q0,
     q1,
@@ -89,9 +145,12 @@ def attend_causal(
     v_cache,
     table,
     place_q,
+    reach,
     from_key,
-    whole,
     end,
+    before,
+    tokens,
+    least_seen,
     slot_stride,
     head,
     scale_log2,
@@ -100,10 +159,22 @@ def attend_causal(
     d0: tl.constexpr,
     d1: tl.constexpr,
     block_n: tl.constexpr,
+    window: tl.constexpr,
 ):
-    """The keys [from_key, end) of a sequence: (acc0, acc1, top, total). All queries see those
-    before `whole`, a multiple of the block; no query sees any from `end` on.
+    """The keys [from_key, end) of a sequence: (acc0, acc1, top, total). The queries are of `tokens`
+    tokens behind the first `before` ones, the first of which sees `least_seen` keys; no query sees
+    any from `end` on. Blocks that all queries see whole need no masks.
     """
+    whole = least_seen // block_n * block_n
+    if window > 0:
+        from_key = tl.maximum(from_key, (before - window + 1) // block_n * block_n)
+        full = tl.cdiv(tl.maximum(before + tokens - window, 0), block_n) * block_n
+        acc0, acc1, top, total = attend_masked(
+            q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, place_q, reach,
+            from_key, tl.minimum(full, end), end, slot_stride, head, scale_log2,
+            page, dim, d0, d1, block_n, window,
+        )  # fmt: skip
+        from_key = tl.maximum(from_key, full)
     for at in tl.range(from_key, tl.minimum(whole, end), block_n):
         cols = at + tl.arange(0, block_n)
         place = key_places(table, cols, slot_stride, head, page, dim)
@@ -111,20 +182,30 @@ def attend_causal(
             q0, q1, k_cache + place, v_cache + place, None, None, acc0, acc1, top, total,
             scale_log2, dim, d0, d1,
         )  # fmt: skip
-    for at in tl.range(tl.maximum(from_key, whole), end, block_n):
-        cols = at + tl.arange(0, block_n)
-        seen = cols[None, :] <= place_q[:, None]
-        place = key_places(table, tl.minimum(cols, end - 1), slot_stride, head, page, dim)
-        acc0, acc1, top, total = attend_block(
-            q0, q1, k_cache + place, v_cache + place, None, seen, acc0, acc1, top, total,
-            scale_log2, dim, d0, d1,
-        )  # fmt: skip
-    return acc0, acc1, top, total
+    return attend_masked(
+        q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, place_q, reach,
+        tl.maximum(from_key, whole), end, end, slot_stride, head, scale_log2,
+        page, dim, d0, d1, block_n, window,
+    )  # fmt: skip
+
+
+@triton.jit
+def keys_reached(sees, first, at_q, mine, place_q, before, tokens):
+    """How many of a sequence's keys queries see: each [M], the first token, the last of `tokens`.
+    Those up to their own, or as `sees` says, of tokens from `first` on.
+    """
+    if sees is not None:
+        reach = tl.load(sees + at_q, mask=mine, other=0).to(tl.int32)
+        least_seen = tl.load(sees + first).to(tl.int32)
+        most_seen = tl.load(sees + first + tokens - 1).to(tl.int32)
+    else:
+        reach, least_seen, most_seen = place_q + 1, before + 1, before + tokens
+    return reach, least_seen, most_seen
 
 
 @triton.jit(
     do_not_specialize=["first", "rows"],
-    do_not_specialize_on_alignment=["lines", "q_starts", "kv_lengths"],
+    do_not_specialize_on_alignment=["lines", "q_starts", "kv_lengths", "sees"],
 )
 def _prefill(
     q,
@@ -134,6 +215,7 @@ def _prefill(
     lines,
     q_starts,
     kv_lengths,
+    sees,
     out,
     parts,
     logs,
@@ -153,33 +235,32 @@ def _prefill(
     block_n: tl.constexpr,
     block_q: tl.constexpr,
     least: tl.constexpr,
+    window: tl.constexpr,
 ):
-    """Program (key head, block, piece): `block_q` tokens of one of the rows [first, rows) to a
-    share of its keys. Blocks that see most come first. Of a row in one piece to `out`, else to
-    `parts` [tokens, pieces, Hq, D] and `logs` [tokens, pieces, Hq], both float32.
+    """Program (key head, block, piece): `block_q` tokens of a row of [first, rows), the last first.
+    A row in one piece to `out`, else to `parts` [tokens, pieces, Hq, D], `logs` [.., Hq], float32.
     """
     head, piece, splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
-    block = tl.num_programs(1) - 1 - tl.program_id(1)
-    row, token = find_row(q_starts, first, rows, block, block_q)
-    start = tl.load(q_starts + row)
+    row, token = find_row(q_starts, first, rows, tl.num_programs(1) - 1 - tl.program_id(1), block_q)
+    start, length = tl.load(q_starts + row), tl.load(kv_lengths + row)
     count = tl.load(q_starts + row + 1) - start
-    length = tl.load(kv_lengths + row)
-    each = piece_keys(length, least, splits)
-    if (token >= count) | (piece >= piece_count(length, least, splits)):
+    skipped = keys_before(length, count, window)
+    each = piece_keys(length - skipped, least, splits)
+    if (token >= count) | (piece >= piece_count(length - skipped, least, splits)):
         return
     m, table = tl.arange(0, block_m), page_table + tl.load(lines + row) * line_stride
     mine = (m < block_q * group) & (token + m // group < count)
-    before = length - count + token  # of the sequence's tokens
-    head_q, heads = head * group + m % group, group * tl.num_programs(0)
-    at_q = (start + token + m // group).to(tl.int64)
+    before, tokens = length - count + token, tl.minimum(block_q, count - token)  # the block's
+    place_q, head_q = before + m // group, head * group + m % group
+    heads, at_q = group * tl.num_programs(0), (start + token + m // group).to(tl.int64)
     q0, q1, acc0, acc1, top, total = begin(q + at_q * q_stride + head_q * dim, mine, dim, d0, d1)
-    end = tl.minimum((piece + 1) * each, before + tl.minimum(block_q, count - token))
+    reach, fewest, most = keys_reached(sees, start + token, at_q, mine, place_q, before, tokens)
     acc0, acc1, top, total = attend_causal(
-        q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, before + m // group,
-        piece * each, (before + 1) // block_n * block_n, end, slot_stride, head, scale_log2,
-        page, dim, d0, d1, block_n,
+        q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, place_q, reach,
+        skipped + piece * each, tl.minimum(skipped + (piece + 1) * each, most), before, tokens,
+        fewest, slot_stride, head, scale_log2, page, dim, d0, d1, block_n, window,
     )  # fmt: skip
-    if length <= each:
+    if length - skipped <= each:
         to = out + (at_q * heads + head_q) * dim
         finish(to, mine, acc0, acc1, total, value_scale, out.dtype.element_ty, dim, d0, d1)
     else:
@@ -205,6 +286,7 @@ def _join(
     columns: tl.constexpr,
     least: tl.constexpr,
     most: tl.constexpr,
+    window: tl.constexpr,
 ):
     """Program (token of the rows [first, rows), query head): its row's pieces, if there are
     several, weighed by their denominators.
@@ -217,8 +299,11 @@ def _join(
             row = mid
         else:
             beyond = mid
-    count = piece_count(tl.load(kv_lengths + row), least, splits)
-    if (count == 1) | (first + token >= tl.load(q_starts + row + 1)):
+    length, end = tl.load(kv_lengths + row), tl.load(q_starts + row + 1)
+    if window > 0:
+        length -= keys_before(length, end - tl.load(q_starts + row), window)
+    count = piece_count(length, least, splits)
+    if (count == 1) | (first + token >= end):
         return
     s, c = tl.arange(0, most), tl.arange(0, columns)
     part = (token.to(tl.int64) * splits + s) * heads + head
@@ -252,19 +337,20 @@ def launch_paged(
     if rows.singles:
         if rows.work is None or piece is not None:
             kv_heads = cache.keys.shape[1]
-            rows = replace(rows, work=share_keys(rows, kv_heads, piece or LEAST_PIECE))
+            work = share_keys(rows, kv_heads, piece or LEAST_PIECE, cache.window)
+            rows = replace(rows, work=work)
         launch_decode(q, cache, rows, scale, out)
     if len(rows.kv_lengths) > rows.singles and len(q) > rows.singles:
         launch_prefill(q, cache, rows, scale, out, prefill, piece or LEAST_PIECE_PREFILL)
     return out
 
 
-def prefill_tile(q: torch.Tensor) -> Tile:
-    """What prefill is cut into on the device of `q`."""
+def prefill_tile(q: torch.Tensor, window: int | None = None) -> Tile:
+    """What prefill is cut into on the device of `q`, in layers with such a window."""
     if q.element_size() > 2:
         return PREFILL_WIDE
     large, room = q.shape[2] > 128, device.has_room(q.device)
-    if large:
+    if large or (window and q.shape[2] > 64 and not room):  # its masks would spill
         return PREFILL_LARGE if room else PREFILL_LARGE_SMALL
     if room:
         return PREFILL
@@ -281,6 +367,12 @@ def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
     return max(1, min(splits, -(-capacity // piece)))
 
 
+def most_keys(rows: PagedRows, tokens: int, window: int) -> int:
+    """The most keys of a row that some of so many tokens see."""
+    capacity = rows.page_table.shape[1] * rows.page_size
+    return min(capacity, tokens + window + ROUND.value) if window else capacity
+
+
 def launch_prefill(
     q: torch.Tensor,
     cache: PagedCache,
@@ -291,15 +383,13 @@ def launch_prefill(
     piece: int = LEAST_PIECE_PREFILL,
 ) -> None:
     """Attention of the tokens behind the first `rows.singles`, to `out`."""
-    heads, dim = q.shape[1], q.shape[2]
-    kv_heads, cut = cache.keys.shape[1], HeadCut.of(dim)
-    group = heads // kv_heads
-    tile = tile or prefill_tile(q)
+    heads, dim, kv_heads = q.shape[1], q.shape[2], cache.keys.shape[1]
+    cut, group, tile = HeadCut.of(dim), heads // kv_heads, tile or prefill_tile(q, cache.window)
     block_m = max(tile.rows, triton.next_power_of_2(group))
     block_q = block_m // group
     first, count = rows.singles, len(rows.kv_lengths)
-    tokens = len(q) - first
-    splits = prefill_splits(tokens, rows.page_table.shape[1] * rows.page_size, piece)
+    tokens, window = len(q) - first, cache.window or 0
+    splits = prefill_splits(tokens, most_keys(rows, tokens, window), piece)
     room = tokens * heads * splits if splits > 1 else 0
     parts = torch.empty(room * dim, dtype=torch.float32, device=q.device)
     logs = torch.empty(room, dtype=torch.float32, device=q.device)
@@ -311,6 +401,7 @@ def launch_prefill(
         rows.lines,
         rows.q_starts,
         rows.kv_lengths,
+        rows.sees if cache.both_ways else None,
         out,
         parts,
         logs,
@@ -330,13 +421,14 @@ def launch_prefill(
         block_n=tile.keys,
         block_q=block_q,
         least=piece,
+        window=window,
         **tile.options,
     )
     if splits > 1:
         shape = {"columns": triton.next_power_of_2(dim), "least": piece, "most": MOST_SPLITS}
+        shape |= {"dim": dim, "window": window}
         _join[tokens, heads](
             *(parts, logs, rows.q_starts, rows.kv_lengths, out, first, count, splits),
-            dim=dim,
-            num_warps=1,
             **shape,
+            num_warps=1,
         )

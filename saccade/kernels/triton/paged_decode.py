@@ -1,9 +1,10 @@
 """Decode of `paged_attention_reference` as Triton kernels: rows of one token of any length.
 
 Owns the cut of a row's keys into pieces and the programs for pieces. A piece's size follows from
-the row's length alone, so a row has the same bits beside any neighbours. A list of all pieces, the
-largest first, is made on the device once a step; as many programs as the device holds take pieces
-until none is left, so that a long row takes no longer than its share. Knows tensors only.
+the row's length and the layer's window alone, so a row has the same bits beside any neighbours.
+Keys before the window are in no piece: a row of any length costs its window. A list of all pieces,
+the largest first, is made on the device once a step; as many programs as the device holds take
+pieces until none is left, so that a long row takes no longer than its share. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -73,6 +74,14 @@ def piece_count(length, least, most):
     return tl.maximum(tl.cdiv(length, piece_keys(length, least, most)), 1)
 
 
+@triton.jit
+def keys_within(length, window: tl.constexpr):
+    """How many of its `length` keys a row's last token sees, in a layer with a window (0: none)."""
+    if window > 0:
+        length = tl.minimum(length, window)
+    return length
+
+
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["kv_lengths"])
 def _share(
     kv_lengths,
@@ -84,19 +93,20 @@ def _share(
     least: tl.constexpr,
     most: tl.constexpr,
     block: tl.constexpr,
+    window: tl.constexpr,
 ):
     """Program (block of rows): their pieces' places in `items`, the largest pieces first. The first
     program writes their number, and 0 as taken.
     """
     r = tl.program_id(0) * block + tl.arange(0, block)
-    length = tl.load(kv_lengths + r, mask=r < rows, other=0)
+    length = keys_within(tl.load(kv_lengths + r, mask=r < rows, other=0), window)
     size = piece_keys(length, least, most)
     count = tl.where(r < rows, piece_count(length, least, most), 0)
     first = tl.zeros([block], tl.int32)
     total = 0
     for at in range(0, rows, block):
         o = at + tl.arange(0, block)
-        other = tl.load(kv_lengths + o, mask=o < rows, other=0)
+        other = keys_within(tl.load(kv_lengths + o, mask=o < rows, other=0), window)
         others = tl.where(o < rows, piece_count(other, least, most), 0)
         larger = piece_keys(other, least, most)[None, :] - size[:, None]
         before = (larger > 0) | ((larger == 0) & (o[None, :] < r[:, None]))
@@ -174,36 +184,37 @@ def _decode(
     kv_heads: tl.constexpr,
     least: tl.constexpr,
     most: tl.constexpr,
+    window: tl.constexpr,
 ):
     """Program (any, key head): takes pieces until none is left. A row's only piece goes to `out`
     [R, Hq, D], a piece among several to `parts` [items, Hq, D] and `logs` [items, Hq], both
     float32.
     """
-    head = tl.program_id(1)
-    m = tl.arange(0, block_m)
-    mine = m < group
-    total_items = tl.load(counts)
+    head, m = tl.program_id(1), tl.arange(0, block_m)
+    mine, total_items = m < group, tl.load(counts)
     item = tl.atomic_add(counts + 1 + head, 1)
     while item < total_items:
         known = tl.load(items + item)
         row, piece = known // most, known % most
-        length = tl.load(kv_lengths + row)
-        each = piece_keys(length, least, most)
-        end = tl.minimum((piece + 1) * each, length)
-        table = page_table + tl.load(lines + row) * line_stride
+        length, table = tl.load(kv_lengths + row), page_table + tl.load(lines + row) * line_stride
+        seen = keys_within(length, window)
+        each = piece_keys(seen, least, most)
+        from_key = length - seen + piece * each
+        end = tl.minimum(from_key + each, length)
         q_at = q + row.to(tl.int64) * q_stride + (head * group + m) * dim
         q0, q1, acc0, acc1, top, total = begin(q_at, mine, dim, d0, d1)
         acc0, acc1, top, total = attend_keys(
-            q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, piece * each, end,
+            q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, from_key, end,
             slot_stride, head, scale_log2, page, dim, d0, d1, block_n,
         )  # fmt: skip
-        if length <= each:
+        if seen <= each:
             to = out + (row.to(tl.int64) * kv_heads * group + head * group + m) * dim
             finish(to, mine, acc0, acc1, total, value_scale, out.dtype.element_ty, dim, d0, d1)
         else:
             query = item.to(tl.int64) * (kv_heads * group) + head * group + m
-            part = parts + query * dim
-            finish(part, mine, acc0, acc1, total, value_scale, tl.float32, dim, d0, d1)
+            finish(
+                parts + query * dim, mine, acc0, acc1, total, value_scale, tl.float32, dim, d0, d1
+            )
             tl.store(logs + query, top + tl.log2(total), mask=mine)
         item = tl.atomic_add(counts + 1 + head, 1)
 
@@ -221,6 +232,7 @@ def _merge(
     kv_heads: tl.constexpr,
     least: tl.constexpr,
     most: tl.constexpr,
+    window: tl.constexpr,
 ):
     """Program (row, query head): its pieces, if there are several, weighed by their denominators.
     Afterwards 0 pieces count as taken: the next layer's programs begin anew.
@@ -228,7 +240,7 @@ def _merge(
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     if (row == 0) & (head < kv_heads):
         tl.store(counts + 1 + head, 0)
-    count = piece_count(tl.load(kv_lengths + row), least, most)
+    count = piece_count(keys_within(tl.load(kv_lengths + row), window), least, most)
     if count == 1:
         return
     s, c = tl.arange(0, most), tl.arange(0, columns)
@@ -242,12 +254,15 @@ def _merge(
     tl.store(to, merged.to(out.dtype.element_ty), mask=c < dim)
 
 
-def share_keys(rows: PagedRows, kv_heads: int, piece: int = LEAST_PIECE) -> DecodeWork:
-    """The list of pieces of a step's rows of one token: one launch, in stream order before all
-    layers'. piece: least keys of a piece, a multiple of 64.
+def share_keys(
+    rows: PagedRows, kv_heads: int, piece: int = LEAST_PIECE, window: int | None = None
+) -> DecodeWork:
+    """The list of pieces of a step's rows of one token, for layers with such a window: one launch,
+    in stream order before theirs. piece: least keys of a piece, a multiple of 64.
     """
     assert piece % ROUND.value == 0
     capacity = rows.page_table.shape[1] * rows.page_size
+    capacity = min(capacity, window or capacity)
     room = rows.singles * min(MOST_PIECES, -(-capacity // piece))
     sizes, block = (room, rows.singles, 1 + kv_heads), 32
     items, begins, counts = (rows.kv_lengths.new_empty(size) for size in sizes)
@@ -261,9 +276,10 @@ def share_keys(rows: PagedRows, kv_heads: int, piece: int = LEAST_PIECE) -> Deco
         least=piece,
         most=MOST_PIECES,
         block=block,
+        window=window or 0,
         num_warps=4,
     )
-    return DecodeWork(items, begins, counts, piece)
+    return DecodeWork(items, begins, counts, piece, window or 0)
 
 
 def launch_decode(
@@ -272,6 +288,7 @@ def launch_decode(
     """Attention of the first `rows.singles` tokens, to `out`, divided by `rows.work`."""
     work = rows.work
     assert work is not None, "a step's list is made first"
+    assert work.window == (cache.window or 0), "the list is that of layers with another window"
     count, heads, dim = rows.singles, q.shape[1], q.shape[2]
     kv_heads, cut, tile = cache.keys.shape[1], HeadCut.of(dim), decode_tile(q)
     group, room = heads // kv_heads, len(work.items)
@@ -305,6 +322,7 @@ def launch_decode(
         kv_heads=kv_heads,
         least=work.piece,
         most=MOST_PIECES,
+        window=work.window,
         **tile.options,
     )
     columns = triton.next_power_of_2(dim)
@@ -320,5 +338,6 @@ def launch_decode(
         kv_heads=kv_heads,
         least=work.piece,
         most=MOST_PIECES,
+        window=work.window,
         num_warps=max(1, columns // 128),
     )

@@ -20,10 +20,14 @@ def has_amx(feature: str) -> bool:
 
 
 @cache
-def tile_setting() -> torch.Tensor:
-    """The setting of AMX's eight tiles: 16 rows of 64 bytes."""
+def tile_setting(rows: int = 32) -> torch.Tensor:
+    """The setting of AMX's eight tiles, of 64 bytes a row. Rows to multiply, up to 32, are in tiles
+    4 and 5, their sums in 0 to 3; what they are multiplied with in 6 and 7, 16 rows each.
+    """
     palette, used = 1, 8
     widths = struct.pack("<16H", *[64] * used, *[0] * 8)
-    heights = bytes([16] * used + [0] * 8)
+    upper, lower = min(rows, 16), max(rows - 16, 0)
+    sums = [upper, upper, lower or upper, lower or upper]
+    heights = bytes([*sums, upper, lower or 16, 16, 16, *[0] * 8])
     told = bytes([palette, *[0] * 15]) + widths + heights
     return torch.frombuffer(bytearray(told), dtype=torch.uint8)

@@ -48,11 +48,14 @@ NOTHING = torch.zeros(LONGEST_HEAD, dtype=HALF)
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """The assignment of rows to keys (`attention_call.FIELDS`)."""
+    """The assignment of rows to keys (`attention_call.FIELDS`). near: no two blocks share keys, and
+    each has few.
+    """
 
     rows: torch.Tensor  # [chunks * CHUNK] int64: the place of each key, -1 of none
     table: torch.Tensor  # [blocks, BLOCK] int64
     fold: int = 1
+    near: bool = False
 
 
 @cache
@@ -82,9 +85,10 @@ def functions(dim: int, kind: Kind) -> Mapping[str, Function]:
     """By names: pack, attend. Made once a process: a quarter of a second the first time on a
     machine, then read from disk.
     """
-    from saccade.kernels.x86 import attention_code, llvm
+    from saccade.kernels.x86 import attention_code, attention_pack, llvm
 
-    sources = [source_text(each) for each in (attention_call, llvm, attention_code)]
+    modules = attention_call, llvm, attention_pack, attention_code
+    sources = [source_text(each) for each in modules]
     return compiled(
         attention_code.NAMES,
         lambda triple: attention_code.assembly(triple, dim, kind),
@@ -138,7 +142,8 @@ def _lay_out(
         ]
         at += here
     blocks = torch.tensor(table, dtype=torch.int64).view(-1, len(BLOCK))
-    return KeyLayout(torch.from_numpy(rows), blocks, fold)
+    near = all(count <= step and keys <= QUERIES for _, count, keys, _ in parts)
+    return KeyLayout(torch.from_numpy(rows), blocks, fold, near)
 
 
 def attend(
@@ -162,12 +167,15 @@ def attend(
     group, chunks = heads // kv_heads, len(layout.rows) // CHUNK
     assert group % layout.fold == 0 and layout.fold <= QUERIES
     widths = (-(-dim // 32) * 32, -(-dim // 16) * 16)
+    near = layout.near and group == layout.fold
     at_once = max(1, min(kv_heads, PACKED_VALUES // (chunks * CHUNK * max(widths))))
-    keys, values = (_aligned(at_once * chunks * CHUNK * width) for width in widths)
+    at_once, packed = (kv_heads, 0) if near else (at_once, at_once * chunks * CHUNK)
+    keys, values = (_aligned(packed * width) for width in widths)
     said = {
         "group": group,
         "fold": layout.fold,
         "chunks": chunks,
+        "near": int(near),
         "factor": struct.unpack("<i", struct.pack("<f", scale * math.log2(math.e)))[0],
         "keys": keys.data_ptr(),
         "values": values.data_ptr(),
@@ -186,7 +194,8 @@ def attend(
         for name, tensor in sides.items():
             head = first if name in ("k", "v") else first * group
             said[name] = tensor.data_ptr() + head * said[f"{name}_head"]
-        _run(code["pack"], said, count, chunks)
+        if not near:
+            _run(code["pack"], said, count, chunks)
         _run(code["attend"], said, count * group // layout.fold, len(layout.table))
     return out
 

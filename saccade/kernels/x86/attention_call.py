@@ -22,6 +22,7 @@ FIELDS = (
     "fold",  # so many of them stand side by side in the rows of a piece; a divisor of group
     "blocks",  # of rows; or how many chunks of keys there are
     "chunks",  # of keys, of one head
+    "near",  # 1: a piece packs its own keys, QUERIES at most, in a core's cache; else 0
     "factor",  # the bits of a float32: scores times it are exponents of 2
     "q_row",  # bytes from one row to the next
     "q_head",

@@ -22,6 +22,18 @@ from saccade.kernels.x86.attention_call import (
     POINTERS,
     QUERIES,
 )
+from saccade.kernels.x86.attention_pack import (
+    TILE,
+    columns_of,
+    is_near,
+    make_pack,
+    make_pack_chunk,
+    masked_load,
+    new_function,
+    pack_one,
+    steps_of,
+    take_piece,
+)
 from saccade.kernels.x86.llvm import (
     BITS,
     F32,
@@ -55,8 +67,6 @@ EXPONENTIAL = (1.0000026, 0.69300383, 0.24144275, 0.052011464, 0.013534168)
 """2 to the x from 0 to 1, by powers of x: to 2.6e-6 of it."""
 SCORES_ROW, WEIGHTS_ROW = KEYS * 4 + LINE, KEYS * 2 + LINE
 """Bytes from one row to the next: a line more, or all would lie in a few sets of the cache."""
-TILE = 16 * LINE
-"""Bytes of a tile: 16 rows of 16 float32, or of 32 bfloat16 numbers."""
 WIDE = ir.VectorType(I16, 2 * LANES)
 
 
@@ -80,25 +90,10 @@ def assembly(triple: str, dim: int, kind: Kind) -> str:
     """LLVM's own text of all functions for heads of `dim` values."""
     module = ir.Module()
     module.triple = triple
-    _pack(module, dim)
-    _Attend(module, dim, kind)
+    pack_chunk = make_pack_chunk(module, dim)
+    make_pack(module, dim, pack_chunk)
+    _Attend(module, dim, kind, pack_chunk)
     return str(module)
-
-
-def _steps(dim: int) -> int:
-    """Tiles of keys' values: of 32."""
-    return -(-dim // 32)
-
-
-def _columns(dim: int) -> int:
-    """Tiles of sums: of 16 values."""
-    return -(-dim // 16)
-
-
-def _function(module: Value, name: str, *kinds: Value) -> tuple[Value, list[Value]]:
-    function = ir.Function(module, ir.FunctionType(VOID, kinds), name)
-    function.linkage = "internal"
-    return ir.IRBuilder(function.append_basic_block()), list(function.args)
 
 
 def _least(b: Value, one: Value, other: Value) -> Value:
@@ -115,94 +110,11 @@ def _folded(b: Value, row: Value, stride: Value, head: Value, fold: Value) -> Va
     return b.add(b.mul(b.sdiv(row, fold), stride), b.mul(b.srem(row, fold), head))
 
 
-def _taken(task: Claims, leave: Callable[[], object] = lambda: None) -> tuple[Value, Value]:
-    """(head, block) of a piece."""
-    b, blocks = task.b, task.said["blocks"]
-    piece = task.take(b.mul(task.said["heads"], blocks), leave)
-    return b.sdiv(piece, blocks), b.srem(piece, blocks)
-
-
-def _masked_load(b: Value, module: Value, pointer: Value, there: int, of: int) -> Value:
-    """`there` bfloat16 numbers of a vector of `of`, and zeros."""
-    kind = ir.VectorType(I16, of)
-    if there >= of:
-        return load(b, kind, pointer, align=2)
-    bits = ir.VectorType(ir.IntType(1), of)
-    name = f"llvm.masked.load.v{of}i16.p0"
-    function = known(module, name, kind, PTR, I32, bits, kind)
-    mask = ir.Constant(bits, [lane < there for lane in range(of)])
-    return b.call(function, [pointer, ir.Constant(I32, 2), mask, every(kind, 0)])
-
-
-def _pack(module: Value, dim: int) -> None:
-    """A piece is a chunk of keys of a head."""
-    task = Claims(module, "pack", FIELDS, POINTERS)
-    b, said = task.b, task.said
-    head, chunk = _taken(task)
-    at = b.add(b.mul(head, said["chunks"]), chunk)
-    steps, columns = _steps(dim), _columns(dim)
-    keys = place(b, said["keys"], times(b, at, CHUNK // 16 * steps * TILE))
-    values = place(b, said["values"], times(b, at, CHUNK // 32 * columns * TILE))
-    rows = place(b, said["rows"], times(b, chunk, CHUNK * 8))
-
-    def sources(which: str, first: Value, count: int) -> list[Value]:
-        start = place(b, said[which], b.mul(head, said[f"{which}_head"]))
-        found = []
-        for key in range(count):
-            row = load(b, I64, rows, times(b, b.add(first, number(key)), 8), 8)
-            lies = place(b, start, b.mul(row, said[f"{which}_row"]))
-            found.append(b.select(b.icmp_signed("<", row, number(0)), said["nothing"], lies))
-        return found
-
-    loop = Loop(b, number(CHUNK // 16))
-    from_ = sources("k", times(b, loop.index, 16), 16)
-    for step in range(steps):
-        there = dim - 32 * step
-        lines = [
-            b.bitcast(_masked_load(b, module, place(b, each, 64 * step), there, 32), INTS)
-            for each in from_
-        ]
-        for pair, line in enumerate(_turned(b, lines)):
-            where = b.add(times(b, loop.index, steps * TILE), number(step * TILE + pair * LINE))
-            store(b, line, keys, where)
-    loop.close()
-    loop = Loop(b, number(CHUNK // 2))
-    two = sources("v", times(b, loop.index, 2), 2)
-    group = b.lshr(loop.index, number(4))
-    pair = b.and_(loop.index, number(15))
-    for column in range(columns):
-        there = dim - 16 * column
-        low, high = (
-            b.zext(_masked_load(b, module, place(b, each, 32 * column), there, 16), INTS)
-            for each in two
-        )
-        both = b.or_(low, b.shl(high, every(INTS, 16)))
-        where = b.add(times(b, group, columns * TILE), times(b, pair, LINE))
-        store(b, both, values, b.add(where, number(column * TILE)))
-    loop.close()
-    task.done()
-
-
-def _turned(b: Value, lines: list[Value]) -> list[Value]:
-    """The transpose of 16 vectors of 16 numbers: in four steps, of halves of 1, 2, 4, 8."""
-    for size in (1, 2, 4, 8):
-        low = [lane if not lane & size else lane - size + 16 for lane in range(16)]
-        high = [lane + size if not lane & size else lane + 16 for lane in range(16)]
-        turned = list(lines)
-        for first in range(16):
-            if not first & size:
-                two = lines[first], lines[first + size]
-                turned[first] = b.shuffle_vector(*two, ir.Constant(INTS, low))
-                turned[first + size] = b.shuffle_vector(*two, ir.Constant(INTS, high))
-        lines = turned
-    return lines
-
-
 class _Attend:
     """The function `attend`: a piece is a block of rows of a head."""
 
-    def __init__(self, module: Value, dim: int, kind: Kind) -> None:
-        self._steps, self._columns = steps, columns = _steps(dim), _columns(dim)
+    def __init__(self, module: Value, dim: int, kind: Kind, pack_chunk: Value) -> None:
+        self._steps, self._columns = steps, columns = steps_of(dim), columns_of(dim)
         self._strides = q_row, out_row = steps * LINE, columns * LINE
         products = {"amx": _tiles, "pairs": _pairs}[kind]
         score = products(module, "score", steps, None, q_row, SCORES_ROW)
@@ -211,8 +123,11 @@ class _Attend:
         self._weigh = [_weigh(module, columns, masked) for masked in (False, True)]
         take, give = _take(module, dim), _give(module, dim)
         sizes = (QUERIES * q_row, QUERIES * out_row, ABREAST * SCORES_ROW, ABREAST * WEIGHTS_ROW)
-        task = Claims(module, "attend", FIELDS, POINTERS, [*sizes, QUERIES * 4, QUERIES * LINE])
-        self._b, self._said, self._rooms = b, said, rooms = task.b, task.said, task.scratch
+        near_sizes = QUERIES // 16 * steps * TILE, QUERIES // 32 * columns * TILE
+        scratch = [*sizes, QUERIES * 4, QUERIES * LINE, *near_sizes]
+        task = Claims(module, "attend", FIELDS, POINTERS, scratch)
+        *rooms, near_keys, near_values = task.scratch
+        self._b, self._said, self._rooms = b, said, rooms = task.b, task.said, rooms
         if kind == "amx":
             b.call(known(module, "llvm.x86.ldtilecfg", VOID, PTR), [said["tiles"]])
 
@@ -220,7 +135,7 @@ class _Attend:
             if kind == "amx":
                 b.call(known(module, "llvm.x86.tilerelease", VOID), [])
 
-        head, block = _taken(task, leave)
+        head, block = take_piece(task, leave)
         at = times(b, block, len(BLOCK) * 8)
         told = {
             name: load(b, I64, said["table"], b.add(at, number(8 * index)), 8)
@@ -241,7 +156,18 @@ class _Attend:
         b.call(
             take, [source, said["q_row"], said["q_head"], fold, queries, sums, tops, totals, count]
         )
-        self._all_keys(b.add(b.mul(b.sdiv(head, said["group"]), said["chunks"]), told["chunk"]))
+        key_head, near = b.sdiv(head, said["group"]), is_near(task)
+        with b.if_then(near):
+            loop = Loop(b, b.sdiv(b.add(told["keys"], number(CHUNK - 1)), number(CHUNK)))
+            which = key_head, b.add(told["chunk"], loop.index)
+            pack_one(task, pack_chunk, dim, which, loop.index, (near_keys, near_values))
+            loop.close()
+        self._packed = [
+            b.select(near, room, said[side])
+            for room, side in ((near_keys, "keys"), (near_values, "values"))
+        ]
+        chunk = b.add(b.mul(key_head, said["chunks"]), told["chunk"])
+        self._all_keys(b.select(near, number(0), chunk))
         b.call(give, [target, said["out_row"], said["out_head"], fold, sums, totals, count])
         task.done()
 
@@ -274,9 +200,10 @@ class _Attend:
         """ABREAST rows from `first` on, with `width` keys from `start` on."""
         b, (score, add), (q_row, out_row) = self._b, self._products, self._strides
         queries, sums, scores, weights, tops, totals = self._rooms
-        keys = place(b, self._said["keys"], times(b, chunk, CHUNK // 16 * self._steps * TILE))
-        values = times(b, chunk, CHUNK // 32 * self._columns * TILE)
-        values = place(b, self._said["values"], values)
+        sizes = CHUNK // 16 * self._steps * TILE, CHUNK // 32 * self._columns * TILE
+        keys, values = (
+            place(b, packed, times(b, chunk, size)) for packed, size in zip(self._packed, sizes)
+        )
         pairs = b.sdiv(width, number(32))
         b.call(score, [place(b, queries, times(b, first, q_row)), keys, scores, pairs])
         each = Loop(b, number(ABREAST))
@@ -306,15 +233,15 @@ def _take(module: Value, dim: int) -> Value:
     """(source, its row, its head, fold, queries, sums, tops, totals, count): whole blocks of rows,
     and of zeros.
     """
-    b, arguments = _function(module, "take", PTR, I64, I64, I64, PTR, PTR, PTR, PTR, I64)
+    b, arguments = new_function(module, "take", PTR, I64, I64, I64, PTR, PTR, PTR, PTR, I64)
     source, stride, head, fold, queries, sums, tops, totals, count = arguments
-    steps, columns = _steps(dim), _columns(dim)
+    steps, columns = steps_of(dim), columns_of(dim)
     loop = Loop(b, _upwards(b, count, ABREAST))
     # Rows beyond are the last one again: they are scored, and thrown away.
     row = _least(b, loop.index, b.sub(count, number(1)))
     start = place(b, source, _folded(b, row, stride, head, fold))
     for step in range(steps):
-        some = _masked_load(b, module, place(b, start, LINE * step), dim - 32 * step, 32)
+        some = masked_load(b, module, place(b, start, LINE * step), dim - 32 * step, 32)
         store(b, some, queries, b.add(times(b, loop.index, steps * LINE), number(step * LINE)))
     for column in range(columns):
         where = b.add(times(b, loop.index, columns * LINE), number(column * LINE))
@@ -328,9 +255,9 @@ def _take(module: Value, dim: int) -> Value:
 
 def _give(module: Value, dim: int) -> Value:
     """(target, its row, its head, fold, sums, totals, count): means, in bfloat16."""
-    b, arguments = _function(module, "give", PTR, I64, I64, I64, PTR, PTR, I64)
+    b, arguments = new_function(module, "give", PTR, I64, I64, I64, PTR, PTR, I64)
     target, stride, head, fold, sums, totals, count = arguments
-    columns = _columns(dim)
+    columns = columns_of(dim)
     loop = Loop(b, count)
     total = load(b, FLOATS, totals, times(b, loop.index, LINE), LINE)
     total = _across(b, total, b.fadd)
@@ -389,7 +316,7 @@ def _weigh(module: Value, columns: int, masked: bool) -> Value:
     none.
     """
     name = "weigh_some" if masked else "weigh_all"
-    b, arguments = _function(module, name, PTR, PTR, PTR, PTR, PTR, I64, I64, I64)
+    b, arguments = new_function(module, name, PTR, PTR, PTR, PTR, PTR, I64, I64, I64)
     b.function.attributes.add("noinline")
     scores, weights, top, total, sum_, factor, width, valid = arguments
     power = _Exponential(module, b)
@@ -472,7 +399,7 @@ def _tiles(
     the columns are, and results are added to.
     (rows, tiles, out, count)
     """
-    b, (rows, tiles, out, count) = _function(module, name, PTR, PTR, PTR, I64)
+    b, (rows, tiles, out, count) = new_function(module, name, PTR, PTR, PTR, I64)
     tile = {index: ir.Constant(I8, index) for index in range(8)}
     get = known(module, "llvm.x86.tileloadd64", VOID, I8, PTR, I64)
     put = known(module, "llvm.x86.tilestored64", VOID, I8, PTR, I64)
@@ -526,7 +453,7 @@ def _pairs(
     module: Value, name: str, steps: int | None, columns: int | None, row: int, out_row: int
 ) -> Value:
     """As `_tiles`, by AVX512-BF16."""
-    b, (rows, tiles, out, count) = _function(module, name, PTR, PTR, PTR, I64)
+    b, (rows, tiles, out, count) = new_function(module, name, PTR, PTR, PTR, I64)
     dot = known(
         module, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, FLOATS, MORE_BRAINS, MORE_BRAINS
     )

@@ -124,6 +124,7 @@ def _address_of(kind):
     return pointer
 
 
+octets = _address_of(types.uint8)
 halves = _address_of(types.uint16)
 words = _address_of(types.int32)
 longs = _address_of(types.int64)

@@ -15,6 +15,7 @@ import torch
 
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.paged import PagedCache
+from saccade.kernels.reference.rotary import Rotation
 from saccade.kernels.x86.jit import (
     Kernel,
     bits,
@@ -23,6 +24,7 @@ from saccade.kernels.x86.jit import (
     halves,
     longs,
     narrow,
+    octets,
     real,
     reals,
     wide,
@@ -181,6 +183,137 @@ def compiled_rms_norm(
 
 
 @cache
+def _turn() -> Kernel:
+    """Item: a token."""
+
+    def turn(block):
+        x, cos, sin = halves(block[2]), reals(block[3]), reals(block[4])
+        heads, stride, dim, half = block[5], block[6], block[7], block[8]
+        while True:
+            token = claim(block)
+            if token >= block[1]:
+                return
+            angle = token * 2 * half
+            for head in range(heads):
+                at = token * stride + head * dim
+                for i in range(half):
+                    one, two = wide(x[at + i]), wide(x[at + half + i])
+                    turned = one * cos[angle + i] + two * sin[angle + i]
+                    other = two * cos[angle + half + i] + one * sin[angle + half + i]
+                    x[at + i] = narrow(turned)
+                    x[at + half + i] = narrow(other)
+
+    return Kernel(turn)
+
+
+def compiled_turn(rotation: Rotation, x: torch.Tensor) -> None:
+    """`rotary.rotate_` of halves, where `turns`."""
+    ready = rotation.ready()
+    cos, sin = ready.cos.contiguous(), ready.sin.contiguous()
+    tokens, heads, dim = x.shape
+    numbers = heads, x.stride(0), dim, cos.shape[1] // 2
+    _turn()(tokens, x.numel(), x.data_ptr(), cos.data_ptr(), sin.data_ptr(), *numbers)
+
+
+@cache
+def _layer_norm(adds: bool) -> Kernel:
+    """Item: a row."""
+
+    def layer_norm(block):
+        x, delta, weight, bias, total, normed = (
+            halves(block[2]),
+            halves(block[3]),
+            halves(block[4]),
+            halves(block[5]),
+            halves(block[6]),
+            halves(block[7]),
+        )
+        size, eps = block[8], real(block[9])
+        while True:
+            row = claim(block)
+            if row >= block[1]:
+                return
+            at = row * size
+            added, squares = np.float32(0), np.float32(0)
+            if adds:
+                for i in range(size):
+                    both = narrow(wide(x[at + i]) + wide(delta[at + i]))
+                    total[at + i] = both
+                    added += wide(both)
+            else:
+                for i in range(size):
+                    added += wide(x[at + i])
+            mean = added / np.float32(size)
+            for i in range(size):
+                off = wide(total[at + i]) - mean
+                squares += off * off
+            root = np.float32(1) / np.sqrt(squares / np.float32(size) + eps)
+            for i in range(size):
+                off = (wide(total[at + i]) - mean) * root
+                normed[at + i] = narrow(off * wide(weight[i]) + wide(bias[i]))
+
+    return Kernel(layer_norm)
+
+
+def compiled_layer_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`layer.add_layer_norm`; without `delta`, (x, its norm)."""
+    assert x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
+    assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
+    normed = torch.empty_like(x)
+    total = x if delta is None else torch.empty_like(x)
+    size = x.shape[-1]
+    _layer_norm(delta is not None)(
+        x.numel() // size,
+        x.numel(),
+        x.data_ptr(),
+        0 if delta is None else delta.data_ptr(),
+        weight.data_ptr(),
+        bias.data_ptr(),
+        total.data_ptr(),
+        normed.data_ptr(),
+        size,
+        bits(eps),
+    )
+    return total, normed
+
+
+@cache
+def _sigmoid_gate() -> Kernel:
+    """Item: up to `GATE_VALUES` values."""
+
+    def sigmoid_gate(block):
+        values, out, count = halves(block[2]), halves(block[3]), block[4]
+        first, third = real(block[5]), real(block[6])
+        while True:
+            item = claim(block)
+            if item >= block[1]:
+                return
+            start = item * GATE_VALUES
+            for i in range(start, min(start + GATE_VALUES, count)):
+                x = wide(values[i])
+                near = min(max(x, np.float32(-100)), np.float32(100))  # else 0 times infinity
+                power = exponential(-near * (first + third * near * near))
+                out[i] = narrow(x / (np.float32(1) + power))
+
+    return Kernel(sigmoid_gate)
+
+
+def compiled_sigmoid_gate(x: torch.Tensor, first: float, third: float) -> torch.Tensor:
+    """x * sigmoid(first * x + third * x^3)"""
+    assert x.is_contiguous()
+    out, count = torch.empty_like(x), x.numel()
+    numbers = x.data_ptr(), out.data_ptr(), count, bits(first), bits(third)
+    _sigmoid_gate()(-(-count // GATE_VALUES), count, *numbers)
+    return out
+
+
+@cache
 def _gate() -> Kernel:
     """Item: up to `GATE_VALUES` values of a row."""
 
@@ -208,4 +341,53 @@ def compiled_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype)
     _gate()(rows * -(-size // GATE_VALUES), out.numel(), gate_up.data_ptr(), out.data_ptr(), size)
+    return out
+
+
+@cache
+def _centre(patch: int) -> Kernel:
+    """Item: a row of merged tokens of a frame."""
+
+    def centre(block):
+        image, out = octets(block[2]), halves(block[3])
+        frames, bands, across, merge = block[4], block[5], block[6], block[7]
+        one = 3 * patch * patch
+        line = 3 * across * merge * patch  # bytes
+        while True:
+            item = claim(block)
+            if item >= block[1]:
+                return
+            frame, band = item // bands, item % bands
+            for place in range(across * merge * merge):
+                token, row, column = place // (merge * merge), place // merge % merge, place % merge
+                to = ((band * across * merge * merge + place) * frames + frame) * one
+                top = (item * merge + row) * patch * line
+                corner = top + 3 * patch * (token * merge + column)
+                for y in range(patch):
+                    for x in range(patch):
+                        for channel in range(3):
+                            byte = np.float32(image[corner + y * line + 3 * x + channel])
+                            at = to + (channel * patch + y) * patch + x
+                            out[at] = narrow(byte - np.float32(128))
+
+    return Kernel(centre)
+
+
+def compiled_centre(frames: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
+    """`patchify.centre_patches` in bfloat16."""
+    assert frames.is_contiguous() and frames.shape[3] == 3
+    count, height, width, _ = frames.shape
+    bands, across = height // (merge * patch), width // (merge * patch)
+    rows = bands * across * merge**2
+    out = torch.empty((rows, count * 3 * patch**2), dtype=torch.bfloat16)
+    _centre(patch)(
+        count * bands,
+        out.numel(),
+        frames.data_ptr(),
+        out.data_ptr(),
+        count,
+        bands,
+        across,
+        merge,
+    )
     return out

@@ -151,3 +151,39 @@ class Claims:
         b.position_at_end(never)
         b.unreachable()
         return [*blocks, behind]
+
+
+class Keep:
+    """Writes the outputs of a panel that there are, `left` from here, in one of FORMATS."""
+
+    def __init__(self, module: Value, b: Value, kind: int, left: Value, wides: int) -> None:
+        """wides: vectors of a panel."""
+        self._b, self._kind = b, kind
+        form = (FLOATS, SHORTS, HALVES)[kind]
+        name = ("f32", "i16", "f16")[kind]
+        self._put = known(
+            module, f"llvm.masked.store.v{LANES}{name}.p0", VOID, form, PTR, I32, BITS
+        )
+        lanes = ir.Constant(INTS, list(range(LANES)))
+        there = [b.trunc(b.sub(left, number(wide * LANES)), I32) for wide in range(wides)]
+        self._masks = [b.icmp_signed("<", lanes, spread(b, each)) for each in there]
+
+    def write(self, values: Value, target: Value, wide: int) -> None:
+        b, kind = self._b, self._kind
+        where = place(b, target, wide * LANES * (2 if kind else 4))
+        value = narrowed(b, kind, values)
+        b.call(self._put, [value, where, ir.Constant(I32, 1), self._masks[wide]])
+
+
+def narrowed(b: Value, kind: int, value: Value) -> Value:
+    """float32 to one of FORMATS, to the nearest, of two the even one."""
+    if kind == 0:
+        return value
+    if kind == 2:
+        return b.fptrunc(value, HALVES)
+    bits = b.bitcast(value, INTS)
+    upper = b.lshr(bits, every(INTS, 16))
+    odd = b.and_(upper, every(INTS, 1))
+    rounded = b.lshr(b.add(bits, b.add(odd, every(INTS, 0x7FFF))), every(INTS, 16))
+    ordered = b.fcmp_ordered("ord", value, value)
+    return b.trunc(b.select(ordered, rounded, every(INTS, 0x7FC0)), SHORTS)

@@ -3,7 +3,6 @@ values, then the way down, summed.
 
 A product of oneDNN's takes 14 us beside its work, and a step has hundreds for experts: these passes
 read the memory packed by oneDNN, and make all products of a layer at once. Sums are in float32.
-Owns the facts of the memory's layout, compared with the real one before use.
 
 Imported only where needed (`ops.X86Ops`).
 """
@@ -12,7 +11,6 @@ Imported only where needed (`ops.X86Ops`).
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from functools import cache
 
@@ -20,12 +18,10 @@ import numba
 import numpy as np
 import torch
 
-from saccade.kernels.reference.linear import pack
 from saccade.kernels.reference.moe import Addresses
 from saccade.kernels.x86.jit import Kernel, claim, exponential, fetch, longs, real, reals, words
+from saccade.kernels.x86.onednn_blocks import panel_width
 
-PANEL = 64
-"""Outputs that lie together: of each pair of inputs, a word of two numbers for each."""
 PAIRS = 4
 """Pairs of inputs that are multiplied between two visits to the sums."""
 AHEAD_BYTES = 8192
@@ -34,50 +30,35 @@ LONG = 8
 """Bytes of an address."""
 
 
-def reads(outputs: int, inputs: int) -> bool:
-    """True if matrices of the given shape are packed as this file expects."""
-    return outputs % PANEL == 0 and inputs % (2 * PAIRS) == 0 and _as_believed(outputs, inputs)
-
-
-@cache
-def _as_believed(outputs: int, inputs: int) -> bool:
-    marked = torch.arange(outputs * inputs, dtype=torch.int32).mul_(40503).to(torch.int16)
-    marked.bitwise_and_(0x3FFF)  # finite numbers of every pattern
-    weight = marked.view(torch.bfloat16).view(outputs, inputs)
-    packed = pack(weight)
-    if not packed.is_mkldnn or torch.ops.mkldnn._nbytes(packed) != weight.nbytes:
-        return False
-    shape = outputs // PANEL, PANEL, inputs // 2
-    believed = weight.view(torch.int32).view(shape).transpose(1, 2).contiguous()
-    found = (ctypes.c_char * weight.nbytes).from_address(address(packed))
-    return torch.equal(torch.frombuffer(found, dtype=torch.int32), believed.flatten())
-
-
-def address(packed: torch.Tensor) -> int:
-    """The address of a packed matrix's memory, valid for the matrix's life."""
-    found: int = torch.ops.mkldnn.data_ptr(packed)
-    return found
+def read_width(up: Sequence[int], down: Sequence[int]) -> int:
+    """Outputs of a panel of experts' matrices of these shapes, if they lie as this file expects;
+    else 0.
+    """
+    width = panel_width(*up)
+    if not width or panel_width(*down) != width or down[1] % width or up[1] % (2 * PAIRS):
+        return 0
+    return width
 
 
 @numba.njit(inline="always")
-def _add_panel(matrix, pairs, x, sources, out, targets, column, first, last):
-    """out[targets[v] + column ...] += panel @ x[sources[v] ...] for visits v, PANEL values each;
+def _add_panel(size, matrix, pairs, x, sources, out, targets, column, first, last):
+    """out[targets[v] + column ...] += panel @ x[sources[v] ...] for visits v, `size` values each;
     the panel's memory begins at `matrix`.
     """
     panel = words(matrix)
     for pair in range(0, pairs, 4):
-        at = pair * 64
-        for line in range(16):
+        at = pair * size
+        for line in range(size // 4):
             fetch(matrix + 4 * at + AHEAD_BYTES + 64 * line)
         for v in range(first, last):
             s, t = sources[v] + 2 * pair, targets[v] + column
             x0, x1, x2, x3 = x[s], x[s + 1], x[s + 2], x[s + 3]
             x4, x5, x6, x7 = x[s + 4], x[s + 5], x[s + 6], x[s + 7]
-            for o in range(64):
+            for o in range(size):
                 w0 = np.uint32(panel[at + o])
-                w1 = np.uint32(panel[at + 64 + o])
-                w2 = np.uint32(panel[at + 128 + o])
-                w3 = np.uint32(panel[at + 192 + o])
+                w1 = np.uint32(panel[at + size + o])
+                w2 = np.uint32(panel[at + 2 * size + o])
+                w3 = np.uint32(panel[at + 3 * size + o])
                 out[t + o] += (
                     real(w0 << np.uint32(16)) * x0
                     + real(w0 & np.uint32(0xFFFF0000)) * x1
@@ -91,8 +72,10 @@ def _add_panel(matrix, pairs, x, sources, out, targets, column, first, last):
 
 
 @cache
-def _gated() -> Kernel:
-    """Item: a panel of an expert's gates, and the same panel of gated values."""
+def _gated(outs: int) -> Kernel:
+    """Item: a panel of an expert's gates, and the same panel of gated values. outs: outputs of a
+    panel.
+    """
 
     def gated(block):
         x, gates, ups, shares = (
@@ -108,24 +91,24 @@ def _gated() -> Kernel:
             longs(block[9]),
         )
         inputs, width = block[10], block[11]
-        panels, size = width // 64, 128 * inputs  # bytes of a panel
+        panels, size = width // outs, 2 * outs * inputs  # bytes of a panel
         while True:
             item = claim(block)
             if item >= block[1]:
                 return
             run, panel = item // panels, item % panels
-            first, last, column = starts[run], starts[run + 1], panel * 64
+            first, last, column = starts[run], starts[run + 1], panel * outs
             gate = matrices[run] + panel * size
             up = matrices[run] + (panels + panel) * size
             for v in range(first, last):
-                for o in range(64):
+                for o in range(outs):
                     gates[targets[v] + column + o] = np.float32(0)
                     ups[targets[v] + column + o] = np.float32(0)
-            _add_panel(gate, inputs // 2, x, sources, gates, targets, column, first, last)
-            _add_panel(up, inputs // 2, x, sources, ups, targets, column, first, last)
+            _add_panel(outs, gate, inputs // 2, x, sources, gates, targets, column, first, last)
+            _add_panel(outs, up, inputs // 2, x, sources, ups, targets, column, first, last)
             for v in range(first, last):
                 at = targets[v] + column
-                for o in range(64):
+                for o in range(outs):
                     g = gates[at + o]
                     gates[at + o] = g / (np.float32(1) + exponential(-g)) * ups[at + o] * shares[v]
 
@@ -133,8 +116,8 @@ def _gated() -> Kernel:
 
 
 @cache
-def _down() -> Kernel:
-    """Item: a panel of outputs, of all experts one after another."""
+def _down(outs: int) -> Kernel:
+    """Item: a panel of `outs` outputs, of all experts one after another."""
 
     def down(block):
         gated, out = reals(block[2]), reals(block[3])
@@ -150,10 +133,19 @@ def _down() -> Kernel:
             if panel >= block[1]:
                 return
             for run in range(runs):
-                matrix = matrices[run] + panel * 128 * width
+                matrix = matrices[run] + panel * 2 * outs * width
                 first, last = starts[run], starts[run + 1]
                 _add_panel(
-                    matrix, width // 2, gated, sources, out, targets, panel * 64, first, last
+                    outs,
+                    matrix,
+                    width // 2,
+                    gated,
+                    sources,
+                    out,
+                    targets,
+                    panel * outs,
+                    first,
+                    last,
                 )
 
     return Kernel(down)
@@ -172,6 +164,7 @@ def compiled_experts(
     number of pairs), one after another.
     """
     width = places.width
+    outs = places.panel
     hidden, top, count = x.shape[1], shares.shape[1], len(order)
     starts = [0]
     for _, rows in runs:
@@ -189,8 +182,8 @@ def compiled_experts(
     parts = shares.flatten().float().index_select(0, torch.tensor(order, dtype=torch.int64))
     inner = torch.empty((2, count, width))
     out = torch.zeros_like(wide)
-    _gated()(
-        len(runs) * (width // PANEL),
+    _gated(outs)(
+        len(runs) * (width // outs),
         2 * len(runs) * width * hidden,
         wide.data_ptr(),
         inner.data_ptr(),
@@ -203,8 +196,8 @@ def compiled_experts(
         hidden,
         width,
     )
-    _down()(
-        hidden // PANEL,
+    _down(outs)(
+        hidden // outs,
         len(runs) * width * hidden,
         inner.data_ptr(),
         out.data_ptr(),

@@ -9,23 +9,77 @@ from collections.abc import Sequence
 import torch
 
 from saccade.kernels.matrix import DenseMatrix, Matrix
-from saccade.kernels.reference import layer, norm
-from saccade.kernels.reference.activation import Activation
+from saccade.kernels.reference import activation as activations
+from saccade.kernels.reference import layer, linear, norm, patchify, rotary
+from saccade.kernels.reference.activation import SLOPE, Activation
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.moe import Addresses, Experts, Routes, sort_visits
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation
+from saccade.kernels.x86.dense import few_rows_linear, multiplies
 from saccade.kernels.x86.layer import (
+    compiled_centre,
+    compiled_layer_norm,
     compiled_rms_norm,
+    compiled_sigmoid_gate,
     compiled_silu_gate,
+    compiled_turn,
     compiled_turn_and_cache,
 )
-from saccade.kernels.x86.moe import address, compiled_experts, reads
+from saccade.kernels.x86.moe import compiled_experts, read_width
+from saccade.kernels.x86.onednn_blocks import address, pack_and_look
 
 FEW_ROWS = 32
 """So many rows and fewer read experts' matrices faster than they multiply them."""
 HALF = torch.bfloat16
+SIGMOIDS: dict[Activation, tuple[float, float]] = {
+    "gelu_tanh": (SLOPE, 0.044715 * SLOPE),
+    "quick_gelu": (1.702, 0.0),
+}
+"""Activations x * sigmoid(a x + b x^3): PyTorch makes several passes of each."""
+
+
+def _plain(*tensors: torch.Tensor) -> bool:
+    return all(each.dtype == HALF and each.is_contiguous() for each in tensors)
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if activation in SIGMOIDS and _plain(x):
+        return compiled_sigmoid_gate(x, *SIGMOIDS[activation])
+    return activations.activate(x, activation)
+
+
+def centre_patches(
+    frames: torch.Tensor, patch: int, merge: int, dtype: torch.dtype
+) -> torch.Tensor:
+    if dtype == HALF and frames.is_contiguous() and frames.shape[3] == 3:
+        return compiled_centre(frames, patch, merge)
+    return patchify.centre_patches(frames, patch, merge, dtype)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    if _plain(x, weight, bias):
+        return compiled_layer_norm(x, None, weight, bias, eps)[1]
+    return norm.layer_norm(x, weight, bias, eps)
+
+
+def add_layer_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if _plain(x, delta, weight, bias):
+        return compiled_layer_norm(x, delta, weight, bias, eps)
+    return layer.add_layer_norm(x, delta, weight, bias, eps)
+
+
+def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
+    together = x.stride(2) == 1 and x.stride(1) == x.shape[2]
+    if x.dtype == HALF and rotation.pairs == "halves" and together:
+        compiled_turn(rotation, x)
+    else:
+        rotary.rotate_(rotation, x)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -65,6 +119,17 @@ def turn_and_cache(
     )
 
 
+def dense_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: Activation = "none",
+) -> torch.Tensor:
+    if multiplies(x, weight):
+        return activate(few_rows_linear(x, weight, bias), activation)
+    return linear.dense_linear(x, weight, bias, activation)
+
+
 class X86Ops(Ops):
     """Kernels know bfloat16 alone: what has another dtype, as some norms' weights and an 8-bit
     cache, is PyTorch's.
@@ -73,8 +138,15 @@ class X86Ops(Ops):
     kind = "x86"
     compiles = "decode"
 
+    pack = staticmethod(pack_and_look)
+    dense_linear = staticmethod(dense_linear)
+    activate = staticmethod(activate)
+    centre_patches = staticmethod(centre_patches)
     rms_norm = staticmethod(rms_norm)
+    layer_norm = staticmethod(layer_norm)
+    rotate_ = staticmethod(rotate_)
     add_rms_norm = staticmethod(add_rms_norm)
+    add_layer_norm = staticmethod(add_layer_norm)
     gate = staticmethod(gate)
     turn_and_cache = staticmethod(turn_and_cache)
 
@@ -89,9 +161,11 @@ class X86Ops(Ops):
         )
         if len(ups) < len(up) or len(downs) < len(down):
             return None
-        if ups[0].dtype != HALF or not (reads(*ups[0].shape) and reads(*downs[0].shape)):
+        panel = read_width(ups[0].shape, downs[0].shape) if ups[0].dtype == HALF else 0
+        if not panel:
             return None
-        return Addresses(tuple(map(address, ups)), tuple(map(address, downs)), downs[0].shape[1])
+        width = downs[0].shape[1]
+        return Addresses(tuple(map(address, ups)), tuple(map(address, downs)), width, panel)
 
     def expert_mlp(
         self, x: torch.Tensor, routes: Routes, experts: Experts, act: Activation, first: int = 0

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from saccade.kernels.x86.llvm import (
-    BITS,
     BYTES,
     F32,
     FLOATS,
@@ -26,6 +25,7 @@ from saccade.kernels.x86.llvm import (
     SHORTS,
     VOID,
     Claims,
+    Keep,
     Loop,
     Value,
     every,
@@ -272,7 +272,7 @@ def _settle_tiled(module: Value, kind: int) -> Value:
         [load(b, FLOATS, pointer, wide * LINE) for wide in range(WIDE)]
         for pointer in (scales, bias)
     )
-    keep = _Keep(module, b, kind, left)
+    keep = Keep(module, b, kind, left, WIDE)
     add = known(module, f"llvm.fma.v{LANES}f32", FLOATS, FLOATS, FLOATS, FLOATS)
     loop = Loop(b, rows)
     row = times(b, loop.index, 4)
@@ -399,27 +399,6 @@ def _step(
     return totals, [place(b, words, line), place(b, numbers, word)]
 
 
-class _Keep:
-    """Writes the outputs of a panel that there are, `left` from here, in one of FORMATS."""
-
-    def __init__(self, module: Value, b: Value, kind: int, left: Value) -> None:
-        self._b, self._kind = b, kind
-        form = (FLOATS, SHORTS, HALVES)[kind]
-        name = ("f32", "i16", "f16")[kind]
-        self._put = known(
-            module, f"llvm.masked.store.v{LANES}{name}.p0", VOID, form, PTR, I32, BITS
-        )
-        lanes = ir.Constant(INTS, list(range(LANES)))
-        there = [b.trunc(b.sub(left, number(wide * LANES)), I32) for wide in range(WIDE)]
-        self._masks = [b.icmp_signed("<", lanes, spread(b, each)) for each in there]
-
-    def write(self, values: Value, target: Value, wide: int) -> None:
-        b, kind = self._b, self._kind
-        where = place(b, target, wide * LANES * (2 if kind else 4))
-        value = _narrowed(b, kind, values)
-        b.call(self._put, [value, where, ir.Constant(I32, 1), self._masks[wide]])
-
-
 def _finish(module: Value, kind: int, bits: int) -> Value:
     """(made, bias, target, how many outputs there are from here): a panel of one row, in one of
     FORMATS.
@@ -429,23 +408,9 @@ def _finish(module: Value, kind: int, bits: int) -> Value:
     function.linkage = "internal"
     made, bias, target, left = function.args
     b = ir.IRBuilder(function.append_basic_block())
-    keep = _Keep(module, b, kind, left)
+    keep = Keep(module, b, kind, left, WIDE)
     for wide in range(WIDE):
         added = b.fadd(load(b, FLOATS, made, wide * LINE), load(b, FLOATS, bias, wide * LINE))
         keep.write(added, target, wide)
     b.ret_void()
     return function
-
-
-def _narrowed(b: Value, kind: int, value: Value) -> Value:
-    """float32 to one of FORMATS, to the nearest, of two the even one."""
-    if kind == 0:
-        return value
-    if kind == 2:
-        return b.fptrunc(value, HALVES)
-    bits = b.bitcast(value, INTS)
-    upper = b.lshr(bits, every(INTS, 16))
-    odd = b.and_(upper, every(INTS, 1))
-    rounded = b.lshr(b.add(bits, b.add(odd, every(INTS, 0x7FFF))), every(INTS, 16))
-    ordered = b.fcmp_ordered("ord", value, value)
-    return b.trunc(b.select(ordered, rounded, every(INTS, 0x7FC0)), SHORTS)

@@ -1,0 +1,164 @@
+"""Packing of keys and values for attention on x86 processors, told to LLVM through llvmlite, and
+the steps shared with their products (`attention_code.py`, the only one to import this).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from saccade.kernels.x86.attention_call import CHUNK, FIELDS, POINTERS
+from saccade.kernels.x86.llvm import (
+    I16,
+    I32,
+    I64,
+    INTS,
+    LINE,
+    PTR,
+    VOID,
+    Claims,
+    Loop,
+    Value,
+    every,
+    known,
+    load,
+    number,
+    place,
+    store,
+    times,
+)
+
+TILE = 16 * LINE
+"""Bytes of a tile: 16 rows of 16 float32, or of 32 bfloat16 numbers."""
+
+
+def steps_of(dim: int) -> int:
+    """Tiles of keys' values: of 32."""
+    return -(-dim // 32)
+
+
+def columns_of(dim: int) -> int:
+    """Tiles of sums: of 16 values."""
+    return -(-dim // 16)
+
+
+def new_function(module: Value, name: str, *kinds: Value) -> tuple[Value, list[Value]]:
+    function = ir.Function(module, ir.FunctionType(VOID, kinds), name)
+    function.linkage = "internal"
+    return ir.IRBuilder(function.append_basic_block()), list(function.args)
+
+
+def take_piece(task: Claims, leave: Callable[[], object] = lambda: None) -> tuple[Value, Value]:
+    """(head, block) of a piece. All heads of a near block follow each other: its rows stay in the
+    cache.
+    """
+    b, heads, blocks = task.b, task.said["heads"], task.said["blocks"]
+    piece = task.take(b.mul(heads, blocks), leave)
+    near = is_near(task)
+    inner = b.select(near, heads, blocks)
+    high, low = b.sdiv(piece, inner), b.srem(piece, inner)
+    return b.select(near, low, high), b.select(near, high, low)
+
+
+def is_near(task: Claims) -> Value:
+    return task.b.icmp_signed("!=", task.said["near"], number(0))
+
+
+def masked_load(b: Value, module: Value, pointer: Value, there: int, of: int) -> Value:
+    """`there` bfloat16 numbers of a vector of `of`, and zeros."""
+    kind = ir.VectorType(I16, of)
+    if there >= of:
+        return load(b, kind, pointer, align=2)
+    bits = ir.VectorType(ir.IntType(1), of)
+    name = f"llvm.masked.load.v{of}i16.p0"
+    function = known(module, name, kind, PTR, I32, bits, kind)
+    mask = ir.Constant(bits, [lane < there for lane in range(of)])
+    return b.call(function, [pointer, ir.Constant(I32, 2), mask, every(kind, 0)])
+
+
+def make_pack(module: Value, dim: int, pack_chunk: Value) -> None:
+    """A piece is a chunk of keys of a head."""
+    task = Claims(module, "pack", FIELDS, POINTERS)
+    head, chunk = take_piece(task)
+    at = task.b.add(task.b.mul(head, task.said["chunks"]), chunk)
+    pack_one(task, pack_chunk, dim, (head, chunk), at, (task.said["keys"], task.said["values"]))
+    task.done()
+
+
+def pack_one(
+    task: Claims,
+    pack_chunk: Value,
+    dim: int,
+    which: tuple[Value, Value],
+    at: Value,
+    targets: tuple[Value, Value],
+) -> None:
+    """That (head, chunk) becomes the chunk `at` of the targets: keys, values."""
+    b, said, (head, chunk) = task.b, task.said, which
+    sizes = CHUNK // 16 * steps_of(dim) * TILE, CHUNK // 32 * columns_of(dim) * TILE
+    packed = [place(b, target, times(b, at, size)) for target, size in zip(targets, sizes)]
+    k, v = (place(b, said[side], b.mul(head, said[f"{side}_head"])) for side in "kv")
+    rows = place(b, said["rows"], times(b, chunk, CHUNK * 8))
+    b.call(pack_chunk, [rows, k, said["k_row"], v, said["v_row"], said["nothing"], *packed])
+
+
+def make_pack_chunk(module: Value, dim: int) -> Value:
+    """(rows, k, its row, v, its row, nothing, keys, values): a chunk of keys of a head."""
+    kinds = PTR, PTR, I64, PTR, I64, PTR, PTR, PTR
+    b, (rows, k, k_row, v, v_row, nothing, keys, values) = new_function(
+        module, "pack_chunk", *kinds
+    )
+    steps, columns = steps_of(dim), columns_of(dim)
+
+    def sources(start: Value, stride: Value, first: Value, count: int) -> list[Value]:
+        found = []
+        for key in range(count):
+            row = load(b, I64, rows, times(b, b.add(first, number(key)), 8), 8)
+            lies = place(b, start, b.mul(row, stride))
+            found.append(b.select(b.icmp_signed("<", row, number(0)), nothing, lies))
+        return found
+
+    loop = Loop(b, number(CHUNK // 16))
+    from_ = sources(k, k_row, times(b, loop.index, 16), 16)
+    for step in range(steps):
+        there = dim - 32 * step
+        lines = [
+            b.bitcast(masked_load(b, module, place(b, each, 64 * step), there, 32), INTS)
+            for each in from_
+        ]
+        for pair, line in enumerate(_turned(b, lines)):
+            where = b.add(times(b, loop.index, steps * TILE), number(step * TILE + pair * LINE))
+            store(b, line, keys, where)
+    loop.close()
+    loop = Loop(b, number(CHUNK // 2))
+    two = sources(v, v_row, times(b, loop.index, 2), 2)
+    group = b.lshr(loop.index, number(4))
+    pair = b.and_(loop.index, number(15))
+    for column in range(columns):
+        there = dim - 16 * column
+        low, high = (
+            b.zext(masked_load(b, module, place(b, each, 32 * column), there, 16), INTS)
+            for each in two
+        )
+        both = b.or_(low, b.shl(high, every(INTS, 16)))
+        where = b.add(times(b, group, columns * TILE), times(b, pair, LINE))
+        store(b, both, values, b.add(where, number(column * TILE)))
+    loop.close()
+    b.ret_void()
+    return b.function
+
+
+def _turned(b: Value, lines: list[Value]) -> list[Value]:
+    """The transpose of 16 vectors of 16 numbers: in four steps, of halves of 1, 2, 4, 8."""
+    for size in (1, 2, 4, 8):
+        low = [lane if not lane & size else lane - size + 16 for lane in range(16)]
+        high = [lane + size if not lane & size else lane + 16 for lane in range(16)]
+        turned = list(lines)
+        for first in range(16):
+            if not first & size:
+                two = lines[first], lines[first + size]
+                turned[first] = b.shuffle_vector(*two, ir.Constant(INTS, low))
+                turned[first + size] = b.shuffle_vector(*two, ir.Constant(INTS, high))
+        lines = turned
+    return lines

@@ -1,0 +1,74 @@
+"""Products of few rows with bfloat16 matrices by AMX, from the memory that oneDNN has packed: it
+reads that memory at half the speed (LOG.md).
+
+A row has the same bits whatever rows are beside it, up to `MOST_ROWS`, and on any count of threads.
+The instructions are `dense_code.py`'s.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+
+from saccade.kernels.x86 import dense_call
+from saccade.kernels.x86.amx import has_amx, tile_setting
+from saccade.kernels.x86.dense_call import MOST_ROWS, PANEL, TILE_INPUTS, TILE_ROWS, Call
+from saccade.kernels.x86.jit_cache import run_on_threads
+from saccade.kernels.x86.machine_code import Function, compiled, source_text
+from saccade.kernels.x86.onednn_blocks import address, panel_width
+
+
+@cache
+def functions() -> Mapping[str, Function]:
+    """By names. Made once a process: part of a second the first time on a machine, then read from
+    disk.
+    """
+    from saccade.kernels.x86 import dense_code, llvm
+
+    sources = map(source_text, (__file__, dense_call, llvm, dense_code))
+    return compiled(dense_code.NAMES, dense_code.assembly, "\n".join((*dense_code.NAMES, *sources)))
+
+
+def multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """True if `few_rows_linear` takes these."""
+    return (
+        weight.is_mkldnn
+        and x.dtype == torch.bfloat16
+        and x.dim() == 2
+        and 0 < len(x) <= MOST_ROWS
+        and x.shape[1] % TILE_INPUTS == 0
+        and has_amx("amx-bf16")
+        and panel_width(*weight.shape) == PANEL
+    )
+
+
+def few_rows_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, in] @ weight.T + bias, [T, out] in bfloat16."""
+    x = x.contiguous()
+    count, (outputs, inputs) = len(x), weight.shape
+    result = torch.empty(count, outputs, dtype=x.dtype)
+    added = _zeros(outputs) if bias is None else bias.float()
+    said = Call(
+        0,
+        outputs // PANEL,
+        inputs,
+        count,
+        x.data_ptr(),
+        address(weight),
+        added.data_ptr(),
+        result.data_ptr(),
+        tile_setting(count).data_ptr(),
+    )
+    name = "rows_of_a_tile" if count <= TILE_ROWS else "rows_of_two"
+    run_on_threads(functions()[name], ctypes.addressof(said), outputs // PANEL)
+    return result
+
+
+@cache
+def _zeros(outputs: int) -> torch.Tensor:
+    return torch.zeros(outputs)
