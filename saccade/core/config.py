@@ -130,11 +130,23 @@ class KVConfig:
 @dataclass(frozen=True, slots=True)
 class SnapshotConfig:
     """Snapshots of per-sequence states (`family.KVSpec.state_bytes`) for the prefix cache: their
-    number, and the tokens of a long prompt per snapshot. 0 for a model without states.
+    number, and the tokens of a long prompt per snapshot. between: lines behind the snapshots for
+    the states between guesses. 0 for a model without states.
     """
 
     count: int = 0
     tokens: int = 0
+    between: int = 0
+
+    @property
+    def lines(self) -> int:
+        """Of the state memory, in all but the slots'."""
+        return self.count + self.between
+
+    @property
+    def unguessed(self) -> SnapshotConfig:
+        """The same memory where nothing is guessed."""
+        return SnapshotConfig(self.lines if self.count else 0, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

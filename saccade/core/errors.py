@@ -4,7 +4,7 @@ error shape.
 SaccadeError
 ├── RequestError          the caller's request cannot be served; has an HTTP status
 │   ├── InvalidRequest    400  malformed or unsupported
-│   │   └── ImageError    400  a picture that cannot be fetched, read or afforded
+│   │   └── ImageError    400  an image that cannot be fetched, read or afforded
 │   ├── Unauthorized      401
 │   ├── Forbidden         403  a web page that may not use the server
 │   ├── NotFound          404
@@ -54,7 +54,7 @@ class InvalidRequest(RequestError):
 
 
 class ImageError(InvalidRequest):
-    """400: a picture cannot be fetched, read or afforded. `param` names the message part."""
+    """400: an image cannot be fetched, read or afforded. `param` names the message part."""
 
     code = "invalid_image"
 
@@ -121,7 +121,7 @@ class HeadTooLarge(RequestError):
 
 
 class TooLarge(RequestError):
-    """413: the body or a picture is over a byte limit."""
+    """413: the body or an image is over a byte limit."""
 
     status = 413
     code = "too_large"

@@ -1,7 +1,7 @@
 """What a server of role language says to an encoder, and hears: the words of `ENCODE_PATH`.
 
-    POST  `EmbeddingWanted` as JSON in a header; body: the encoded picture, or nothing, where the
-          encoder may know the image by its key
+    POST  `EmbeddingWanted` as JSON in a header; body: the encoded image, or the frames' one after
+          another, or nothing, where the encoder may know the image by its key
     200   `EmbeddingGiven` as JSON in a header; body: its values, row by row
     404   it does not know the image: send the bytes
     409   its vision tower, or what it makes of the settings, is another
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.types import Image, Tower
+from saccade.core.video import FrameBudget
 
 ENCODE_PATH = "/internal/embedding"
 WANTED_HEADER = "x-saccade-image"
@@ -24,7 +25,8 @@ GIVEN_HEADER = "x-saccade-embedding"
 @dataclass(frozen=True, slots=True)
 class EmbeddingWanted:
     """A request for the embedding of `image`, made by `tower`. The remaining fields are the
-    request's size wishes, from which the encoder derives the settings.
+    request's size wishes, from which the encoder derives the settings. frames: of frames of a video
+    that came as images; nbytes: of each one's file, of those in the body.
     """
 
     image: Image
@@ -32,6 +34,8 @@ class EmbeddingWanted:
     detail: Literal["auto", "low", "high", "original"] = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
+    frames: FrameBudget | None = None
+    nbytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,14 @@ from saccade.core.video import VideoRules
 @dataclass(frozen=True, slots=True)
 class PixelBounds:
     """Bounds on height * width after resizing (of thumbnails beside: nothing). The model takes no
-    image of fewer than `least` pixels.
+    image of fewer than `least` pixels. cut: in a prompt of more images than so many, each has
+    `least` at most.
     """
 
     least: int
     min_pixels: int
     max_pixels: int
+    cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,20 @@ class KVSpec:
     number of caches, or none.
 
     windows: for each layer, the last tokens that one sees, itself included; None: all; none given:
-    all layers see all. whole_images: the tokens of an image also see each other's successors, so
-    that keys and values of each depend on the whole image: no chunk ends within one.
+    all layers see all. both_ways: for each layer, True where the tokens of an image also see each
+    other's successors; none given: nowhere.
     """
 
     layers: tuple[tuple[Cache, ...], ...]
     windows: tuple[int | None, ...] = ()
-    whole_images: bool = False
+    both_ways: tuple[bool, ...] = ()
+
+    @property
+    def whole_images(self) -> bool:
+        """True if keys and values of an image's tokens depend on the whole image: no chunk ends
+        within one.
+        """
+        return any(self.both_ways)
 
     @property
     def causal(self) -> bool:
@@ -93,6 +102,11 @@ class KVSpec:
     def state_bytes(self, dtype: Dtype) -> int:
         """Bytes of one sequence's state, over all layers; 0 for a model without states."""
         return self._bytes("sequence", dtype)
+
+    @property
+    def latent(self) -> bool:
+        """True if layers keep latents in place of keys and values."""
+        return any(cache.name == "latent" for layer in self.layers for cache in layer)
 
     @property
     def kv_layers(self) -> int:
@@ -123,6 +137,13 @@ def heads_cache(heads: int, dim: int, ranks: int) -> tuple[Cache, Cache]:
     """
     shape = (max(1, heads // ranks), dim)
     return Cache("k", shape), Cache("v", shape)
+
+
+def latent_cache(width: int) -> tuple[Cache]:
+    """The latent of a token in one layer, as one head of which all heads of queries make their keys
+    and values; each rank has it whole.
+    """
+    return (Cache("latent", (1, width)),)
 
 
 Divisible = tuple[tuple[int, str], ...]
@@ -342,7 +363,7 @@ class FamilySpec(Protocol):
     ) -> tuple[npt.NDArray[np.int64], int]:
         """Rotary positions [axes, num_tokens], and the position of the token that would come next.
 
-        `blocks` are the `image_positions` of the pictures that spans name. Tokens after the last
+        `blocks` are the `image_positions` of the images that spans name. Tokens after the last
         span advance all axes by one each.
         """
         ...

@@ -44,26 +44,26 @@ class Metric:
 
 
 DECLARED: tuple[Metric, ...] = (
-    # The path of a picture.
+    # The path of an image.
     Metric(
         "saccade_images_received_total",
         "counter",
-        "Pictures named in accepted requests, repeats included",
+        "Images named in accepted requests, repeats included",
     ),
     Metric("saccade_warm_waiting", "gauge", "Uploads that wait to be got ready"),
     Metric("saccade_warm_total", "counter", "Uploads got ready when idle, or not", ("outcome",)),
-    Metric("saccade_images_fetched_total", "counter", "Pictures fetched over http(s)"),
-    Metric("saccade_images_decoded_total", "counter", "Pictures decoded and resized"),
+    Metric("saccade_images_fetched_total", "counter", "Images fetched over http(s)"),
+    Metric("saccade_images_decoded_total", "counter", "Images decoded and resized"),
     Metric(
         "saccade_image_bytes_shipped_total",
         "counter",
         "Bytes of resized pixels handed to the engine",
     ),
-    Metric("saccade_images_encoded_total", "counter", "Pictures run through the vision tower"),
+    Metric("saccade_images_encoded_total", "counter", "Images run through the vision tower"),
     Metric(
         "saccade_images_same_total",
         "counter",
-        "Pictures whose pixels, once decoded, were those of another, and share its embedding",
+        "Images whose pixels, once decoded, were those of another, and share its embedding",
     ),
     Metric(
         "saccade_image_patches_encoded_total", "counter", "Patches run through the vision tower"
@@ -76,7 +76,7 @@ DECLARED: tuple[Metric, ...] = (
     Metric(
         "saccade_image_hits_total",
         "counter",
-        "Pictures of requests found at a level of cache",
+        "Images of requests found at a level of cache",
         ("level",),
     ),
     Metric(
@@ -123,29 +123,29 @@ DECLARED: tuple[Metric, ...] = (
     Metric(
         "saccade_embedding_hits_total",
         "counter",
-        "Picture embeddings found in a tier by a sequence that needed them",
+        "Image embeddings found in a tier by a sequence that needed them",
         ("tier",),
     ),
     Metric(
         "saccade_embedding_misses_total",
         "counter",
-        "Picture embeddings looked for in a tier and not found",
+        "Image embeddings looked for in a tier and not found",
         ("tier",),
     ),
     Metric(
-        "saccade_embedding_cache_bytes", "gauge", "Bytes of picture embeddings resident", ("tier",)
+        "saccade_embedding_cache_bytes", "gauge", "Bytes of image embeddings resident", ("tier",)
     ),
     Metric(
         "saccade_embedding_cache_budget_bytes",
         "gauge",
-        "Bytes that picture embeddings may take",
+        "Bytes that image embeddings may take",
         ("tier",),
     ),
-    Metric("saccade_embeddings", "gauge", "Picture embeddings resident", ("tier",)),
+    Metric("saccade_embeddings", "gauge", "Image embeddings resident", ("tier",)),
     Metric(
         "saccade_embedding_evictions_total",
         "counter",
-        "Picture embeddings evicted from a tier",
+        "Image embeddings evicted from a tier",
         ("tier",),
     ),
     Metric(
@@ -242,7 +242,7 @@ DECLARED: tuple[Metric, ...] = (
     Metric(
         "saccade_request_bytes_held",
         "gauge",
-        "Bytes of bodies and encoded pictures held for requests in flight",
+        "Bytes of bodies and encoded images held for requests in flight",
     ),
     Metric(
         "saccade_traces_dropped_total",

@@ -85,15 +85,17 @@ class ModelOptions:
     """Read the names of special tokens inside messages (<|im_end|>) as these tokens. Without this
     option they are plain text: special tokens come from the chat template and /v1/completions only.
     """
-    tool_parser: Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "none"] = "auto"
+    tool_parser: Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "gemma", "none"] = (
+        "auto"
+    )
     """The model's way to write tool calls. hermes: JSON within <tool_call>. xml: <function=NAME>
     within <tool_call>. glm: <arg_key> within <tool_call>. mistral: behind [TOOL_CALLS]. llama3:
-    JSON at the answer's begin, or behind <|python_tag|>. none: tools are refused. auto: as the chat
-    template shows.
+    JSON at the answer's begin, or behind <|python_tag|>. gemma: call:NAME{...} behind <|tool_call>.
+    none: tools are refused. auto: as the chat template shows.
     """
-    reasoning_parser: Literal["auto", "think", "none"] = "auto"
-    """The model's way to write reasoning. think: within think tags. none: reasoning is part of the
-    answer. auto: as the chat template shows.
+    reasoning_parser: Literal["auto", "think", "channel", "none"] = "auto"
+    """The model's way to write reasoning. think: within think tags. channel: within Gemma 4's.
+    none: reasoning is part of the answer. auto: as the chat template shows.
     """
     # the rest of the model
     context_length: int | None = basic(None)
@@ -101,7 +103,8 @@ class ModelOptions:
     family_option: tuple[str, ...] = ()
     """An option of the model's family, NAME=VALUE; repeat the option for several. Qwen-VL:
     patch_embed=folded makes normalisation and the second frame of a still image part of the vision
-    tower's first layer: less work, as exact on average, not the same bits.
+    tower's first layer: less work, as exact on average, not the same bits; exact does not; auto:
+    folded in bfloat16 on CPUs.
     """
 
     def __post_init__(self) -> None:
@@ -135,7 +138,8 @@ class EngineOptions:
         "auto",
         "Guess tokens from the prompt, the answer so far and earlier answers about an image, and "
         "compute guesses beside what is certain; auto: where a row's values do not depend on the "
-        "rows beside it, so that no answer changes; always: also where last bits may differ.",
+        "rows beside it, so that no answer changes; always: also where last bits may differ, and "
+        "for models with a state per sequence (not on cuda).",
     )
     speculative_tokens: int = tuned(7, "Most guesses of a sequence in a step.")
     # kernels

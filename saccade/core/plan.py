@@ -32,6 +32,9 @@ from saccade.core.types import (
 TOWER_RESTS = -1
 """As `Plan.tower`: no encoding goes on in this step."""
 
+NO_LINE = -1
+"""As `Row.keep`."""
+
 PLANS_IN_FLIGHT = 2
 """Plans that may be begun before the first one's result is known."""
 
@@ -83,7 +86,9 @@ class Row:
     computing. `tokens`: the row's last tokens, if neither `Open` nor a step has told them.
     `draft`: its one token is a guess of what an earlier row of the step draws: the row counts only
     if that is what was drawn. `scored`: prompt tokens [first, end) to score, each following a token
-    of the row. `read`: number of the row's last tokens to read, by `Open.reading`.
+    of the row. `read`: number of the row's last tokens to read, by `Open.reading`. `keep`: the line
+    of the state memory that gets the sequence's state after the row, for models with states;
+    `NO_LINE`: none but the slot's own.
     """
 
     slot: int
@@ -96,6 +101,7 @@ class Row:
     scored: tuple[int, int] | None = None
     read: int = 0
     draft: bool = False
+    keep: int = NO_LINE
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -162,7 +168,8 @@ class Splice:
 @dataclass(frozen=True, slots=True)
 class StateCopy:
     """Copy a sequence's state, for models with states (`family.KVSpec`): line `source` of the
-    workers' state memory to line `target`. The first lines are the slots, the rest snapshots.
+    workers' state memory to line `target`. The first lines are the slots, then come snapshots, then
+    the lines for states between guesses.
     """
 
     source: int
@@ -274,7 +281,7 @@ class Plan:
     Batch rows are the concatenation of `rows` in order: decoding rows first, then prefill chunks.
     tower: patch-blocks (patches x blocks of the vision tower) that the step may spend on unfinished
     encodings, in order of their begin; 0: no bound; `TOWER_RESTS`: none. save: embeddings on the
-    device to write to disk, in the background, once encoded. restore: snapshots from which slots go
+    device to write to disk, in the background, once encoded. restore: states from which slots go
     on. snapshot: states of slots to keep, as the step's rows leave them. wait: nothing is left to
     do before a read from disk or an encoding ends: wait for either. An adapting plan has no other
     content.

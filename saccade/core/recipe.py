@@ -13,8 +13,9 @@ from typing import Literal
 from saccade.core.pixel_tensors import PixelTensor
 from saccade.core.types import Grid, Size
 
-Resample = Literal["bicubic", "bilinear", "lanczos"]
-"""lanczos: Pillow's; the others: torch's, with antialias."""
+Resample = Literal["bicubic", "bilinear", "lanczos", "pillow_bicubic"]
+"""lanczos, pillow_bicubic: Pillow's; the others: torch's, with antialias."""
+BY_PILLOW: frozenset[Resample] = frozenset({"lanczos", "pillow_bicubic"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class ImageKey:
-    """The name of a picture: equal keys mean equal encoded bytes, processing settings and salt.
+    """The name of an image: equal keys mean equal encoded bytes, processing settings and salt.
 
     digest: 32 bytes, blake3 of the encoded bytes.
     settings: 16 bytes, fingerprint of everything that decides the pixels the encoder sees
@@ -398,7 +398,7 @@ Missed = Literal[
     "other prompt or evicted",
     "prefix cache off",
 ]
-"""The reason for which a picture was not found at a level.
+"""The reason for which an image was not found at a level.
 
 other salt: it was seen without a salt. (That another tenant has sent it is never said: it counts as
 never seen.)

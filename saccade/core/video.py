@@ -38,6 +38,14 @@ class VideoWishes:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameBudget:
+    """What decides the size of a video's frames beside their own: their number, and wishes."""
+
+    count: int
+    wishes: VideoWishes
+
+
+@dataclass(frozen=True, slots=True)
 class FrameTimes:
     """The times of frames: frame `indices[k]` of a video of `fps` frames a second. sampled: chosen
     frames a second.
@@ -58,11 +66,6 @@ class VideoRules(Protocol):
     @property
     def frames(self) -> int:
         """Frames of one image: 2 if a row of patches is of two frames, else 1."""
-        ...
-
-    @property
-    def twice_is_still(self) -> bool:
-        """True if the embedding of one frame several times has the bits of the still image's."""
         ...
 
     @property

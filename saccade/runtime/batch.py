@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from saccade.core.plan import PLANS_IN_FLIGHT, Open, Plan, Row, Splice
+from saccade.core.plan import NO_LINE, PLANS_IN_FLIGHT, Open, Plan, Row, Splice
 from saccade.kernels.reference.low_rank import AdapterRows
 from saccade.nn.protocol import Batch
 from saccade.nn.transfer import send
@@ -356,7 +356,8 @@ class Batcher:
             torch.index_select(self._drawn, 0, mine, out=tokens)
         parts = [(each.key, each.offset, each.length) for each in plan.splices]
         batch = self._batch(there, frame.singles, embeddings.gather(parts))
-        batch = replace(batch, adapters=self._adapted(rows))
+        kept = {first: row.keep for first, row in zip(firsts, rows) if row.keep != NO_LINE}
+        batch = replace(batch, adapters=self._adapted(rows), kept=kept)
         guesses = {
             place: rows[index].tokens[0] for place, index in enumerate(drawn) if rows[index].draft
         }

@@ -64,6 +64,8 @@ class DummyWeights:
             return torch.cat(made).to(self.dtype)
 
     def _make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if not shape:  # a limit
+            return torch.full((1,), -math.inf if name.endswith("min") else math.inf)
         if len(shape) == 1:
             return (
                 torch.zeros(shape, device=self.device)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 CPU_PACK = 1024
 """Patches of one packed forward on a CPU: larger packs only leave its caches.
 
-An accelerator takes all pictures at once.
+An accelerator takes all images at once.
 """
 CPU_PIECE = 1024
 """Rows of a long segment that a block of the tower takes at a time on a CPU, at least: between two
@@ -39,7 +39,7 @@ ROWS_PER_SEGMENT = 16
 more of them run eagerly.
 """
 WARM_SIDES = (16, 256)
-"""Pixels: sides of the pictures that warm the tower up. Where a family takes small images, one has
+"""Pixels: sides of the images that warm the tower up. Where a family takes small images, one has
 fewer patches than the kernels' shortest tile has rows, and one has more.
 """
 MOST_UNBOUNDED = 32
@@ -66,7 +66,7 @@ class PackedEncoder:
         self._vision = net.vision
         self._adapters = net.adapters
         self._positions = positions
-        # cuDNN plans whenever a shape is new: without graphs every picture's would be.
+        # cuDNN plans whenever a shape is new: without graphs every image's would be.
         self._attention: Backend = "triton" if config.attention == "cudnn" else config.attention
         self._device = like.device
         self._pack = None if like.is_cuda else CPU_PACK
@@ -330,8 +330,8 @@ def segment_bounds(
 
 
 def packs(patches: Sequence[int], limit: int | None) -> list[slice]:
-    """Runs of neighbouring pictures of `patches` each, with at most `limit` together, or a single
-    picture.
+    """Runs of neighbouring images of `patches` each, with at most `limit` together, or a single
+    image.
     """
     cuts = [0]
     total = 0

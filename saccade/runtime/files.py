@@ -161,7 +161,7 @@ class EmbeddingFiles:
             try:
                 values = values_of(rows)
                 if header.key != key:
-                    raise Damaged("it holds another picture")
+                    raise Damaged("it holds another image")
                 # Whoever shortens the file meanwhile does not go unseen.
                 if file.readinto(values) != len(values) or file.read(1):
                     raise Damaged("its size is wrong")
@@ -222,7 +222,7 @@ class EmbeddingFiles:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise Damaged("its header makes no sense") from None
         if named != path:
-            raise Damaged("its name is another picture's")
+            raise Damaged("its name is another image's")
         if any(metadata.get(name) != value for name, value in self._identity.items()):
             raise Damaged("it is of another model or format")
         row = self._width * self._dtype.itemsize

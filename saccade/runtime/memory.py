@@ -7,7 +7,7 @@ page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -48,8 +48,17 @@ def allocate_caches(
 
 
 def keys_and_values(caches: Caches) -> KVCache:
-    """The tensors that attention reads and writes: of layers with keys and values."""
-    return {i: (layer["k"], layer["v"]) for i, layer in enumerate(caches) if "k" in layer}
+    """The tensors that attention reads and writes: of layers with keys and values, or with latents,
+    which are both.
+    """
+    pairs = ((layer.get("k"), layer.get("v")) for layer in _as_pairs(caches))
+    return {i: (k, v) for i, (k, v) in enumerate(pairs) if k is not None and v is not None}
+
+
+def _as_pairs(caches: Caches) -> Iterator[Mapping[str, torch.Tensor]]:
+    for layer in caches:
+        latent = layer.get("latent")
+        yield layer if latent is None else {"k": latent, "v": latent}
 
 
 class EmbeddingMemory:

@@ -2,9 +2,11 @@
 names (`cache/page_names.py`).
 
 A file is trusted only if everything fits: its name, the writer's identity, size, and the checksum
-of bytes. A file appears under its name only when whole (write, rename), and is not forced to the
-disk: the checksum finds pages torn by a power failure, which are computed again. The folder, below
-a root marked as ours, belongs to one server while locked. Knows nothing of threads.
+of bytes, and its owner, since whoever else can write here can make all of these fit. A file appears
+under its name only when whole (write, rename), and is not forced to the disk: the checksum finds
+pages torn by a power failure, which are computed again. The folder, below a root marked as ours,
+belongs to one server while locked; nothing is written through a link in its place. Knows nothing
+of threads.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from saccade.runtime.files import (
 )
 
 LOCK_SECONDS = 5.0
+PRIVATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class PageFiles:
@@ -55,12 +58,17 @@ class PageFiles:
         """Raises OSError, with the reason, for a folder that cannot be had, is somebody else's, or
         is in use by another server.
         """
-        PAGES.take(root)
+        self._user = PAGES.take(root)
         self.folder = root / identity_folder(identity)
         self._identity = identity.hex()
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        with opened_folder(self.folder):
-            pass
+        with opened_folder(self.folder) as folder:
+            if os.fstat(folder).st_uid != self._user:
+                raise OSError(
+                    errno.EPERM,
+                    f"{self.folder.name} in it belongs to another user, who can make pages that "
+                    "this server would read: remove it, or name another folder",
+                )
         self._lock = _locked(self.folder / "lock")
 
     def close(self) -> None:
@@ -75,16 +83,18 @@ class PageFiles:
         values = values_of(rows)
         metadata = {"format": FORMAT, "identity": self._identity, "name": key.hex()}
         header = write_header(rows, metadata | {"blake3": _checksum(key, values)})
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            with open(draft, "wb", buffering=0, opener=_private) as file:
-                file.write(header)
-                file.write(values)
-            draft.replace(path)
-        except OSError:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
+        draft = path.with_suffix(f".{os.getpid()}.tmp").name
+        with opened_folder(self.folder) as folder:
+            try:
+                handle = os.open(draft, PRIVATE, 0o600, dir_fd=folder)
+                with os.fdopen(handle, "wb", buffering=0) as file:
+                    file.write(header)
+                    file.write(values)
+                os.replace(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(draft, dir_fd=folder)
+                raise
 
     def load(
         self,
@@ -97,6 +107,8 @@ class PageFiles:
         """uint8 [1, size]. Raises Damaged, and OSError where the file cannot be read."""
         assert size is not None, "who asks for a page knows its size"
         with open_whole(path) as file:
+            if os.fstat(file.fileno()).st_uid != self._user:
+                raise OSError(errno.EPERM, "it belongs to another user")
             checksum = self._header(file, key, size)
             rows = torch.empty((1, size), dtype=torch.uint8)
             values = values_of(rows)
@@ -178,7 +190,3 @@ def remove_others(root: Path, identity: bytes) -> int:
 def _checksum(key: bytes, values: memoryview) -> str:
     """A checksum of the values, under their name: another page's values never fit."""
     return blake3(values, key=key).hexdigest()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

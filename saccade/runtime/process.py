@@ -107,10 +107,9 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     place, dtype = torch.device(load.device), DTYPES[load.dtype]
     spec, folder = load_spec(Path(load.folder), load.family_option), Path(load.folder)
     if load.role != "encode":
-        ops, ranges = pick_ops(place, dtype), not spec.kv_spec().causal
-        attention = pick_attention(
-            load.attention, ops, place, dtype, graphs=load.graphs, ranges=ranges
-        )
+        ops, kept = pick_ops(place, dtype), spec.kv_spec()
+        needs = {"ranges": not kept.causal, "latents": kept.latent}
+        attention = pick_attention(load.attention, ops, place, dtype, graphs=load.graphs, **needs)
     shard = join_ranks(load, boot.rank, boot.group_fd)
     if load.role == "encode":
         wanted = what_to_load(load, shard, tally, told)

@@ -26,7 +26,9 @@ from saccade.runtime.token_rules import RowRules
 
 _MASK = (1 << 64) - 1
 NUCLEUS_TOKENS = 1024
-"""On a CPU, a row whose draw lies among its so many best tokens needs no sort of all of them."""
+"""A row whose draw lies among its so many best tokens needs no sort of all of them."""
+FEW_TOKENS = 64
+"""The same where top-k leaves no more."""
 ROUNDING = 1e-5
 """Probability that rounding may move from one side of a bound to the other."""
 
@@ -315,28 +317,31 @@ class Sampler:
         slots: torch.Tensor,
         points: torch.Tensor,
     ) -> torch.Tensor:
-        """Tokens [D] of rows [D, V] whose temperature is above 0."""
+        """Tokens [D] of rows [D, V] whose temperature is above 0: each drawn among as many of its
+        best tokens as its own parameters ask for, whatever the other rows'.
+        """
         vocab = logits.shape[-1]
-        temperature, top_p, min_p = self._params.index_select(0, slots).split(1, dim=1)
-        limits = [min(params.top_k, vocab) if params.top_k > 0 else vocab for params in asked]
-        scaled = logits / temperature
-        probs, order, whole = best_probs(scaled, limits, top_p, min_p, points)
-        rank = torch.arange(probs.shape[1], device=logits.device)
-        few = self._send(limits).unsqueeze(1)
-        left = (probs >= min_p * probs[:, :1]) & (rank < few)
-        # A row that has lost nothing need not have all its tokens here.
-        probs = torch.where((few < vocab) | (min_p > 0.0), renormalise(probs * left), probs)
-        keep = left & (probs.cumsum(dim=-1) - probs < top_p)
-        keep[:, 0] = True
-        cumulative = (probs * keep).double().cumsum(dim=-1)
-        total = cumulative[:, -1:]
-        if whole is not None:
-            total = torch.where(whole, 1.0, total)
-        # The smallest index whose cumulative probability exceeds the point; rounding may leave the
-        # sum just below it.
-        found = torch.searchsorted(cumulative, points.unsqueeze(1) * total, right=True)
-        last = keep.int().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
-        return order.gather(1, torch.minimum(found, last)).squeeze(1)
+        params = self._params.index_select(0, slots)
+        limits = [min(each.top_k, vocab) if each.top_k > 0 else vocab for each in asked]
+        scaled, most = logits / params[:, :1], self._send(limits)
+        tokens = torch.empty_like(slots)
+        sizes = [_count_best(limit, vocab) for limit in limits]
+        for size in sorted({*sizes, vocab}):
+            rows = [row for row, each in enumerate(sizes) if each == size]
+            if rows:
+                table = (self._pick(each, rows) for each in (scaled, most, params, points))
+                found, certain = draw_among(size, *table)
+                tokens.index_copy_(0, self._send(rows), found)
+                for row, sure in zip(rows, certain.tolist()):
+                    sizes[row] = size if sure else vocab
+        return tokens
+
+
+def _count_best(limit: int, vocab: int) -> int:
+    """The number of a row's best tokens to look at first, with `limit` open to its draw."""
+    if limit == vocab:
+        return min(NUCLEUS_TOKENS, vocab)
+    return next((size for size in (FEW_TOKENS, NUCLEUS_TOKENS) if limit <= size < vocab), vocab)
 
 
 def _some(draws: Draws, places: Sequence[int], index: torch.Tensor) -> Draws:
@@ -349,33 +354,49 @@ def _some(draws: Draws, places: Sequence[int], index: torch.Tensor) -> Draws:
     )
 
 
-def best_probs(
+def draw_among(
+    size: int,
     scaled: torch.Tensor,
-    limits: Sequence[int],
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
+    limits: torch.Tensor,
+    params: torch.Tensor,
     points: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Probabilities [D, K] of the best tokens of each row, best first, and the tokens: the whole
-    range of a draw.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token [D] of each row of `scaled` [D, V] among its `size` best ones; and whether these are
+    the whole range of its draw [D]: if not, the token means nothing.
 
-    Third [D, 1], if K tokens may be too few: rows with every token open to the draw.
+    limits [D]: top-k, at most V. params [D, 3]: as `Sampler._params`. points [D]: uniform numbers.
     """
     vocab = scaled.shape[1]
-    short = all(limit <= NUCLEUS_TOKENS or limit == vocab for limit in limits)
-    if short and max(limits) > NUCLEUS_TOKENS and scaled.device.type == "cpu":
-        best, order = torch.topk(scaled, NUCLEUS_TOKENS, dim=-1)
-        probs = (best - scaled.logsumexp(dim=-1, keepdim=True)).exp()
-        mass = probs.sum(dim=-1, keepdim=True)
-        few = torch.tensor(limits).unsqueeze(1) < vocab
-        # Min-p comes first: top-p's share is of what that leaves.
-        nucleus = (min_p == 0.0) & (mass > top_p + ROUNDING)
-        cut = few | nucleus | (probs[:, -1:] < min_p * probs[:, :1])
-        whole = ~few & (min_p == 0.0) & (top_p >= 1.0)
-        if bool((cut | (whole & (points.unsqueeze(1) < mass - ROUNDING))).all()):
-            return probs, order, whole
-    best, order = torch.topk(scaled, max(limits), dim=-1)
-    return torch.softmax(best, dim=-1), order, None
+    _, top_p, min_p = params.split(1, dim=1)
+    points, few = points.unsqueeze(1), limits.unsqueeze(1) < vocab
+    best, order = torch.topk(scaled, size, dim=-1)
+    # A row's sum in a product of all rows, as softmax's: alone, `sum` adds up in another order.
+    of_all = FEW_TOKENS < size < vocab
+    probs = torch.softmax(scaled, -1).gather(1, order) if of_all else torch.softmax(best, -1)
+    mass = probs.sum(dim=-1, keepdim=True)
+    # Min-p comes first: top-p's share is of what that leaves.
+    nucleus = (min_p == 0.0) & (mass > top_p + ROUNDING)
+    cut = few | nucleus | (probs[:, -1:] < min_p * probs[:, :1])
+    whole = ~few & (min_p == 0.0) & (top_p >= 1.0)
+    certain = cut | (whole & (points < mass - ROUNDING))
+    left = (probs >= min_p * probs[:, :1]) & (
+        torch.arange(size, device=scaled.device) < limits.unsqueeze(1)
+    )
+    # A row that has lost nothing need not have all its tokens here.
+    probs = torch.where(few | (min_p > 0.0), renormalise(probs * left), probs)
+    keep = left & (probs.cumsum(dim=-1) - probs < top_p)
+    keep[:, 0] = True
+    cumulative = (probs * keep).double().cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    if size == vocab:
+        certain = torch.ones_like(certain)
+    else:
+        total = torch.where(whole, 1.0, total)
+    # The smallest index whose cumulative probability exceeds the point; rounding may leave the
+    # sum just below it.
+    found = torch.searchsorted(cumulative, points * total, right=True)
+    last = keep.int().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
+    return order.gather(1, torch.minimum(found, last)).squeeze(1), certain.squeeze(1)
 
 
 def renormalise(probs: torch.Tensor) -> torch.Tensor:

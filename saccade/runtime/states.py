@@ -2,7 +2,7 @@
 convolutions before. Owns the tensors; the scheduler decides on their content.
 
 A line holds all layers' states of one sequence. The first lines are the workers' slots, changed by
-rows; the rest are snapshots, changed only by `copy`.
+rows; then come snapshots, changed only by `copy`, and states between guesses (`Row.keep`).
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class StateRecurrence:
     def plan(self, batch: Batch) -> None:
         """Prepare for a batch: once per step."""
         if self._layers:
-            self._rows = self._ops.state_rows(
+            rows = self._ops.state_rows(
                 batch.q_starts, batch.kv_lengths, batch.slots, batch.singles
             )
+            self._rows = rows.keeping(batch.kept) if batch.kept else rows
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
         assert self._rows is not None, "a batch is planned first"

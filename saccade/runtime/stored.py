@@ -96,7 +96,8 @@ class PlainTensor(StoredTensor):
     def restore(self, part: Part, target: torch.Tensor) -> None:
         piece = self.loading.files.read(part)
         target.copy_(piece)
-        self.check_finite(target)
+        if not part.limit:
+            self.check_finite(target)
         self.loading.gauge.update(piece.nbytes)
 
 

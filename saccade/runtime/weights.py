@@ -245,7 +245,7 @@ class CheckpointWeights:
     def _restore(self, parts: Sequence[Part], stored: Sequence[StoredTensor]) -> torch.Tensor:
         for each, part in zip(stored, parts):
             each.check(part)  # before memory is taken for what config.json makes of them
-        rows = [part.wanted[0] for part in parts]
+        rows = [part.wanted[0] if part.wanted else 1 for part in parts]  # a number is a row
         with in_memory(parts):
             whole = torch.empty(
                 (sum(rows), *parts[0].wanted[1:]), dtype=self.dtype, device=self.device

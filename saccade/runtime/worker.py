@@ -64,14 +64,15 @@ class Worker:
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
-        self._states = StateMemory(kept, config.max_running + config.snapshots.count, dtype, device)
+        lines = config.max_running + config.snapshots.lines
+        self.states = StateMemory(kept, lines, dtype, device)
         per_token = [each for layer in caches for each in layer.values()]
-        self._memory = GivenBack([*per_token, self._states.lines])
+        self._memory = GivenBack([*per_token, self.states.lines])
         sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
             keys_and_values(caches),
             size,
-            self._states.layers,
+            self.states.layers,
             dtype=dtype,
             scales=config.kv.scales,
             backend=config.kv.attention,
@@ -82,7 +83,7 @@ class Worker:
         self._adapters = open_table(net, torch.empty(0, dtype=dtype, device=device), everyone)
         disk = open_pages(config.kv.pages, everyone)
         room = config.kv.pages.host_bytes
-        self.pages = PageMemory(caches, size, self._states, everyone, disk, room)
+        self.pages = PageMemory(caches, size, self.states, everyone, disk, room)
         known = PositionCache(spec, net.vision, metrics)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
         like = self.images.like
@@ -102,8 +103,7 @@ class Worker:
         self.exact = (
             net.ops.compiles == "decode"
             and shard.size == 1
-            and not kept.state_bytes(config.dtype)
-            and rows_are_exact(net, self._attention, self._batcher)
+            and rows_are_exact(net, self._attention, self._batcher, self.images.embeddings, config)
         )
         """As in `Begun`, where it is known."""
         self._renewal = Renewal(*source, config, everyone) if source else None
@@ -157,7 +157,7 @@ class Worker:
                     opened.rules,
                 )
         step.move_pages(self.pages)
-        self._states.copy(plan.restore)
+        self.states.copy(plan.restore)
         for encode in plan.encode:
             self._adapters.check(encode.adapter)
         self.images.encode(plan, step)
@@ -172,7 +172,7 @@ class Worker:
                 for mask in left:  # those of the next plan come behind them
                     mask()
                 step.exhausted()
-        self._states.copy(plan.snapshot)
+        self.states.copy(plan.snapshot)
         self.images.save(plan)
         return step
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 from types import MappingProxyType
 
 from saccade.cache.content import Content
 from saccade.core.plan import (
+    NO_LINE,
     NO_PAGE_MOVES,
     Deliver,
     Encode,
@@ -118,16 +119,17 @@ class PlanBuilder:
 
     def decode(self, sequence: Sequence, run: Run, guesses: Tokens[int] = ()) -> None:
         """Compute the newest token, which a plan in flight may still be sampling, and sample the
-        next; and the token after each guess, if right.
+        next; and the token after each guess, if right. `Speculation.lines` are the guesses'.
         """
         speculation, start = run.speculation, run.planned
+        kept = chain(speculation.lines, repeat(NO_LINE))
+        row = replace(_row(sequence, run, start + 1), keep=next(kept))
         if speculation.told:
-            told = replace(_row(sequence, run, start + 1), tokens=(sequence.tokens[start],))
-            self._told.append((told, sequence, run))
-        else:
-            self._decode.append((_row(sequence, run, start + 1), sequence, run))
-        for guess in guesses:
-            row = replace(_row(sequence, run, run.planned + 1), tokens=(guess,), draft=True)
+            row = replace(row, tokens=(sequence.tokens[start],))
+        (self._told if speculation.told else self._decode).append((row, sequence, run))
+        for guess, line in zip(guesses, kept):
+            row = _row(sequence, run, run.planned + 1)
+            row = replace(row, tokens=(guess,), draft=True, keep=line)
             self._told.append((row, sequence, run))
         speculation.told, speculation.rows = False, len(guesses)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Tokens
 from saccade.core.plan import Row
 from saccade.sched.answers import jumps
 from saccade.sched.builder import Flight
+from saccade.sched.draft_states import DraftStates
 from saccade.sched.drafts import Drafter
 from saccade.sched.sequence import Run, Sequence
 
@@ -77,7 +78,7 @@ def counts(row: Row, sequence: Sequence, run: Run, left: dict[Run, int]) -> bool
     return True
 
 
-def settle(drafter: Drafter, flight: Flight, right: dict[Run, int]) -> None:
+def settle(drafter: Drafter, states: DraftStates, flight: Flight, right: dict[Run, int]) -> None:
     """Sequences go on behind the last right guess."""
     sequences = {run: sequence for sequence, run in flight.rows if run in right}
     for run, sequence in sequences.items():
@@ -85,5 +86,6 @@ def settle(drafter: Drafter, flight: Flight, right: dict[Run, int]) -> None:
         if sequence.run is run:
             assert run.drawing == 0 and len(sequence.tokens) > run.computed
             run.planned = run.drawn = run.computed
+            states.settled(run, right[run])
             run.speculation.told = len(sequence.tokens) == run.computed + 1
             run.speculation.alone &= not run.speculation.told

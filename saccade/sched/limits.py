@@ -43,8 +43,10 @@ class SchedulerLimits:
     vision tower) that a step may spend on images; 0: no bound. tower_shares: prompts, not only
     decoding rows, compete for the tower's time. tower_blocks: blocks of the vision tower.
     snapshot_tokens: tokens between two snapshots of a long prompt, for models with per-sequence
-    states. draft_tokens: most guesses of a sequence in a step; 0: none. whole_image_tokens: of the
-    largest image, where no chunk may end within one; 0: chunks end anywhere.
+    states. draft_tokens: most guesses of a sequence in a step; 0: none. draft_states: lines of the
+    workers' state memory for the states between guesses; None: a model without states.
+    whole_image_tokens: of the largest image, where no chunk may end within one; 0: chunks end
+    anywhere.
     """
 
     # a step
@@ -64,6 +66,7 @@ class SchedulerLimits:
     snapshot_tokens: int = 1024
     given_bytes: int = 0
     draft_tokens: int = 0
+    draft_states: range | None = None
     whole_image_tokens: int = 0
 
 

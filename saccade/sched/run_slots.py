@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from saccade.sched.draft_states import DraftStates
+from saccade.sched.sequence import Run
+
 
 class RunSlots:
     """Slots of running sequences. A returned slot is free at once: workers close before
-    they open.
+    they open. states: those kept beside the slots' own.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, states: DraftStates) -> None:
         self._free = list(range(count))[::-1]
+        self.states = states
         self.closing: list[int] = []
 
     def __len__(self) -> int:
@@ -20,10 +24,11 @@ class RunSlots:
         """A free slot."""
         return self._free.pop()
 
-    def give_back(self, slot: int) -> None:
+    def give_back(self, run: Run) -> None:
         """The sequence has left its slot."""
-        self._free.append(slot)
-        self.closing.append(slot)
+        self.states.left(run)
+        self._free.append(run.slot)
+        self.closing.append(run.slot)
 
     def take_closing(self) -> list[int]:
         """Slots for a plan to close, each once."""

@@ -31,6 +31,7 @@ from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder
 from saccade.sched.cache_control import CacheControlTracker
 from saccade.sched.chunk import ImageChunks
+from saccade.sched.draft_states import DraftStates
 from saccade.sched.drafts import Drafter
 from saccade.sched.grammar_state import GrammarState
 from saccade.sched.guessing import counts, guesses_of, masks_of, right_guesses, settle
@@ -80,7 +81,7 @@ class GenerationScheduler:
         self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
-        self._slots = RunSlots(limits.max_running)
+        self._slots = RunSlots(limits.max_running, DraftStates(limits.draft_states))
         self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
 
     # ---- requests and pixels come in
@@ -322,6 +323,7 @@ class GenerationScheduler:
                 self._claim(sequence, run, run.planned + 1) > run.planned
             ):
                 guesses = self._guess(sequence, run, rows)
+                self._slots.states.planned(run, builder, len(guesses))
                 builder.decode(sequence, run, guesses)
                 rows += len(guesses)
                 self._snapshots.planned(run, builder)
@@ -331,14 +333,15 @@ class GenerationScheduler:
 
     def _guess(self, sequence: Sequence, run: Run, rows: int) -> list[int]:
         """Guesses for a sequence decoding beside so many rows: as many as fit pages, answer and the
-        workers' rows. No page is taken from anybody for guesses.
+        workers' rows and states. No page is taken from anybody for guesses.
         """
         if not self.limits.draft_tokens:
             return []
         after, size = run.planned + 1, self.pool.page_size
         most = sequence.prompt_length + sequence.request.sampling.max_tokens
         room = min(most, self.token_limit) - sequence.length - 1
-        room = min(room, self.limits.max_running - rows)
+        room = self._slots.states.room(run, min(room, self.limits.max_running - rows))
+        room = self._snapshots.foreseen(run, room)
         pages = len(run.pages) + self.pool.free
         guesses = self.drafter.propose(sequence, run, min(room, pages * size - after), rows)
         missing = self.pool.pages_for(after + len(guesses)) - len(run.pages)
@@ -410,6 +413,7 @@ class GenerationScheduler:
         end = self._chunks.whole(sequence, run.planned, self._claim(sequence, run, end))
         end = self._chunks.show(sequence, run, end, builder, may_exceed)
         if end > run.planned:
+            self._slots.states.planned(run, builder)
             builder.prefill(sequence, run, end)
             self._snapshots.planned(run, builder)
 
@@ -459,7 +463,7 @@ class GenerationScheduler:
             self.pool.release(rest)
         for key in run.pins:
             self.embeddings.unpin(key)
-        self._slots.give_back(run.slot)
+        self._slots.give_back(run)
 
     # ---- apply
 
@@ -518,7 +522,7 @@ class GenerationScheduler:
                     deltas.append(self._append(sequence, token, logprobs))
                 if readout is not None:
                     deltas.append(self._tell_readout(sequence, run, readout))
-        settle(self.drafter, flight, right)
+        settle(self.drafter, self._slots.states, flight, right)
         self.pool.release(flight.pages)
         return deltas
 
@@ -590,5 +594,7 @@ class GenerationScheduler:
         """Assert that every page is accounted for: free, the trie's, a sequence's, or in flight."""
         holders: list[Iterable[int]] = [s.run.pages for s in self.running if s.run is not None]
         holders += [flight.pages for flight in self._flights]
-        self._room.audit(holders, (s.run for s in self.running if s.run is not None))
+        runs = [s.run for s in self.running if s.run is not None]
+        self._room.audit(holders, runs)
+        self._slots.states.audit(runs)
         self.gallery.audit()

@@ -44,8 +44,12 @@ class SnapshotKeeper(Protocol):
         """The end of a chunk that could go to `end`, moved so that the state can be saved."""
         ...
 
+    def foreseen(self, run: Run, most: int) -> int:
+        """Of up to `most` guesses behind the next row, those before the state is saved again."""
+        ...
+
     def planned(self, run: Run, builder: PlanBuilder) -> None:
-        """A row was planned up to `run.planned`."""
+        """A row was planned, and its guesses up to `run.planned`."""
         ...
 
     def published(self, sequence: Sequence, run: Run) -> None:
@@ -84,6 +88,10 @@ class NoSnapshots:
     def cut(self, run: Run, end: int) -> int:  # noqa: ARG002
         """Nowhere earlier."""
         return end
+
+    def foreseen(self, run: Run, most: int) -> int:  # noqa: ARG002
+        """All of them."""
+        return most
 
     def planned(self, run: Run, builder: PlanBuilder) -> None:
         """Nothing is saved."""
@@ -151,16 +159,25 @@ class SnapshotScheduler:
         whole = end // self._answer * self._answer
         return whole if whole > run.planned else end
 
+    def foreseen(self, run: Run, most: int) -> int:
+        """Of up to `most` guesses behind the next row, those before the state is saved again: only
+        that of a certain token is.
+        """
+        return min(most, self._answer - 1 - (run.planned + 1) % self._answer)
+
     def planned(self, run: Run, builder: PlanBuilder) -> None:
-        """A row was planned up to `run.planned`: save the state at a snapshot point."""
-        states, end = run.states, run.planned
+        """A row was planned, and its guesses up to `run.planned`: save the state after the row at a
+        snapshot point.
+        """
+        states, end = run.states, run.planned - run.speculation.rows
         assert states is not None
         last = states.points[-1] if states.points else 0
         if end not in states.points if end <= last else end % self._answer:
             return
         line = self._prefix.take_line()
         if line is not None:
-            builder.snapshot.append(StateCopy(run.slot, line))
+            source = [*run.speculation.lines, run.slot][0]
+            builder.snapshot.append(StateCopy(source, line))
             states.planned.append(Save(end, line))
 
     def published(self, sequence: Sequence, run: Run) -> None:

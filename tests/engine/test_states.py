@@ -16,8 +16,9 @@ from saccade.core.config import MIB, EngineConfig, Hardware, SnapshotConfig
 from saccade.core.errors import ConfigError
 from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.types import Request
+from saccade.engine.process import draft_tokens
 from saccade.engine.ranks import resolve_parallel
-from saccade.engine.sizing import kv_page_bytes, resolve
+from saccade.engine.sizing import count_between, kv_page_bytes, resolve
 from saccade.engine.startup_report import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
@@ -145,10 +146,10 @@ def test_few_snapshots_change_no_answer(net: FamilyNet, snapshots: int) -> None:
 
 
 def test_states_take_the_memory_that_was_counted(net: FamilyNet) -> None:
-    harness = Harness(net, max_running=3, snapshots=SnapshotConfig(5, 256))
+    harness = Harness(net, max_running=3, snapshots=SnapshotConfig(5, 256, 4))
     assert isinstance(harness.worker, Worker)
     each = net.spec.kv_spec().state_bytes("float32")
-    assert harness.worker._states.nbytes == (3 + 5) * each
+    assert harness.worker.states.nbytes == (3 + 5 + 4) * each
 
 
 def test_twins_share_a_prompt_that_is_being_computed(net: FamilyNet) -> None:
@@ -176,15 +177,39 @@ def test_pages_states_and_snapshots_share_the_memory(
     """
     config = decide(net, free, running)
     each, page = net.spec.kv_spec().state_bytes("float32"), kv_page_bytes(net.spec, PAGE, "float32")
-    states = (config.max_running + config.snapshots.count) * each
+    between = config.snapshots.between
+    states = (config.max_running + config.snapshots.lines) * each
     assert states + config.kv_pages * page <= 0.5 * free * MIB
+    assert between * each <= 0.5 * free * MIB / 8
     assert 1 <= config.max_running <= 32
     assert config.prefix_cache == (config.snapshots.count > 0) == (running is None)
     hardware, parallel = machine(free), resolve_parallel(ParallelOptions(), net.spec, "cpu")
-    said = dict(describe(config, parallel, net.spec, hardware, LoadFacts((), "", 0)))
+    said = dict(describe(config, parallel, net.spec, hardware, LoadFacts((), "", 0, 7)))
+    taken = f", {between} states between = {between * each / MIB:.0f} MiB" if between else ""
+    assert said["speculation"] == f"up to 7 tokens{taken}" and bool(between) == (running is None)
     assert said["states"].startswith(f"{each / MIB:.1f} MiB")
     on = f"on, {config.snapshots.count} snapshots of states"
     assert said["prefix cache"].startswith(on if running is None else "off")
+
+
+@pytest.mark.parametrize("change", ["", "off", "auto", "cuda"])
+def test_states_between_guesses_have_memory_only_where_they_are_needed(
+    net: FamilyNet, change: str
+) -> None:
+    """Where nothing is guessed after all, the lines are snapshots'."""
+    told = EngineOptions(speculative="always" if change in ("", "cuda") else change)  # type: ignore[arg-type]
+    each = net.spec.kv_spec().state_bytes("float32")
+    lines = count_between(told, each, 1 << 30, cuda=change == "cuda")
+    assert lines == (0 if change else 2 * told.speculative_tokens)
+    config = decide(net, 64, None)
+    config = replace(config, snapshots=replace(config.snapshots, between=lines))
+    if change == "cuda":
+        config = replace(config, device="cuda")
+    most, why = draft_tokens(told, config, net.spec, exact=True)
+    said = {"": "", "off": "=off", "auto": "=always", "cuda": "CPUs alone"}[change]
+    assert (most > 0) == (not change) and said in why
+    before = config.snapshots.count + lines
+    assert config.snapshots.unguessed.count == before and not config.snapshots.unguessed.between
 
 
 def test_more_requests_than_states_have_room_are_refused(net: FamilyNet) -> None:
@@ -197,6 +222,8 @@ def machine(free: int) -> Hardware:
 
 
 def decide(net: FamilyNet, free: int, running: int | None) -> EngineConfig:
-    engine = EngineOptions(chunked_prefill_size=16, max_running_requests=running)
+    engine = EngineOptions(
+        chunked_prefill_size=16, max_running_requests=running, speculative="always"
+    )
     caches = CacheOptions(embedding_cache_device_mb=1)
     return resolve(ModelOptions(), engine, net.spec, "float32", machine(free), caches=caches)

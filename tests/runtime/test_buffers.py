@@ -105,7 +105,7 @@ def claims(made: Made) -> dict[str, int]:
     spec, config, steps = made.model.spec, made.config, bounds(made.config)
     kept = spec.kv_spec(1)
     page = kv_page_bytes(spec, config.page_size, "bfloat16")
-    lines = config.max_running + config.snapshots.count
+    lines = config.max_running + config.snapshots.lines
     return {
         "runtime.memory.allocate_caches": config.kv_pages * page,
         "runtime.states.StateMemory": lines * (kept.state_bytes("bfloat16") + 4096),

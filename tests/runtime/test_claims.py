@@ -46,7 +46,9 @@ from tests.helpers.weightless import (
 )
 
 
-@pytest.fixture(scope="module", params=broad(CARDS, keep=["qwen3-vl-30b-a3b", "qwen3.5-9b"]))
+@pytest.fixture(
+    scope="module", params=broad(CARDS, keep=["qwen3-vl-30b-a3b", "qwen3.5-9b", "gemma-3-4b"])
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Model]:
     with weightless(request.param, tmp_path_factory.mktemp("claims") / "model") as made:
         yield made
@@ -71,7 +73,9 @@ def chunk_peak(model: Model, tokens: int) -> int:
     kept = spec.kv_spec(1)
     states = StateMemory(kept, 4, BF16, META)
     caches = keys_and_values(allocate_caches(kept, 1 << 10, 16, BF16, META))
-    attention = attention_for(caches, 16, states.layers, dtype=BF16, graphs=True, ops=net.ops)
+    attention = attention_for(
+        caches, 16, states.layers, dtype=BF16, graphs=True, ops=net.ops, kept=kept
+    )
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=META)
@@ -79,7 +83,7 @@ def chunk_peak(model: Model, tokens: int) -> int:
     images = tokens * 7 // 8
     batch = Batch(
         tokens=empty(tokens),
-        positions=empty(3, tokens),
+        positions=empty(spec.position_axes, tokens),
         out_slots=empty(tokens),
         slots=empty(1),
         page_table=empty(256, 1024, dtype=torch.int32),

@@ -124,7 +124,7 @@ def damage(file: Path, how: str, other: Path) -> None:
             data[8:12] = b"\xff\xff\xff\xff"
         case "huge header":
             data[:8] = (1 << 60).to_bytes(8, "little")
-        case "another picture's":
+        case "another image's":
             data = bytearray(other.read_bytes())
         case "another model's":
             data = data.replace(b"model".hex().encode(), b"modal".hex().encode())
@@ -141,7 +141,7 @@ def damage(file: Path, how: str, other: Path) -> None:
         "empty",
         "no header",
         "huge header",
-        "another picture's",
+        "another image's",
         "another model's",
         "another format's",
     ],
@@ -157,7 +157,7 @@ def test_a_damaged_or_foreign_file_is_removed_at_the_start(
 
 
 @pytest.mark.parametrize(
-    "how", ["cut short", "empty", "no header", "another picture's", "a value", "missing"]
+    "how", ["cut short", "empty", "no header", "another image's", "a value", "missing"]
 )
 def test_a_file_damaged_later_is_removed_when_it_is_read(
     tmp_path: Path, files: list[Path], how: str

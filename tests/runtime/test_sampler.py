@@ -145,6 +145,22 @@ def test_a_draw_does_not_depend_on_its_neighbours(params: dict[str, Any]) -> Non
         assert sample(rows[:5].clone(), states)[0][2] == alone
 
 
+def test_of_equal_logits_the_same_is_drawn_alone_and_beside_rows_that_need_all_tokens() -> None:
+    """As in bfloat16: many tokens are equally likely, and other ways to sort order them
+    otherwise.
+    """
+    vocab, count = 5000, 24
+    rows = torch.randn(count, vocab, generator=torch.Generator().manual_seed(1)) * 2
+    rows = rows.bfloat16().float()
+    kinds: tuple[dict[str, Any], ...] = ({}, {"top_k": 20}, {"top_k": 900}, {"top_k": 2000})
+    states = [
+        Row(SamplingParams(temperature=1.0, seed=n, **kinds[n % len(kinds)]), [1], 1)
+        for n in range(count)
+    ]
+    alone = [sample(rows[n : n + 1].clone(), states[n : n + 1])[0][0] for n in range(count)]
+    assert sample(rows.clone(), states)[0] == alone
+
+
 def test_a_draw_is_the_same_after_a_preemption() -> None:
     params = SamplingParams(temperature=1.0, seed=5, frequency_penalty=0.5, repetition_penalty=1.2)
     row = Row(params, [1, 2], 2)

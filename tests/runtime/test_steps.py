@@ -89,7 +89,8 @@ def test_padding_writes_to_the_dummy_page_alone(checkpoint: Callable[..., Path])
     assert isinstance(over.worker, Worker)
     attention = over.worker._attention
     assert isinstance(attention, PagedAttention)
-    assert isinstance(attention._backend, ReferenceAttention)
+    (backend,) = attention._each
+    assert isinstance(backend, ReferenceAttention)
     for cache in attention._caches.values():
         cache.keys.fill_(torch.nan)
         cache.values.fill_(torch.nan)

@@ -20,6 +20,7 @@ import torch
 
 from saccade.core.config import EncoderConfig
 from saccade.core.types import AdapterRef, Caching, Request
+from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.kernels import device as placement
 from saccade.kernels import triton as triton_kernels
 from saccade.nn.low_rank import LANGUAGE, Factors
@@ -86,15 +87,18 @@ def traffic(over: Harness, seed: int) -> list[Request]:
     """Prompts of many lengths, pictures of many sizes, every way to draw."""
     rng = np.random.default_rng(seed)
     spec: Any = over.net.spec
-    factor = spec.image_rules.factor
+    square = isinstance(spec, Gemma3Spec)
+    factor = 0 if square else spec.image_rules.factor
+    mark = spec.images.begin if square else spec.image_token_id
     asked = []
     for at in range(int(rng.integers(1, 12))):
         tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 40))]
         shown = []
         if at % 3 == 0:
             h, w = (int(each) for each in rng.integers(1, 9, 2))
-            pixels = np.ascontiguousarray(picture(h * factor, w * factor, seed=at))
-            tokens.insert(len(tokens) // 2, spec.image_token_id)
+            h, w = (spec.vision.side,) * 2 if square else (h * factor, w * factor)
+            pixels = np.ascontiguousarray(picture(h, w, seed=at))
+            tokens.insert(len(tokens) // 2, mark)
             shown = [over.image(pixels, f"{seed} {at}")]
         way: dict[str, Any] = {} if at % 2 else {"temperature": 1.0, "top_p": 0.9, "top_k": 5}
         if at % 4 == 1:
@@ -105,14 +109,19 @@ def traffic(over: Harness, seed: int) -> list[Request]:
 
 
 def check(net: FamilyNet, names: dict[str, set[str]], attention: Any = "triton") -> None:
-    """What traffic launches was launched at the start."""
+    """What traffic launches was launched at the start: of attention a kernel for each size of
+    window, of prompts also with images that see themselves.
+    """
+    kept = net.spec.kv_spec()
+    windows = len({*kept.windows}) or 1
     sizes: dict[str, Any] = {"max_running": 12, "page_size": 4, "chunk_tokens": 24, "kv_pages": 600}
     over = Harness(net, encoder=EncoderConfig(attention), context_length=512, **sizes)
     known = {name: set(each) for name, each in names.items()}
-    assert len(known["_prefill"]) == len(known["_turn_and_cache"]) == 1
+    assert len(known["_prefill"]) == windows * (1 + kept.whole_images)
+    assert len(known["_turn_and_cache"]) == 1
     assert len(known["_sample"]) == 2, "with masks and without"
     assert len(known["_edit"]) == 2 and len(known["_count"]) == 1
-    assert len(known["_share"]) == len(known["_decode"]) == len(known["_merge"]) == 1
+    assert len(known["_share"]) == len(known["_decode"]) == len(known["_merge"]) == windows
     for seed in range(3):
         over.run(traffic(over, seed))
     for name, each in names.items():
@@ -130,6 +139,13 @@ def test_no_request_compiles_a_kernel(
     check(load(checkpoint(family), TritonOps()), names, attention)
     linear_attention = family in ("qwen3_5", "qwen3_5_moe")
     assert bool(names["_conv"]) == bool(names["_scan"]) == linear_attention
+
+
+@pytest.mark.more
+def test_no_request_compiles_a_kernel_for_windows(
+    checkpoint: Callable[..., Path], names: dict[str, set[str]]
+) -> None:
+    check(load(checkpoint("gemma3"), TritonOps()), names)
 
 
 @pytest.mark.first

@@ -26,6 +26,7 @@ from saccade.cache.prefix import Node, PrefixCache
 from saccade.cache.snapshots import Snapshots
 from saccade.core.config import EmbeddingBudgets, embedding_file_bytes
 from saccade.core.plan import (
+    NO_LINE,
     PAGE_TIERS,
     TOWER_RESTS,
     DiskEvent,
@@ -155,6 +156,8 @@ class Worker:
         lines: range | None = None,
     ) -> None:
         self.lines = lines  # of snapshots, for a model that keeps a state per sequence
+        self.between = limits.draft_states or range(0)
+        self.saved_between = 0  # snapshots of a state with guesses behind it
         self.states: dict[int, bytes] = {}  # by line: the digest of what the state has seen
         self.limits = limits
         self.pool = pool
@@ -190,10 +193,15 @@ class Worker:
             self._move(move)
         assert self.lines is not None or not (plan.restore or plan.snapshot)
         opened = {entry.slot for entry in plan.open if entry.pages}
-        assert {copy.target for copy in plan.restore} == (opened if self.lines else set())
-        for copy in plan.restore:
-            assert self.lines and copy.source in self.lines
-            self.states[copy.target] = self.states[copy.source]
+        back = [copy for copy in plan.restore if copy.source in self.between]
+        rest = [copy for copy in plan.restore if copy.source not in self.between]
+        assert {copy.target for copy in rest} == (opened if self.lines else set())
+        assert len({copy.target for copy in plan.restore}) == len(plan.restore)
+        assert all(self.lines and copy.source in self.lines for copy in rest)
+        assert {copy.target for copy in back} <= {row.slot for row in plan.rows} - opened
+        found = [self.states[copy.source] for copy in plan.restore]
+        self.states.update(zip([copy.target for copy in plan.restore], found))
+        self._check_kept(plan)
         encoded = self._encode(plan)
         assert set(plan.save) <= self.tiers["device"] - self.tiers["disk"]
         self.tiers["disk"] |= set(plan.save)
@@ -217,11 +225,13 @@ class Worker:
                 drawn.append(next_token(seat.history[-1]))
                 seat.grow(drawn[-1])
         ended = {row.slot: row.start + row.length for row in plan.rows}
+        ended |= {row.keep: row.start + row.length for row in plan.rows}
         targets = [copy.target for copy in plan.snapshot]
         assert len(set(targets)) == len(targets), "two states saved to one line"
         for copy in plan.snapshot:
             assert self.lines and copy.target in self.lines
             assert ended[copy.source] % self.pool.page_size == 0, "no page ends there"
+            self.saved_between += copy.source in self.between
             self.states[copy.target] = self.states[copy.source]
         spliced = [
             (s.row + i, (s.key, s.offset + i)) for s in plan.splices for i in range(s.length)
@@ -429,6 +439,15 @@ class Worker:
         most = max(self.limits.chunk_tokens, singles + self.limits.whole_image_tokens)
         assert not prefills or tokens <= most
 
+    def _check_kept(self, plan: Plan) -> None:
+        """The state after a row is kept if a guess follows, in a line of its own."""
+        kept = [row.keep for row in plan.rows if row.keep != NO_LINE]
+        assert len(set(kept)) == len(kept) and {*kept} <= {*self.between}
+        for slot in {row.slot for row in plan.rows}:
+            *before, last = (row for row in plan.rows if row.slot == slot)
+            assert last.keep == NO_LINE
+            assert all((row.keep == NO_LINE) == (self.lines is None) for row in before)
+
     def _decodes(self, row: Row) -> bool:
         seat = self.seats[row.slot]
         return (
@@ -476,7 +495,7 @@ class Worker:
             if row.start:
                 went_on = self.states[row.slot] == seat.history[row.start - 1]
                 assert went_on, "a row goes on from another state than its own"
-            self.states[row.slot] = seat.history[end - 1]
+            self.states[row.slot] = self.states[row.keep] = seat.history[end - 1]
         places = seat.places  # where in the KV cache each token lies; pages are only added
         places += [seat.pages[i // size] * size + i % size for i in range(len(places), end)]
         found = list(map(self.kv.get, places[: row.start]))

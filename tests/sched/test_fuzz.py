@@ -50,6 +50,9 @@ def simulation(
     host_tokens, disk_tokens = rng.choice([0, 40, 90]), rng.choice([0, 60, 300])
     prefix = kept or rng.random() < 0.7
     snapshots = rng.choice([1, 2, 5, 40]) if states else None
+    if snapshots and guesses:
+        first = limits.max_running + snapshots
+        limits = replace(limits, draft_states=range(first, first + rng.choice([1, 4, 12])))
     made = Simulation(
         limits,
         pages,
@@ -206,17 +209,30 @@ def test_guesses_right_and_wrong_leave_every_answer_alone(
     assert len(chaos.simulation.deltas) == 30
 
 
+@pytest.mark.first
+@pytest.mark.parametrize("kept", [False, True], ids=["", "kept"])
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("seed", broad(range(300), keep=range(4)))
+def test_states_are_those_after_the_last_right_guess(seed: int, in_flight: int, kept: bool) -> None:
+    """The same with a model that keeps a state per sequence, and few lines for those between."""
+    chaos = Chaos(random.Random(seed), 30, in_flight, states=True, kept=kept, guesses=True)
+    chaos.run()
+    assert len(chaos.simulation.deltas) == 30
+
+
 @pytest.mark.slow
-def test_the_traffic_above_does_guess() -> None:
+@pytest.mark.parametrize("states", [False, True], ids=["", "states"])
+def test_the_traffic_above_does_guess(states: bool) -> None:
     """Else it would show nothing. Right guesses save steps, wrong ones cost none."""
-    guessed, right = 0, 0
+    guessed, right, saved = 0, 0, 0
     for seed in range(12):
-        chaos = Chaos(random.Random(seed), 30, 2, guesses=True)
+        chaos = Chaos(random.Random(seed), 30, 2, states=states, guesses=True)
         chaos.run()
         drafter = chaos.simulation.scheduler.drafter
         guessed += drafter.guessed.total()
         right += drafter.right.total()
-    assert 100 < right < guessed
+        saved += chaos.simulation.worker.saved_between
+    assert 100 < right < guessed and (saved > 20) == states
 
 
 class Whims(ReadRates):
