@@ -130,7 +130,7 @@ def decode_bytes(spec: FamilySpec, steps: StepBounds) -> int:
     its weight.
     """
     caches = (cache for layer in spec.kv_spec().layers for cache in layer)
-    dims = [cache.shape[-1] for cache in caches if cache.name == "k"]
+    dims = [cache.shape[-1] for cache in caches if cache.name in ("k", "latent")]
     pieces = steps.rows * min(DECODE_PIECES, -(-steps.context // DECODE_PIECE_TOKENS))
     return pieces * spec.cuts.heads * (max(dims) + 1) * 4
 

@@ -113,7 +113,7 @@ async def serve(
     # Load the model, and meanwhile the lexicon.
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
     load = plan_load(boot, spec, devices)
-    size = load.parallel.size
+    size, share = load.parallel.size, boot.caches.pinned_share
     loading = asyncio.create_task(workers.load(load))
     keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
     reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
@@ -135,7 +135,8 @@ async def serve(
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     # Build the deciding half.
-    share, drafts = boot.caches.pinned_share, draft_tokens(boot.engine, spec, begun.exact)
+    drafts, unguessed = draft_tokens(boot.engine, config, spec, exact=begun.exact)
+    config = config if drafts else replace(config, snapshots=config.snapshots.unguessed)
     scheduler: Scheduler
     language: LanguageHalf | None = None
     if config.encoder.role == "encode":
@@ -146,7 +147,7 @@ async def serve(
         )
         language = LanguageHalf(generation, guides)
     engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
-    facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved), drafts)
+    facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved), drafts, unguessed)
     decided = describe(config, load.parallel, spec, hardware, facts)
     settle()
     served = Tower(begun.tower, config.dtype, spec.embedding_width)
@@ -259,13 +260,24 @@ def build_encode_scheduler(
     return EncodeScheduler(limits, build_embeddings(config, spec, saved))
 
 
-def draft_tokens(options: EngineOptions, spec: FamilySpec, exact: bool) -> int:
-    """`SchedulerLimits.draft_tokens`: 0 where a guess could change an answer. A state that has seen
-    a wrong guess cannot forget it.
+def draft_tokens(
+    options: EngineOptions, config: EngineConfig, spec: FamilySpec, *, exact: bool
+) -> tuple[int, str]:
+    """`SchedulerLimits.draft_tokens`, 0 where a guess could change an answer; and the reason for 0,
+    in words. A state that has seen a wrong guess cannot forget it: one from before is needed.
     """
-    wanted = options.speculative == "always" or (options.speculative == "auto" and exact)
-    keeps_states = spec.kv_spec().state_bytes("float32") > 0
-    return options.speculative_tokens if wanted and not keeps_states else 0
+    why = ""
+    if options.speculative == "off":
+        why = "--tune speculative=off"
+    elif options.speculative == "auto" and not exact:
+        why = "a row's values depend on the rows beside it, so that a guess could change an answer"
+    elif spec.kv_spec().state_bytes(config.dtype) and not config.snapshots.between:
+        why = "no memory is left for states between guesses"
+        if config.device == "cuda":
+            why = "states between guesses are kept on CPUs alone"
+        elif options.speculative == "auto":
+            why = "a model with a state per sequence is guessed for with --tune speculative=always"
+    return (0, why) if why else (options.speculative_tokens, "")
 
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:
@@ -273,6 +285,8 @@ def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> Sched
     given = (
         embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
     )
+    first = config.max_running + config.snapshots.count
+    lines = range(first, first + config.snapshots.between)
     return SchedulerLimits(
         max_running=config.max_running,
         chunk_tokens=config.chunk_tokens,
@@ -284,6 +298,7 @@ def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> Sched
         tower_blocks=spec.encoder_blocks,
         snapshot_tokens=config.snapshots.tokens,
         given_bytes=given,
+        draft_states=lines if spec.kv_spec().state_bytes(config.dtype) else None,
         whole_image_tokens=spec.largest_image.tokens if spec.kv_spec().whole_images else 0,
     )
 

@@ -43,6 +43,7 @@ from saccade.core.options import (
     ModelOptions,
 )
 from saccade.core.page_store import kept_bytes
+from saccade.core.plan import PLANS_IN_FLIGHT
 from saccade.core.store import stored_bytes
 from saccade.engine.claims import (
     StepBounds,
@@ -109,13 +110,15 @@ at 4 ms on an H100, where steps that decode take 7. From there the pauses that i
 """
 
 LARGEST_IMAGES = 4
-"""The embedding cache has room for so many of the largest pictures, where memory allows."""
+"""The embedding cache has room for so many of the largest images, where memory allows."""
 
 STATES_PART = 4
 """Unless told otherwise, states of running sequences take at most one part in so many of the memory
 for states and pages."""
 SNAPSHOTS_PART = 3
 """Of what they leave, snapshots of states take one part in so many, pages the others."""
+BETWEEN_PART = 8
+"""Of what they leave, states between guesses take at most one part in so many."""
 LEAST_SNAPSHOT_TOKENS = 256
 SNAPSHOTS_RUNNING = 4
 FEWEST_SNAPSHOTS = 2
@@ -145,10 +148,9 @@ def resolve(
     Raises ConfigError for an impossible setting.
     """
     cuda, page_size = hardware.device == "cuda", engine.page_size
-    context = pick_context(model, spec)
-    chunk = pick_chunk(engine, spec, cuda=cuda)
+    context, chunk = pick_context(model, spec), pick_chunk(engine, spec, cuda=cuda)
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
-    kv = resolve_kv(model, hardware)
+    kv = resolve_kv(model, hardware, spec)
     kept = spec.kv_spec(ranks).keeping(kv.dtype)
     page_bytes = page_size * kept.token_bytes(dtype)
     budget = memory_budget(hardware, fraction)
@@ -164,11 +166,12 @@ def resolve(
     free = max(0, hardware.free_bytes - claimed - embedded)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
-    snapshots = resolve_snapshots(caches, kept, dtype, min(budget, free), max_running, enough)
-    states = (max_running + snapshots.count) * kept.state_bytes(dtype)
-    kv_pages = min((min(budget, free) - states) // page_bytes, 1 + -(-enough // page_size))
+    room = min(budget, free)
+    snapshots = resolve_snapshots(engine, caches, kept, dtype, room, max_running, enough, cuda=cuda)
+    states = (max_running + snapshots.lines) * kept.state_bytes(dtype)
+    kv_pages = min((room - states) // page_bytes, 1 + -(-enough // page_size))
     if kv_pages < 2:  # below one context the pool itself is the limit
-        raise _no_memory(hardware, fraction, min(budget, free) - states)
+        raise _no_memory(hardware, fraction, room - states)
     context = min(context, (kv_pages - 1) * page_size)
     left = max(0, free - kv_pages * page_bytes - states) + embedded
     prefix_cache = not caches.disable_radix_cache and bool(snapshots.count or not states)
@@ -271,13 +274,28 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
     return most
 
 
+def count_between(engine: EngineOptions, state_bytes: int, left: int, *, cuda: bool) -> int:
+    """Lines of the state memory for the states between guesses: enough for as many as two plans in
+    flight may have of a sequence each. None on a GPU, where rows are computed side by side, and
+    none unless asked for: to keep a state costs more than most guesses save (LOG.md). `left`: bytes
+    that running sequences' states leave.
+    """
+    if cuda or not state_bytes or engine.speculative != "always":
+        return 0
+    most = PLANS_IN_FLIGHT * engine.speculative_tokens
+    return max(0, min(most, left // BETWEEN_PART // state_bytes))
+
+
 def resolve_snapshots(
+    engine: EngineOptions,
     caches: CacheOptions,
     kept: KVSpec,
     dtype: Dtype,
     budget: int,
     max_running: int,
     enough: int,
+    *,
+    cuda: bool,
 ) -> SnapshotConfig:
     """The number of snapshots for the prefix cache, and the tokens between two snapshots of a long
     prompt: as many as take the memory of a snapshot. `budget`: bytes for states and pages;
@@ -287,12 +305,14 @@ def resolve_snapshots(
     if not state_bytes:
         return SnapshotConfig()
     every = max(LEAST_SNAPSHOT_TOKENS, -(-state_bytes // kept.token_bytes(dtype)))
+    left = budget - max_running * state_bytes
+    between = count_between(engine, state_bytes, left, cuda=cuda)
     if caches.disable_radix_cache:
-        return SnapshotConfig(0, every)
-    room = (budget - max_running * state_bytes) // SNAPSHOTS_PART // state_bytes
+        return SnapshotConfig(0, every, between)
+    room = (left - between * state_bytes) // SNAPSHOTS_PART // state_bytes
     # Each sequence that runs writes one beside the one that it keeps.
     count = min(room, SNAPSHOTS_RUNNING * max_running + enough // every)
-    return SnapshotConfig(count if count >= FEWEST_SNAPSHOTS else 0, every)
+    return SnapshotConfig(count if count >= FEWEST_SNAPSHOTS else 0, every, between)
 
 
 def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigError:
@@ -304,7 +324,7 @@ def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigErro
     )
 
 
-def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
+def resolve_kv(model: ModelOptions, hardware: Hardware, spec: FamilySpec) -> KVConfig:
     """The storage of keys and values; the checkpoint's scales are known later. Raises
     ConfigError.
     """
@@ -312,6 +332,11 @@ def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
         raise ConfigError(
             f"--kv-cache-dtype fp8_e4m3: {hardware.name} has no FP8 (compute capability 8.9 or "
             "later does); use --kv-cache-dtype auto"
+        )
+    if model.kv_cache_dtype != "auto" and spec.kv_spec().latent:
+        raise ConfigError(
+            f"--kv-cache-dtype {model.kv_cache_dtype}: {spec.family} keeps latents, which are not "
+            "kept in 8 bits; use --kv-cache-dtype auto"
         )
     return KVConfig(model.kv_cache_dtype)
 
@@ -485,7 +510,7 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
     most = spec.largest_image.pixels
     if media.arena_mb * MIB < 3 * most:
         raise ConfigError(
-            f"--tune arena_mb={media.arena_mb}: the model's largest picture takes "
+            f"--tune arena_mb={media.arena_mb}: the model's largest image takes "
             f"{3 * most / MIB:.1f} MiB ({most} pixels after resizing); "
             f"set it to {-(-3 * most // MIB)} or more"
         )

@@ -22,13 +22,15 @@ from saccade.engine.sizing import kv_page_bytes
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
     """The loaded model, for people. `options`: the family's own. `quantised`: the 8-bit matrices;
-    empty for none. `saved`: embeddings found on disk. `drafts`: guesses of a sequence in a step.
+    empty for none. `saved`: embeddings found on disk. `drafts`: guesses of a sequence in a step;
+    `unguessed`: the reason for none.
     """
 
     options: tuple[str, ...]
     quantised: str
     saved: int
     drafts: int = 0
+    unguessed: str = ""
 
 
 def describe(
@@ -61,7 +63,7 @@ def describe(
         *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         *(_describe_language(config, kv + each, state_bytes, each) if language else ()),
         *((("tokens see", _describe_sight(kept, config)),) if language and not kept.causal else ()),
-        *((("speculation", f"up to {_count(facts.drafts, 'token')}"),) if facts.drafts else ()),
+        *(_describe_guesses(config, facts, state_bytes) if language else ()),
         ("vision tower", _describe_tower(config, spec)),
         *_describe_graphs(config),
         *(_describe_images(config, spec, facts.saved, each) if spec.sees_images else ()),
@@ -82,7 +84,7 @@ def _describe_images(
     bounds = spec.pixel_bounds
     return (
         ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
-        ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
+        ("resized images", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
     )
 
 
@@ -120,6 +122,17 @@ def _describe_language(
     )
 
 
+def _describe_guesses(
+    config: EngineConfig, facts: LoadFacts, state_bytes: int
+) -> Iterator[tuple[str, str]]:
+    if facts.unguessed:
+        yield "speculation", f"off: {facts.unguessed}"
+    if facts.drafts:
+        lines = config.snapshots.between
+        taken = f", {lines} states between = {lines * state_bytes / MIB:.0f} MiB" if lines else ""
+        yield "speculation", f"up to {_count(facts.drafts, 'token')}{taken}"
+
+
 def _describe_sight(kept: KVSpec, config: EngineConfig) -> str:
     """What is not just causal."""
     windows = [each for each in kept.windows if each is not None]
@@ -143,7 +156,7 @@ def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
     """The front's decisions about received images, for people: (name, value)."""
     return (
         (
-            "sent pictures",
+            "sent images",
             f"{_count(media.max_image_pixels, 'pixel')} at most, decoded by "
             f"{_count(media.workers, 'process')}",
         ),
@@ -182,7 +195,7 @@ def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
     if budgets.host_bytes:
         parts.append(f"{budgets.host_bytes / MIB:.0f} MiB on the host")
     if budgets.disk_bytes:
-        found = _count(saved, "picture")
+        found = _count(saved, "image")
         parts.append(
             f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder} "
             + ("shared with other servers" if budgets.shared else f"({found} found there)")

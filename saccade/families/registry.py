@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import Checkpoint, read_checkpoint
+from saccade.families.deepseek_vl2.spec import DeepseekSpec, deepseek_spec
 from saccade.families.gemma3.spec import Gemma3Spec, gemma3_spec
+from saccade.families.gemma4.spec import Gemma4Spec, gemma4_spec
 from saccade.families.internvl.spec import InternVLSpec, internvl_spec
 from saccade.families.quantization import read_quantization
 from saccade.families.qwen_vl.qwen3_5.spec import Qwen35Spec, qwen3_5_spec
@@ -69,6 +71,20 @@ def _gemma3(spec: FamilySpec) -> FamilyModel:
     return Gemma3Model(spec)
 
 
+def _deepseek_vl2(spec: FamilySpec) -> FamilyModel:
+    from saccade.families.deepseek_vl2.net import DeepseekModel
+
+    assert isinstance(spec, DeepseekSpec)
+    return DeepseekModel(spec)
+
+
+def _gemma4(spec: FamilySpec) -> FamilyModel:
+    from saccade.families.gemma4.net import Gemma4Model
+
+    assert isinstance(spec, Gemma4Spec)
+    return Gemma4Model(spec)
+
+
 def _transformers_any(spec: FamilySpec) -> FamilyModel:
     from saccade.families.transformers_any.net import AnyModel
 
@@ -81,6 +97,8 @@ QWEN3_5 = Family(qwen3_5_spec, _qwen3_5)
 INTERNVL = Family(internvl_spec, _internvl)
 SMOLVLM = Family(smolvlm_spec, _smolvlm)
 GEMMA3 = Family(gemma3_spec, _gemma3)
+DEEPSEEK_VL2 = Family(deepseek_spec, _deepseek_vl2)
+GEMMA4 = Family(gemma4_spec, _gemma4)
 TRANSFORMERS_ANY = Family(transformers_spec, _transformers_any)
 """Of architectures without a line: the extra `transformers`."""
 
@@ -98,6 +116,10 @@ ARCHITECTURES = {
     "SmolVLMForConditionalGeneration": SMOLVLM,
     "Gemma3ForConditionalGeneration": GEMMA3,
     "Gemma3ForCausalLM": GEMMA3,
+    "DeepseekVLV2ForCausalLM": DEEPSEEK_VL2,
+    "DeepseekV2ForCausalLM": DEEPSEEK_VL2,
+    "Gemma4ForConditionalGeneration": GEMMA4,
+    "Gemma4ForCausalLM": GEMMA4,
 }
 MODEL_TYPES = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), QWEN_VL),
@@ -105,6 +127,8 @@ MODEL_TYPES = {
     "internvl": INTERNVL,
     **dict.fromkeys(("idefics3", "smolvlm"), SMOLVLM),
     **dict.fromkeys(("gemma3", "gemma3_text"), GEMMA3),
+    **dict.fromkeys(("deepseek_vl_v2", "deepseek_v2"), DEEPSEEK_VL2),
+    **dict.fromkeys(("gemma4", "gemma4_text"), GEMMA4),
     "transformers_any": TRANSFORMERS_ANY,
 }
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from saccade.text.reasoning import Piece, Reasoning, Where
+from saccade.text.reasoning import THINK, Piece, Reasoning, Tags, Where
 from saccade.text.tool_calls import (
+    TAGS,
     CallArguments,
     CallBroken,
     CallEnded,
@@ -37,9 +38,9 @@ AnswerEvent = Event | Reasoned
 class ReadAs:
     """The reading of an answer, known before it comes.
 
-    where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: the
-    model's way to write calls; None: calls are text. tools: the schema of each tool's parameters,
-    by name. certain: a grammar holds the model to its calls, which are therefore told as they come.
+    where: `reasoning_at` the prompt, in `tags`; None: the model's tags of reasoning are text. form:
+    the model's way to write calls; None: calls are text. tools: each tool's schema, by its name.
+    certain: a grammar holds the model to its calls, which are therefore told as they come.
     single: the answer ends with its first call. special: special tokens are text, by name.
     with_stop: so is the stop string or token that ends the answer.
     """
@@ -51,12 +52,20 @@ class ReadAs:
     single: bool = False
     special: bool = False
     with_stop: bool = False
+    tags: Tags = THINK
 
     def reader(self) -> AnswerReader:
         """A reader for one answer."""
+        certain = self.certain
         return AnswerReader(
-            self.where, self.form, self.tools, eager=self.certain, certain=self.certain
+            self.where, self.form, self.tools, eager=certain, certain=certain, tags=self.tags
         )
+
+    @property
+    def read_tags(self) -> frozenset[str]:
+        """The tags that are read in the answer, special tokens or not."""
+        reasoning = frozenset({self.tags.open, self.tags.close} if self.where else ())
+        return reasoning if self.form is None else reasoning | TAGS
 
 
 PLAIN = ReadAs()
@@ -93,12 +102,13 @@ class AnswerReader:
         eager: bool = False,
         certain: bool = False,
         make_id: Callable[[], str] | None = None,
+        tags: Tags = THINK,
     ) -> None:
         """where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how
         the model writes calls; None: calls are text. `tools`, `eager`: as in `ToolCalls`. certain:
         no call breaks but where the answer ends.
         """
-        self._reasoning = None if where is None else Reasoning(where)
+        self._reasoning = None if where is None else Reasoning(where, tags)
         self._form = form
         self._tools = tools
         self._eager = eager

@@ -9,39 +9,42 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.text import call_glm, call_xml, reasoning, tool_calls
+from saccade.text import call_gemma, call_glm, call_xml, tool_calls
+from saccade.text.reasoning import CHANNEL, THINK, Tags
 from saccade.text.tool_calls import Form
 
-ToolParser = Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "none"]
-ReasoningParser = Literal["auto", "think", "none"]
+ToolParser = Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "gemma", "none"]
+ReasoningParser = Literal["auto", "think", "channel", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """calls: in which form; None: the model is not known to write calls. reasons: within <think>
-    and </think> before an answer.
+    """calls: in which form; None: the model is not known to write calls. reasoning: the tags of
+    what stands before an answer; None: the model is not known to reason.
     """
 
     calls: Form | None = None
-    reasons: bool = False
+    reasoning: Tags | None = None
 
     def described(self) -> tuple[tuple[str, str], ...]:
         """For people: (name, value)."""
         calls = "hermes (JSON)" if self.calls == "hermes" else self.calls
         return (
             ("tool calls", calls or "none: tools are refused"),
-            ("reasoning", "within <think>" if self.reasons else "none"),
+            ("reasoning", f"within {self.reasoning.open}" if self.reasoning else "none"),
         )
 
 
 _MARKS: Mapping[str, Form] = {
     call_xml.FUNCTION: "xml",
     call_glm.KEY: "glm",
+    call_gemma.OPEN: "gemma",
     tool_calls.OPEN: "hermes",
     tool_calls.MISTRAL: "mistral",
     '"parameters": dictionary of argument name': "llama3",
 }
 """The form of a template's calls by the first of these that it has."""
+_TAGS: Mapping[ReasoningParser, Tags] = {"think": THINK, "channel": CHANNEL}
 SILENT = AnswerFormat()
 """A model that is not known to do either."""
 
@@ -58,5 +61,7 @@ def find_manner(
         calls = next((form for mark, form in _MARKS.items() if mark in text), None)
     elif tool_parser != "none":
         calls = tool_parser
-    thinks = reasoning.CLOSE in text if reasoning_parser == "auto" else reasoning_parser == "think"
-    return AnswerFormat(calls, thinks)
+    tags = _TAGS.get(reasoning_parser)
+    if reasoning_parser == "auto":
+        tags = next((each for each in _TAGS.values() if each.close in text), None)
+    return AnswerFormat(calls, tags)

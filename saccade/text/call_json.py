@@ -12,10 +12,10 @@ import re
 from typing import Any
 
 _SPACE = " \t\r\n"
-_MAX_DEPTH = 128
+MAX_DEPTH = 128
 _MAX_NUMBER = 400
 """Characters of one number."""
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMERIC = frozenset("0123456789+-.eE")
 _LITERALS = ("true", "false", "null")
@@ -81,7 +81,7 @@ class JsonScanner:
 
     def _end_word(self) -> bool:
         """True if the number that ends is complete."""
-        whole = _NUMBER.fullmatch(self._word) is not None
+        whole = NUMBER.fullmatch(self._word) is not None
         self._word = ""
         self._end_value()
         return whole
@@ -106,7 +106,7 @@ class JsonScanner:
         if character in "[{":
             self._stack.append("]" if character == "[" else "}")
             self._due = "first" if character == "[" else "first key"
-            return len(self._stack) <= _MAX_DEPTH
+            return len(self._stack) <= MAX_DEPTH
         self._due = "value"
         if character == '"':
             self._in_string = True

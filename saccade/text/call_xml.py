@@ -243,14 +243,14 @@ def _own_types(schema: Any, root: Any) -> tuple[set[str], list[Any]]:
         if isinstance(schema.get(key), list) and schema[key]:
             return set(), schema[key]
     if isinstance(schema.get("$ref"), str):
-        return set(), [_follow(schema["$ref"], root)]
+        return set(), [follow(schema["$ref"], root)]
     for kind, key in (("object", "properties"), ("array", "items")):
         if key in schema:
             return {kind}, []
     return {"string"}, []
 
 
-def _follow(reference: str, root: Any) -> Any:
+def follow(reference: str, root: Any) -> Any:
     found = root
     for part in reference.removeprefix("#").split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

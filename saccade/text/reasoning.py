@@ -1,7 +1,7 @@
 """Reasoning apart from the answer, as both come: `Reasoning.feed`.
 
-Owns the tags <think> and </think> and the line breaks that the templates put around them. Knows
-nothing of tool calls, tokens or HTTP.
+Owns the tags around it (<think>, or Gemma 4's channel) and the line breaks that the templates put
+there. Knows nothing of tool calls, tokens or HTTP.
 """
 
 from __future__ import annotations
@@ -9,7 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-OPEN, CLOSE = "<think>", "</think>"
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What opens and closes reasoning. title: text behind the opening tag."""
+
+    open: str
+    close: str
+    title: str = ""
+
+    @property
+    def begin(self) -> str:
+        return self.open + self.title
+
+
+THINK = Tags("<think>", "</think>")
+CHANNEL = Tags("<|channel>", "<channel|>", "thought")
 
 Where = Literal["open", "closed", "either"]
 
@@ -22,19 +37,22 @@ class Piece:
     reasoning: bool
 
 
-def reasoning_at(prompt: str) -> Where:
+def reasoning_at(prompt: str, tags: Tags = THINK) -> Where:
     """The state after a rendered prompt: within reasoning opened by the template, after reasoning
     closed by the template, or free to begin with either.
     """
     end = prompt.rstrip()
-    return "open" if end.endswith(OPEN) else "closed" if end.endswith(CLOSE) else "either"
+    return (
+        "open" if end.endswith(tags.begin) else "closed" if end.endswith(tags.close) else "either"
+    )
 
 
 class Reasoning:
     """Splits one answer. Any cutting of its text gives the same reasoning and the same rest."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: Where, tags: Tags = THINK) -> None:
         self._where: Where = where
+        self._tags = tags
         self._held = ""
         self._begun = False  # something of the current part was told
 
@@ -62,10 +80,11 @@ class Reasoning:
         """Read on; True if more is left to read."""
         if self._where == "either":
             start = self._held.lstrip()
-            if OPEN.startswith(start) and start != OPEN:
+            begin = self._tags.begin
+            if begin.startswith(start) and start != begin:
                 return False
-            if start.startswith(OPEN):
-                self._where, self._held = "open", start[len(OPEN) :]
+            if start.startswith(begin):
+                self._where, self._held = "open", start[len(begin) :]
             else:
                 # An answer without reasoning stands as it is, line breaks and all.
                 self._where, self._begun = "closed", True
@@ -75,13 +94,14 @@ class Reasoning:
             text = held if self._begun else held.lstrip("\n")
             pieces += self._piece(text)
             return False
-        at = self._held.find(CLOSE)
+        close = self._tags.close
+        at = self._held.find(close)
         if at >= 0:
             pieces += self._piece(self._held[:at].rstrip("\n"))
-            self._held = self._held[at + len(CLOSE) :]
+            self._held = self._held[at + len(close) :]
             self._where, self._begun = "closed", False
             return True
-        cut = len(self._held) - _begun(self._held)
+        cut = len(self._held) - _begun(self._held, close)
         cut = len(self._held[:cut].rstrip("\n"))
         text, self._held = self._held[:cut], self._held[cut:]
         pieces += self._piece(text)
@@ -96,9 +116,9 @@ class Reasoning:
         return [Piece(text, self._where == "open")]
 
 
-def _begun(text: str) -> int:
-    """Number of characters at the end of `text` that begin </think>."""
-    for length in range(min(len(CLOSE) - 1, len(text)), 0, -1):
-        if text.endswith(CLOSE[:length]):
+def _begun(text: str, tag: str) -> int:
+    """Number of characters at the end of `text` that begin `tag`."""
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if text.endswith(tag[:length]):
             return length
     return 0

@@ -2,9 +2,9 @@
 
 Owns the ways in which models write calls: within <tool_call> hermes (Qwen2.5, Qwen3-VL: JSON), XML
 (Qwen3.5: <function=NAME> and <parameter=NAME>) and GLM's (<arg_key>); Mistral's and Llama 3's bare
-JSON (`call_bare.py`). Anything but a perfect call is text, and no cutting of the answer changes the
-reading. White space around a call belongs to the call. Knows nothing of HTTP, of tokens, or of
-running tools.
+JSON (`call_bare.py`); Gemma 4's own (`call_gemma.py`). Anything but a perfect call is text, and no
+cutting of the answer changes the reading. White space around a call belongs to the call.
+Knows nothing of HTTP, of tokens, or of running tools.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from saccade.text import call_gemma
 from saccade.text.call_bare import BareCall
+from saccade.text.call_gemma import GemmaCall
 from saccade.text.call_glm import GlmCall
 from saccade.text.call_json import JsonCall
 from saccade.text.call_xml import XmlCall
 
-Form = Literal["hermes", "xml", "glm", "mistral", "llama3"]
+Form = Literal["hermes", "xml", "glm", "mistral", "llama3", "gemma"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MISTRAL, LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
 ARGUMENTS = "[ARGS]"
 """Mistral's, between a tool's name and its arguments."""
-TAGS = frozenset({OPEN, CLOSE, MISTRAL, ARGUMENTS, "[CALL_ID]", LLAMA})
+TAGS = frozenset({OPEN, CLOSE, MISTRAL, ARGUMENTS, "[CALL_ID]", LLAMA}) | {
+    call_gemma.OPEN,
+    call_gemma.CLOSE,
+    call_gemma.QUOTE,
+}
 """Tags that are read where calls are, special tokens or not."""
-OPENS: Mapping[Form, str] = {"mistral": MISTRAL, "llama3": LLAMA}
+OPENS: Mapping[Form, str] = {"mistral": MISTRAL, "llama3": LLAMA, "gemma": call_gemma.OPEN}
 """The tag that opens a call, where it is not <tool_call>."""
 _SPACE = " \t\r\n"
 _MAX_RESCANS = 4
@@ -208,6 +214,8 @@ class ToolCalls:
                 self._call = XmlCall(CLOSE, self._tools)
             case "glm":
                 self._call = GlmCall(CLOSE, self._tools)
+            case "gemma":
+                self._call = GemmaCall()
             case _:
                 self._call = BareCall(self._form)
 

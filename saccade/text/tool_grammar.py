@@ -16,8 +16,9 @@ from llguidance import LLTokenizer
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.grammar_vocab import tag_term
-from saccade.text import call_glm
+from saccade.text import call_gemma, call_glm
 from saccade.text.call_xml import allowed_types
+from saccade.text.gemma_rules import GemmaRules
 from saccade.text.grammar import OutputConstraint, Part, lark_part, schema_part
 from saccade.text.json_size import extent
 from saccade.text.schema import as_root, place_name, prepare_schema
@@ -39,7 +40,7 @@ Need = Literal["may", "must"]
 class Style:
     """A model's way to write calls. opening, closing: its tags in Lark; key: the tags around an
     argument's name, and those around its value, where there are such tags. arguments: the tag
-    between a tool's name and its arguments, where nothing else is.
+    between a tool's name and its arguments, where nothing else is. quote: Gemma's, around strings.
     """
 
     form: Form
@@ -47,6 +48,7 @@ class Style:
     closing: str
     key: tuple[str, str, str, str] | None = None
     arguments: str | None = None
+    quote: str = ""
 
     @classmethod
     def of(cls, form: Form, lexicon: LLTokenizer) -> Style:
@@ -64,7 +66,9 @@ class Style:
         arguments = term(ARGUMENTS) if form == "mistral" else None
         if arguments == _quoted(ARGUMENTS):  # a tokenizer before version 11
             arguments = None
-        return cls(form, term(OPENS.get(form, OPEN)), term(CLOSE), key, arguments)
+        closing = call_gemma.CLOSE if form == "gemma" else CLOSE
+        quote = term(call_gemma.QUOTE) if form == "gemma" else ""
+        return cls(form, term(OPENS.get(form, OPEN)), term(closing), key, arguments, quote)
 
     @property
     def gap(self) -> str:
@@ -187,6 +191,12 @@ def calls_wish(
         schema = prepare_schema(tool.parameters, tool.param)
         if style.form in ("xml", "glm"):
             rules += _argument_rules(index, tool, schema, parts, style)
+        elif style.form == "gemma":
+            made = GemmaRules(f"g_{index}", schema, tool.param, style.quote)
+            rules.append(f"tool_{index}: {_quoted(f'call:{tool.name}')} {made.object(schema)}")
+            rules += made.rules
+            for part in made.parts:
+                parts.add(part)
         else:
             parts.add(schema_part(f"arguments_{index}", _as_object(schema)))
             rules.append(f"tool_{index}: {_json_call(style, tool.name, f'@arguments_{index}')}")
@@ -228,6 +238,8 @@ def _row(style: Style, parallel: bool) -> str:
     """Calls in a row."""
     if style.form == "llama3":
         return 'called ("; " called)*' if parallel else "called"
+    if style.form == "gemma":
+        return "call call*" if parallel else "call"
     if style.form != "mistral":
         return 'call ("\\n" call)*' if parallel else "call"
     if style.arguments:

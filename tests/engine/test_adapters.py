@@ -15,30 +15,52 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from saccade.core.config import EncoderMode, QuantizationMode
 from saccade.core.plan import Change, Changed, Plan
 from saccade.core.types import AdapterRef, Caching, Request
 from saccade.families.registry import load_spec
+from saccade.gguf.folder import write_folder
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.harness import Crew, Harness, set_threads
 from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
+from tests.gguf.files import checkpoint
 from tests.helpers.adapters import LANGUAGE, Trained, endless, train
 
 NEW_TOKENS = 16
 NUMBERS = count(1)  # networks are shared, and no number is ever given again
 PROMPT = "look: @ how many red circles are there?"
+LINEAR = r".*linear_attn\.(in_proj_(qkv|z|a|b)|out_proj)"
+SIGLIP = r".*vision_(tower|model)\..*layers\.\d+\.(self_attn\.(q|k|v|out)_proj|mlp\.fc[12])"
 TOWER = {
     "qwen2_5_vl": r".*visual\.(blocks\.\d+\.(attn\.(qkv|proj)|mlp\.[a-z]+_proj)|merger\.mlp\.[02])",
     "qwen3_vl": r".*visual\.(blocks\.\d+\.(attn\.(qkv|proj)|mlp\.linear_fc[12])"
     r"|(merger|deepstack_merger_list\.\d+)\.linear_fc[12])",
     "internvl": r".*vision_tower\.encoder\.layer\.\d+\.(attention\.([qkv]_proj|projection_layer)"
     r"|mlp\.fc[12])|.*multi_modal_projector\.linear_[12]",
+    "gemma3": SIGLIP,
+    "gemma4": r".*vision_tower\.encoder\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.linear"
+    r"|.*embed_vision\.embedding_projection",
+    "smolvlm": rf"{SIGLIP}|.*connector\.modality_projection\.proj",
 }
-FAMILIES: Sequence[FamilyName] = ("qwen2_5_vl", "qwen3_vl", "internvl")
+FAMILIES: Sequence[FamilyName] = (
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "internvl",
+    "gemma3",
+    "gemma4",
+    "smolvlm",
+)
+SOME = [
+    pytest.param(family, marks=pytest.mark.slow if family in FAMILIES[3:] else ())
+    for family in FAMILIES
+]
 
 
 @dataclass(frozen=True)
@@ -49,7 +71,7 @@ class Model:
     trained: Mapping[str, Trained]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=SOME)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     set_threads()
     family: FamilyName = request.param
@@ -57,7 +79,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     make_checkpoint(folder, family)
     net = loaded(folder)
     whole = endless(folder)
-    some = r".*language_model.*\.(q|v)_proj"
+    some = r".*(language|text)_model.*\.(q|v)_proj"
     made = {"few": train(folder / "few", whole, 1, some, r=4, lora_alpha=8)}
     all_of = train(folder / "all", whole, 2, LANGUAGE, r=16, lora_alpha=4, use_rslora=True)
     both = f"({LANGUAGE}|{TOWER[family]})"
@@ -124,7 +146,9 @@ class Engine:
 
 
 @pytest.mark.first
+@pytest.mark.sparse
 @pytest.mark.parametrize("chunk_tokens", [16, 2048])
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_answers_of_a_mixed_batch_are_those_of_merged_models(
     model: Model, chunk_tokens: int
 ) -> None:
@@ -201,6 +225,30 @@ def test_no_page_is_shared_by_two_adapters(model: Model) -> None:
     outcome = engine.harness.run([engine.request("few")])["few"]
     assert outcome.cached_tokens > 0, "pages are found by the adapter's content"
     assert outcome.tokens == engine.wanted("few")
+
+
+@pytest.mark.first
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "qwen3_vl"])
+def test_a_model_of_gguf_files_takes_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: FamilyName
+) -> None:
+    """Such a file has some matrices' rows in another order."""
+    set_threads()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = write_files(checkpoint(family), tmp_path / "files", Kind.Q8_0)
+    whole = endless(files.rounded)
+    touched = rf"({LANGUAGE}|{TOWER['qwen3_vl' if family == 'qwen3_5' else family]}|{LINEAR})"
+    made = {"a": train(tmp_path / "a", whole, 1, touched, r=8, lora_alpha=8)}
+    stored = load_file(made["a"].folder / "adapter_model.safetensors")
+    assert any("linear_attn" in name for name in stored) == (family == "qwen3_5")
+    tokenizer = Tokenizer.from_file(str(files.rounded / "tokenizer.json"))
+    net = loaded(write_folder([files.model], files.mmproj))
+    engine = Engine(Model(net, tokenizer, whole, made))
+    assert engine.load("a").error == ""
+    outcomes = engine.harness.run([engine.request(name) for name in engine.loaded])
+    wanted = {name: engine.wanted(name) for name in engine.loaded}
+    assert {name: outcome.tokens for name, outcome in outcomes.items()} == wanted
+    assert wanted["a"] != wanted[""]
 
 
 def test_eight_adapters_answer_in_one_batch(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tests.engine.test_parity import CASES, Model, check, load
 MODEL = b"sixteen bytes of"
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in FAMILIES
+    for name in (*FAMILIES, "gemma4")
     if name not in ("qwen3_vl", "qwen3_5")
 ]
 

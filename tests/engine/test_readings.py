@@ -24,7 +24,6 @@ from tests.engine.test_scores import Subject
 
 TOLERANCE = 2e-4
 LABELS = (7, 300, 41)
-PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 TWO = "first @ then @ which is blue?", ((64, 96), (90, 120))
 PLAIN = "the quick brown fox jumps over the lazy dog; how many red circles are there?", ()
 ASKED: dict[str, tuple[tuple[str, tuple[tuple[int, int], ...]], PromptReading | None]] = {
@@ -40,7 +39,7 @@ ASKED: dict[str, tuple[tuple[str, tuple[tuple[int, int], ...]], PromptReading | 
 def requests_of(subject: Subject, harness: Harness, *names: str) -> list[Request]:
     made = []
     for name, ((text, sizes), reading) in ASKED.items():
-        tokens = subject.tokenizer.encode(text.replace("@", PLACEHOLDER)).ids
+        tokens = subject.tokenizer.encode(text.replace("@", subject.reference.placeholder)).ids
         pixels = [subject.reference.resize(picture(*size, seed=size[0])) for size in sizes]
         images = [harness.image(each, f"{size}") for each, size in zip(pixels, sizes)]
         if not names or name in names:
@@ -78,6 +77,18 @@ def test_every_family_is_read_as_transformers(
     reference: Callable[..., Reference],
 ) -> None:
     subject = Subject(checkpoint(family), reference(family))
+    harness = Harness(subject.net)
+    check(subject, harness, harness.run(requests_of(subject, harness)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+def test_gemma_is_read_as_transformers(
+    name: FamilyName,
+    checkpoint: Callable[..., Path],
+    reference: Callable[..., Reference],
+) -> None:
+    subject = Subject(checkpoint(name), reference(name))
     harness = Harness(subject.net)
     check(subject, harness, harness.run(requests_of(subject, harness)))
 

@@ -29,7 +29,6 @@ PROMPTS = {
     "two pictures": ("first @ then @ which is blue?", ((64, 96), (90, 120))),
     "another": ("There are two blue squares and one green star. the quick brown fox", ()),
 }
-PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 class Subject:
@@ -46,7 +45,7 @@ class Subject:
         """All prompts; the first two are scored."""
         made = []
         for name, (text, sizes) in PROMPTS.items():
-            tokens = self.tokenizer.encode(text.replace("@", PLACEHOLDER)).ids
+            tokens = self.tokenizer.encode(text.replace("@", self.reference.placeholder)).ids
             pixels = [self.reference.resize(picture(*size, seed=size[0])) for size in sizes]
             images = [harness.image(each, f"{size}") for each, size in zip(pixels, sizes)]
             top = None if name == "another" else TOP
@@ -91,6 +90,18 @@ def test_every_family_scores_as_transformers(
     reference: Callable[..., Reference],
 ) -> None:
     subject = Subject(checkpoint(family), reference(family))
+    harness = Harness(subject.net)
+    subject.check(harness, harness.run(subject.requests(harness)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+def test_gemma_scores_as_transformers(
+    name: FamilyName,
+    checkpoint: Callable[..., Path],
+    reference: Callable[..., Reference],
+) -> None:
+    subject = Subject(checkpoint(name), reference(name))
     harness = Harness(subject.net)
     subject.check(harness, harness.run(subject.requests(harness)))
 

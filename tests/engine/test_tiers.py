@@ -1,4 +1,4 @@
-"""Whatever tier an embedding comes from, the answers are transformers', and no picture is encoded
+"""Whatever tier an embedding comes from, the answers are transformers', and no image is encoded
 again that any tier holds.
 """
 

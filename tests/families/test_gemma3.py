@@ -320,7 +320,7 @@ def test_answers_survive_preemption(model: parity.Model, prefix_cache: bool) -> 
     assert harness.scheduler.counts.preemptions > 0
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_two_ranks_answer_as_transformers(tmp_path: Path) -> None:
     model = parity.load("gemma3", tmp_path)
     assert set(ASKED) <= set(model.answers)

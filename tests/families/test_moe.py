@@ -23,7 +23,6 @@ from saccade.kernels.matrix import DenseMatrix, Fp8Experts
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference import moe
 from saccade.kernels.reference.int8 import runs_int8
-from saccade.kernels.reference.linear import pack
 from saccade.kernels.reference.moe import Experts, Routes, route
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.moe import MoEShape, SparseMLP
@@ -118,7 +117,7 @@ def layer_of(hidden: int, width: int, experts: int) -> Experts:
     torch.manual_seed(0)
     sizes = (2 * width, hidden), (hidden, width)
     ups, downs = (
-        [DenseMatrix(pack((torch.randn(size) / 8).bfloat16())) for _ in range(experts)]
+        [DenseMatrix(HALVES.pack((torch.randn(size) / 8).bfloat16())) for _ in range(experts)]
         for size in sizes
     )
     return Experts(ups, downs, HALVES.locate(ups, downs))
@@ -163,10 +162,9 @@ def test_compiled_products_read_the_experts_that_have_rows(monkeypatch: pytest.M
 
 @needs_numba
 def test_matrices_in_an_unknown_layout_are_left_to_their_products() -> None:
-    from saccade.kernels.x86 import moe as moe_cpu
-
-    assert not moe_cpu.reads(80, 64) and not moe_cpu.reads(128, 60)
     assert layer_of(64, 40, 2).places is None, "40 values of an expert are no panel"
+    assert layer_of(60, 64, 2).places is None, "nor are 60 of a row"
+    assert layer_of(64, 16, 4).places is None, "a gate and what it gates share no panel"
 
 
 @pytest.mark.parametrize("count", [0, 2])

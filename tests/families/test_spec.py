@@ -168,10 +168,10 @@ print([name for name in heavy if name in sys.modules])
 def test_a_familys_own_options_are_checked_by_the_family(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("qwen3_vl")
     assert qwen(load_spec(folder, ["patch_embed=folded"])).patch_embed == "folded"
-    assert qwen(load_spec(folder)).patch_embed == "exact"
+    assert qwen(load_spec(folder)).patch_embed == "auto"
     for option, words in (
         ("patch_embed", "write it as NAME=VALUE"),
-        ("patch_embed=thin", "exact or folded"),
+        ("patch_embed=thin", "auto or exact or folded"),
         ("tiles=4", "qwen3_vl has patch_embed"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -148,7 +148,7 @@ def test_nothing_is_kept_for_images(folder: Callable[[FamilyName], Path]) -> Non
     alone = resolve_parallel(ParallelOptions(), spec, "cuda")
     told = dict(describe(config, alone, spec, machine, LoadFacts((), "", 0)))
     assert told["vision tower"] == "none: this model takes text only"
-    assert not told.keys() & {"embedding cache", "resized pictures", "vision graphs"}
+    assert not told.keys() & {"embedding cache", "resized images", "vision graphs"}
     for role in ("encode", "language"):
         with pytest.raises(ConfigError, match=f"--role {role}: this model has no vision tower"):
             check_role(role, spec, AnswerOptions())

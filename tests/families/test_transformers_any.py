@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 NEW_TOKENS = 20
-QUICK = ("llama", "llava_onevision", "glm4v", "mistral3")
+QUICK = ("llama", "llava_onevision", "glm4v")
 CASES: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]] = {
     "text": ("the quick brown fox jumps over the lazy dog; how many", ()),
     "another": ("There are two blue squares and one green star. ", ()),

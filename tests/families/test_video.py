@@ -241,17 +241,18 @@ def test_more_frames_than_there_are_cannot_be_wanted(checkpoint: Callable[..., P
         rules_of(checkpoint("qwen2_vl")).sample(12, 24, VideoWishes(num_frames=40))
 
 
-@pytest.mark.parametrize("way", ["exact", "folded"])
-def test_a_pair_of_equal_frames_has_the_still_images_bits_where_the_spec_says_so(
-    checkpoint: Callable[..., Path], way: str
+@pytest.mark.parametrize("way", ["auto", "exact", "folded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pair_of_equal_frames_has_the_still_images_bits(
+    checkpoint: Callable[..., Path], way: str, dtype: torch.dtype
 ) -> None:
     folder = checkpoint("qwen3_vl")
     spec = load_spec(folder, (f"patch_embed={way}",))
-    assert spec.video is not None
-    net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
+    net = load_net(spec, folder, dtype=dtype, device=torch.device("cpu"))
     frame = torch.from_numpy(picture(64, 96, seed=3))
     facts = [net.vision.grid_facts((count, 4, 6)) for count in (1, 2)]
     still = net.vision.embed(frame, facts[0])
     pair = net.vision.embed(torch.cat([frame, frame]), facts[1])
-    assert torch.equal(still, pair) == spec.video.twice_is_still == (way == "exact")
-    assert torch.allclose(still, pair, atol=1e-4)
+    assert torch.equal(still, pair)
+    moved = net.vision.embed(torch.cat([frame, frame.flip(0)]), facts[1])
+    assert not torch.equal(still, moved)

@@ -10,6 +10,9 @@ from saccade.families.qwen_vl.spec import TEMPLATES
 from saccade.text.answer_format import AnswerFormat, ReasoningParser, ToolParser, find_manner
 from saccade.text.json_size import Extent, extent
 from saccade.text.prompt import ChatTemplate, Tokenizer
+from saccade.text.reasoning import CHANNEL, THINK
+from saccade_bench.fixtures.tiny_gemma3 import CHAT_TEMPLATE as GEMMA3
+from saccade_bench.fixtures.tiny_gemma4 import CHAT_TEMPLATE as GEMMA4
 from tests.text.templates import GLM, LLAMA, MISTRAL, QWEN2_VL, QWEN3_VL, STRICT, THINKING
 
 DEMO = Path(saccade.demo.__file__).parent / "model"
@@ -27,10 +30,12 @@ def loaded(source: str, tmp_path: Path) -> ChatTemplate:
     [
         (QWEN2_VL, AnswerFormat("hermes")),  # has none of its own and gets ours
         (QWEN3_VL, AnswerFormat("hermes")),
-        (THINKING, AnswerFormat("xml", True)),
-        (GLM, AnswerFormat("glm", True)),
+        (THINKING, AnswerFormat("xml", THINK)),
+        (GLM, AnswerFormat("glm", THINK)),
         (MISTRAL, AnswerFormat("mistral")),
         (LLAMA, AnswerFormat("llama3")),
+        (GEMMA3, AnswerFormat()),
+        (GEMMA4, AnswerFormat("gemma", CHANNEL)),
         (STRICT, AnswerFormat()),
         ("{{ tools }}<|im_start|><|vision_start|>", AnswerFormat()),
     ],
@@ -44,9 +49,10 @@ def test_a_template_shows_how_its_model_writes(
 @pytest.mark.parametrize(
     ("tools", "reasoning", "manner"),
     [
-        ("xml", "none", AnswerFormat("xml", False)),
-        ("none", "think", AnswerFormat(None, True)),
-        ("hermes", "auto", AnswerFormat("hermes", True)),
+        ("xml", "none", AnswerFormat("xml")),
+        ("none", "think", AnswerFormat(None, THINK)),
+        ("hermes", "auto", AnswerFormat("hermes", THINK)),
+        ("gemma", "channel", AnswerFormat("gemma", CHANNEL)),
     ],
 )
 def test_the_operator_knows_better(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.text.reasoning import Reasoning, Where, reasoning_at
+from saccade.text.reasoning import CHANNEL, THINK, Reasoning, Tags, Where, reasoning_at
 
 
-def split(where: Where, pieces: Sequence[str]) -> tuple[str, str]:
-    reader = Reasoning(where)
+def split(where: Where, pieces: Sequence[str], tags: Tags = THINK) -> tuple[str, str]:
+    reader = Reasoning(where, tags)
     read = [piece for text in pieces for piece in reader.feed(text)] + reader.end()
     reasoning = "".join(piece.text for piece in read if piece.reasoning)
     return reasoning, "".join(piece.text for piece in read if not piece.reasoning)
@@ -35,6 +35,24 @@ def split(where: Where, pieces: Sequence[str]) -> tuple[str, str]:
 def test_reasoning_is_told_apart(where: Where, text: str, reasoning: str, answer: str) -> None:
     assert split(where, [text]) == (reasoning, answer)
     assert split(where, list(text)) == (reasoning, answer)
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "reasoning", "answer"),
+    [
+        ("either", "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
+        ("either", "<|channel>thought\n<channel|>Yes.", "", "Yes."),  # of the large models
+        ("either", "Yes.", "", "Yes."),
+        ("either", "<|channel>tho", "", "<|channel>tho"),
+        ("open", "Hm. </think>\n<channel|>Yes.", "Hm. </think>", "Yes."),
+        ("open", "Hm.", "Hm.", ""),
+    ],
+)
+def test_thoughts_of_gemma_4_are_told_apart(
+    where: Where, text: str, reasoning: str, answer: str
+) -> None:
+    assert split(where, [text], CHANNEL) == (reasoning, answer)
+    assert split(where, list(text), CHANNEL) == (reasoning, answer)
 
 
 @given(
@@ -68,3 +86,6 @@ def test_a_prompt_says_where_it_leaves_the_model() -> None:
     assert reasoning_at("<|im_start|>assistant\n<think>\n") == "open"
     assert reasoning_at("<|im_start|>assistant\n<think>\n\n</think>\n\n") == "closed"
     assert reasoning_at("<think>x</think>y<|im_start|>assistant\n") == "either"
+    assert reasoning_at("<|turn>model\n", CHANNEL) == "either"
+    assert reasoning_at("<|turn>model\n<|channel>thought\n<channel|>", CHANNEL) == "closed"
+    assert reasoning_at("<tool_response|><|channel>thought\n", CHANNEL) == "open"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import Environment
 
 from saccade.text.answer import AnswerEvent, AnswerReader, WholeAnswer, gather
 from saccade.text.call_json import JsonScanner
@@ -22,6 +23,7 @@ from saccade.text.tool_calls import (
     Text,
     ToolCalls,
 )
+from saccade_bench.fixtures.tiny_gemma4 import CHAT_TEMPLATE
 
 TOOLS: dict[str, Any] = {
     "look": {
@@ -55,6 +57,8 @@ GLM = (
 
 MISTRAL = 'I look.[TOOL_CALLS][{"name": "look", "arguments": {"where": "a, [b]"}}]'
 LLAMA = '{"name": "look", "parameters": {"where": "a; {b}"}}'
+Q = '<|"|>'
+GEMMA = f'I look.<|tool_call>call:look{{count:3,where:{Q}a "b", {{c}}\\n\n{Q}}}<tool_call|>'
 
 
 def parts(text: str, cuts: Sequence[int]) -> list[str]:
@@ -223,6 +227,17 @@ def calls_of(answer: WholeAnswer) -> list[tuple[str, Any]]:
         ("llama3", f"I look: <|python_tag|>{LLAMA}\n", "I look:", [("look", {"where": "a; {b}"})]),
         ("llama3", f"I look: {LLAMA}", f"I look: {LLAMA}", []),
         ("llama3", '{"sum": 3}', '{"sum": 3}', []),
+        ("gemma", GEMMA, "I look.", [("look", {"count": 3, "where": 'a "b", {c}\\n\n'})]),
+        (
+            "gemma",
+            f"<|tool_call>call:a-b.c{{d:[{{}},[],{Q}<{Q},-2.5e3],e:{{f:true,g:null}},"
+            f"{Q}h i{Q}:None}}<tool_call|><|tool_call> call:stop{{}} <tool_call|>",
+            "",
+            [
+                ("a-b.c", {"d": [{}, [], "<", -2500.0], "e": {"f": True, "g": None}, "h i": None}),
+                ("stop", {}),
+            ],
+        ),
     ],
 )
 @pytest.mark.parametrize("eager", [False, True])
@@ -285,6 +300,23 @@ MALFORMED = [
     ("llama3", '{"name": "a", "parameters": {"x": 1'),
     ("llama3", '\n {"name": "a", "more": 1}'),
     ("llama3", "{<|python_tag|>"),
+    ("gemma", HERMES),
+    ("gemma", "<|tool_call>look{}<tool_call|>"),
+    ("gemma", "<|tool_call>call:{}<tool_call|>"),
+    ("gemma", "<|tool_call>call:look at it{}<tool_call|>"),
+    ("gemma", "<|tool_call>call:look{}<tool_call>"),
+    ("gemma", "<|tool_call>call:look{where:here}<tool_call|>"),
+    ("gemma", "<|tool_call>call:look{count:01}<tool_call|>"),
+    ("gemma", "<|tool_call>call:look{count:1,}<tool_call|>"),
+    ("gemma", "<|tool_call>call:look{count:}<tool_call|>"),
+    ("gemma", "<|tool_call>call:look{:1}<tool_call|>"),
+    ("gemma", "<|tool_call>call:look{tags:[1}]<tool_call|>"),
+    ("gemma", "<|tool_call>call:look{tags:[1:2]}<tool_call|>"),
+    ("gemma", f"<|tool_call>call:look{{where:{Q}a{Q}b}}<tool_call|>"),
+    ("gemma", f"<|tool_call>call:look{{where:{Q}a{Q}{Q}b{Q}}}<tool_call|>"),
+    ("gemma", f"<|tool_call>call:look{{where:{Q}a}}<tool_call|>"),
+    ("gemma", "<|tool_call>call:look{a:" + "[" * 200 + "]" * 200 + "}<tool_call|>"),
+    ("gemma", "<|tool_call>call:" + "x" * 500),
 ]  # fmt: skip
 
 
@@ -351,6 +383,15 @@ def test_a_string_of_glm_s_form_streams_as_it_comes() -> None:
     assert calls.feed("b>") == [CallArguments(0, "</arg_b>")]
 
 
+def test_a_string_of_gemma_s_form_streams_as_it_comes() -> None:
+    calls = ToolCalls("gemma", TOOLS, eager=True)
+    calls.feed(f"<|tool_call>call:look{{where:{Q}")
+    assert calls.feed('say "hi"') == [CallArguments(0, 'say \\"hi\\"')]
+    assert calls.feed("<|") == []
+    assert calls.feed("b>") == [CallArguments(0, "<|b>")]
+    assert calls.feed(f"{Q}}}") == [CallArguments(0, '"}')]
+
+
 @pytest.mark.parametrize(
     ("form", "text", "ids"),
     [("hermes", HERMES, "call_[0-9a-f]{24}"), ("mistral", MISTRAL, "[A-Za-z0-9]{9}")],
@@ -398,9 +439,10 @@ FRAGMENTS = [
     '{"where": "x"}', "null", "true", "<think>", "</think>", "\n\n", "\\u00e9", "日本",
     "<arg_key>where</arg_key>", "<arg_value>", "</arg_value>", HERMES, XML, GLM,
     "[TOOL_CALLS]", "[ARGS]", "look", "<|python_tag|>", '"parameters"', "; ", MISTRAL, LLAMA,
+    "<|tool_call>", "<tool_call|>", "call:look{", Q, GEMMA,
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)
-FORMS = st.sampled_from(["hermes", "xml", "glm", "mistral", "llama3"])
+FORMS = st.sampled_from(["hermes", "xml", "glm", "mistral", "llama3", "gemma"])
 
 
 @pytest.mark.more
@@ -436,6 +478,28 @@ def test_what_json_dumps_writes_comes_back(text: str, value: Any, cuts: list[int
     answer = read("hermes", parts(f"<tool_call>\n{written}\n</tool_call>", cuts))
     assert calls_of(answer) == [("f", arguments)]
     assert answer.text == ""
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.booleans() | st.integers() | st.text(alphabet='a<|">\\n{}[],: é', max_size=9),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from("abc"), inner),
+        max_leaves=12,
+    ),
+    st.lists(st.integers(0, 2000), max_size=6),
+)
+def test_what_gemma_4_s_template_writes_comes_back(value: Any, cuts: list[int]) -> None:
+    call = {"function": {"name": "f", "arguments": {"value": value}}}
+    chat = (
+        Environment()
+        .from_string(CHAT_TEMPLATE)
+        .render(messages=[{"role": "assistant", "content": None, "tool_calls": [call]}])
+    )
+    answer = read("gemma", parts(chat.removeprefix("<bos><|turn>model\n"), cuts))
+    if Q not in json.dumps(value, ensure_ascii=False).replace(chr(92), ""):
+        assert calls_of(answer) == [("f", {"value": value})]
+        assert answer.text == ""
 
 
 @settings(max_examples=200, deadline=None)

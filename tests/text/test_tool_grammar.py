@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from saccade.core.errors import InvalidRequest
@@ -99,7 +101,12 @@ MISTRAL_STOP = '{"name": "stop", "arguments": {}}'
 LLAMA_LOOK, LLAMA_STOP = (
     call.replace('"arguments"', '"parameters"') for call in (MISTRAL_LOOK, MISTRAL_STOP)
 )
-FORMS: tuple[Form, ...] = ("hermes", "xml", "glm", "mistral", "llama3")
+GEMMA_LOOK = (
+    '<|tool_call>call:look{box:[1,2],count:12,how:<|"|>far<|"|>,where:<|"|>a "b", {c}\n<|"|>}'
+    "<tool_call|>"
+)
+GEMMA_STOP = "<|tool_call>call:stop{}<tool_call|>"
+FORMS: tuple[Form, ...] = ("hermes", "xml", "glm", "mistral", "llama3", "gemma")
 WRITTEN = pytest.mark.parametrize(
     ("form", "look", "stop"),
     [
@@ -108,6 +115,7 @@ WRITTEN = pytest.mark.parametrize(
         ("glm", GLM_LOOK, GLM_STOP),
         ("mistral", MISTRAL_LOOK, MISTRAL_STOP),
         ("llama3", LLAMA_LOOK, LLAMA_STOP),
+        ("gemma", GEMMA_LOOK, GEMMA_STOP),
     ],
 )
 
@@ -115,7 +123,8 @@ WRITTEN = pytest.mark.parametrize(
 def row(form: Form, *calls: str) -> str:
     if form == "mistral":
         return f"[TOOL_CALLS][{', '.join(calls)}]"
-    return ("; " if form == "llama3" else "\n").join(calls)
+    between = {"llama3": "; ", "gemma": ""}
+    return between.get(form, "\n").join(calls)
 
 
 @WRITTEN
@@ -229,6 +238,81 @@ def test_mistral_s_later_tokenizers_have_a_tag_before_arguments() -> None:
     assert not takes_call("auto", look.replace("count", "number"), strict=True)
 
 
+SHAPES: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "Zoom": {"type": ["number", "null"], "minimum": 0, "maximum": 4},
+        "at": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
+        "node": {"$ref": "#/$defs/node"},
+        "mode": {"enum": ["a", 1, None, [2, {"b": "c"}]]},
+        "how": {"anyOf": [{"type": "boolean"}, {"type": "string"}]},
+        "free": {},
+    },
+    "required": ["node", "at"],
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "inner": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+            "required": ["name"],
+        }
+    },
+}
+NODE = 'node:{name:<|"|>n<|"|>}'
+
+
+def gemma_lexicon() -> tuple[LLTokenizer, int]:
+    tokenizer = Tokenizer.from_file(str(DEMO))
+    tokenizer.add_special_tokens(["<|tool_call>", "<tool_call|>", '<|"|>'])
+    vocab = tokenizer.get_vocab_size()
+    return read_lexicon(tokenizer.to_str(), vocab, DEMO_ENDS), vocab
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        (f"at:[1,2],{NODE}", True),
+        (f'at:[1,2],free:{{x:[<|"|>y<|"|>,null]}},how:true,mode:1,{NODE},Zoom:2.5', True),
+        (f'at:[1,2],how:<|"|>a "b"<|"|>,mode:[2,{{b:<|"|>c<|"|>}}],{NODE},Zoom:null', True),
+        ('at:[1,2],node:{inner:[{inner:[],name:<|"|><|"|>}],name:<|"|>n<|"|>}', True),
+        (NODE, False),
+        (f"at:[1],{NODE}", False),
+        (f"at:[1,2,3],{NODE}", False),
+        (f"at:[1,2],{NODE},Zoom:5", False),
+        (f"at:[1,2],how:3,{NODE}", False),
+        (f"at:[1,2],mode:2,{NODE}", False),
+        (f"at:[1,2],{NODE},more:1", False),
+        ("at:[1,2],node:{inner:[]}", False),
+        (f"at:[1,2],{NODE},", False),
+    ],
+)
+def test_gemma_s_spelling_keeps_to_the_form_of_a_schema(
+    arguments: str, fits: bool, special: bool
+) -> None:
+    lexicon, vocab = gemma_lexicon() if special else (demo_lexicon(), DEMO_VOCAB)
+    made = read_tool_choice("required", read_tools(offered(f=SHAPES)), Style.of("gemma", lexicon))
+    assert made is not None
+    matcher = Matchers(lexicon, vocab, DEMO_ENDS).begin(Grammars(lexicon, vocab).compile(made).text)
+    text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
+    tokens = lexicon.tokenize_str(text, parse_special=special)
+    took = matcher.count_allowed(tokens) == len(tokens)
+    if took:
+        matcher.accept(tokens)
+    assert (took and matcher.may_end) == fits
+    (call,) = gather(AnswerReader(None, "gemma", {}).feed(text)).calls or (None,)
+    assert call is not None or not fits
+
+
+def test_a_name_that_gemma_cannot_write_is_refused_by_its_place(grammars: Grammars) -> None:
+    schema = {"type": "object", "properties": {"a": {"properties": {"b:c": {}}}}}
+    with pytest.raises(InvalidRequest, match="cannot write this name") as caught:
+        wish("required", "gemma", tools=read_tools(offered(f=schema)))
+    assert caught.value.param == "tools[0].function.parameters.properties.a.properties.b:c"
+
+
 def test_calls_of_generated_tools_are_read_back(grammars: Grammars, matchers: Matchers) -> None:
     maker, ended = SchemaMaker(11), 0
     for seed in range(40):
@@ -270,12 +354,14 @@ def test_calls_of_generated_tools_are_read_back(grammars: Grammars, matchers: Ma
 def test_what_cannot_be_held_is_refused_by_field(
     grammars: Grammars, tools: Any, choice: Any, param: str, form: Form
 ) -> None:
-    with pytest.raises(InvalidRequest) as refused:
+    if form == "gemma" and "pattern" in str(tools):
+        param = ""  # of strings, Gemma's spelling holds the values alone
+    with pytest.raises(InvalidRequest) if param else nullcontext() as refused:
         read: tuple[Tool, ...] = read_tools(tools)
         made = read_tool_choice(choice, read, Style.of(form, demo_lexicon()))
         assert made is not None
         grammars.compile(made)
-    assert refused.value.param == param
+    assert refused is None or refused.value.param == param
 
 
 def test_values_that_refer_to_others_do_not_make_a_grammar_of_any_size() -> None:

@@ -59,7 +59,8 @@ class Gemma3Spec:
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         shape = self.text.shape
         layer = heads_cache(shape.kv_heads, shape.head_dim, ranks)
-        return KVSpec((layer,) * shape.layers, self.text.windows, whole_images=self.sees_images)
+        both_ways = (self.sees_images,) * shape.layers
+        return KVSpec((layer,) * shape.layers, self.text.windows, both_ways)
 
     @property
     def encoder_blocks(self) -> int:

@@ -33,7 +33,6 @@ class InternVideo:
     shift: bool | float
 
     frames = 1
-    twice_is_still = True
     marks = (MARK,)
 
     def sample(self, total: int, fps: float, wishes: VideoWishes) -> tuple[int, ...]:

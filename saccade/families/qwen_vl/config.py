@@ -37,18 +37,20 @@ VARIANTS: dict[str, Variant] = {
     "qwen3_vl_moe": "qwen3_vl",
 }
 """By config.json's model_type."""
-PatchEmbedding = Literal["exact", "folded"]
-"""The entry of pixels into the vision tower: normalised first, or by the first layer's weights."""
+PatchEmbedding = Literal["auto", "exact", "folded"]
+"""The entry of pixels into the vision tower: normalised first, or by the first layer's weights.
+auto: folded where kernels are compiled for bfloat16 on a CPU, else exact.
+"""
 MAX_ASPECT_RATIO = 200
 LONGEST_SIDE = 16384
-"""Patches on a side of a picture, at most: with aspect ratios of at most 200, more than
+"""Patches on a side of an image, at most: with aspect ratios of at most 200, more than
 --max-image-pixels lets in by default.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """A family's way from a picture to patches.
+    """A family's way from an image to patches.
 
     `min_pixels`, `max_pixels` bound height * width after resizing.
     """
@@ -86,7 +88,7 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         ratio = max(height, width) / max(1, min(height, width))
         raise ImageError(
-            f"the picture is {width} x {height} px, an aspect ratio of {ratio:.0f}; the limit "
+            f"the image is {width} x {height} px, an aspect ratio of {ratio:.0f}; the limit "
             f"is {MAX_ASPECT_RATIO}: crop it or cut it up"
         )
     factor = rules.factor

@@ -75,7 +75,7 @@ class QwenVLSpec:
     eos_token_ids: tuple[int, ...]
     dtype: str
     video: QwenVideo | None = None
-    patch_embed: PatchEmbedding = "exact"
+    patch_embed: PatchEmbedding = "auto"
 
     templates = TEMPLATES
     position_axes = 3
@@ -89,8 +89,7 @@ class QwenVLSpec:
                     f"--family-option {name}={value}: {self.family} has patch_embed, which is "
                     f"{' or '.join(ways)}"
                 )
-            video = spec.video and replace(spec.video, twice_is_still=value == "exact")
-            spec = replace(spec, patch_embed=ways[value], video=video)
+            spec = replace(spec, patch_embed=ways[value])
         return spec
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
@@ -179,7 +178,7 @@ class QwenVLSpec:
         size = smart_resize(height, width, rules)
         if max(size) > LONGEST_SIDE * self.vision.patch:
             raise ImageError(
-                f"the picture is {width} x {height} px; the limit is "
+                f"the image is {width} x {height} px; the limit is "
                 f"{LONGEST_SIDE * self.vision.patch} px on a side"
             )
         return size
@@ -235,7 +234,7 @@ class QwenVLSpec:
     ) -> tuple[npt.NDArray[np.int64], int]:
         """mRoPE positions.
 
-        A picture takes as many steps as its longer side has merged patches, whatever its token
+        An image takes as many steps as its longer side has merged patches, whatever its token
         count. Pairs of a video whose `time` is set begin at one position, apart on the time axis;
         what follows them goes on behind the largest (as in transformers 4).
         """
@@ -245,7 +244,7 @@ class QwenVLSpec:
         for span in spans:
             block = blocks[span.image]
             assert span.offset == 0 and span.length == block.shape[1], (
-                "a Qwen-VL picture stands in one piece"
+                "a Qwen-VL image stands in one piece"
             )
             if not (in_video and span.time is not None and span.start == done):
                 begin = position = _count_on(positions, done, span.start, position)

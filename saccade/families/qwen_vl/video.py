@@ -49,8 +49,7 @@ class QwenVideo:
     all frames of a video together. third: timestamps stand before each pair, which has positions of
     its own. cap: `cap_pixels_per_frame`, of which `max_video_tokens` is the measure.
     tokens_per_second: places on the time axis; None: a pair is one. frame_tokens: of a frame at
-    most; 0: `rules` says all. twice_is_still: not where the still image's two slices of the patch
-    embedding are summed beforehand.
+    most; 0: `rules` says all.
     """
 
     rules: ImageRules
@@ -63,7 +62,6 @@ class QwenVideo:
     max_video_tokens: int
     tokens_per_second: float | None
     frame_tokens: int = 0
-    twice_is_still: bool = True
 
     frames = 2
 

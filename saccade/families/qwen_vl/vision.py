@@ -1,8 +1,8 @@
-"""The vision tower of the Qwen-VL families, for packed pictures of any mix of sizes.
+"""The vision tower of the Qwen-VL families, for packed images of any mix of sizes.
 
 Qwen2-VL: LayerNorm, plain MLP. Qwen2.5-VL: RMSNorm, gated MLP, attention in windows but for a few
 layers. Qwen3-VL: LayerNorm, plain MLP, learned positions interpolated to the grid, and intermediate
-layers merged as extra levels (deepstack). Everything that depends on a picture's grid alone is its
+layers merged as extra levels (deepstack). Everything that depends on an image's grid alone is its
 `GridFacts`.
 """
 
@@ -16,7 +16,7 @@ import torch
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.config import LONGEST_SIDE, ImageRules, PatchEmbedding, VisionConfig
 from saccade.kernels.matrix import DenseMatrix
-from saccade.kernels.reference.patchify import cut_patches, patchify
+from saccade.kernels.reference.patchify import patchify
 from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
 from saccade.kernels.tower_attention import Backend, varlen_attention
 from saccade.nn.linear import Column, Linear, RowLinear
@@ -167,14 +167,14 @@ class PatchEmbed:
 
 
 class FoldedPatchEmbed:
-    """The same with the norm, and the frames of a still picture, which are alike, folded into the
-    matrix; for the two frames of a pair of a video, which differ, its slices stay apart.
+    """The same with the norm, and the frames of a still image, which are alike, folded into the
+    matrix; for the two frames of a pair of a video that differ, its slices stay apart.
 
     Bytes less 128 are exact in 16 bits, and products with them small; what the norm adds is kept,
     and added, in float32.
     """
 
-    __slots__ = ("bias", "config", "dtype", "linear", "slices")
+    __slots__ = ("bias", "config", "dtype", "linear", "ops", "slices")
 
     def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules) -> None:
         matrix, bias = _convolution(weights, config)
@@ -190,6 +190,7 @@ class FoldedPatchEmbed:
         )
         self.config = config
         self.dtype = weights.dtype
+        self.ops = weights.ops
         self.linear = Linear(
             weights.ops, DenseMatrix(folded.view(config.hidden, -1).to(self.dtype))
         )
@@ -199,16 +200,19 @@ class FoldedPatchEmbed:
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 [F, H, W, 3] -> [N, hidden]"""
-        frames = [cut_patches(each, self.config.patch, self.config.merge) for each in pixels]
-        linear = self.linear if len(frames) == 1 else self.slices
-        bytes_of = frames[0] if len(frames) == 1 else torch.cat(frames, dim=1)
-        return (linear(bytes_of.to(self.dtype).sub_(128)) + self.bias).to(self.dtype)
+        if len(pixels) > 1 and bool((pixels[1:] == pixels[:1]).all()):
+            pixels = pixels[:1]  # equal frames have the still image's bits
+        linear = self.linear if len(pixels) == 1 else self.slices
+        config = self.config
+        rows = self.ops.centre_patches(pixels, config.patch, config.merge, self.dtype)
+        return (linear(rows) + self.bias).to(self.dtype)
 
 
-PATCH_EMBEDS: dict[PatchEmbedding, Callable[[Weights, VisionConfig, ImageRules], Layer]] = {
-    "exact": PatchEmbed,
-    "folded": FoldedPatchEmbed,
-}
+def _patch_embed(
+    weights: Weights, config: VisionConfig, rules: ImageRules, way: PatchEmbedding
+) -> Layer:
+    folded = way == "folded" or (way == "auto" and weights.ops.kind == "x86")
+    return (FoldedPatchEmbed if folded else PatchEmbed)(weights, config, rules)
 
 
 class VisionTower:
@@ -239,7 +243,7 @@ class VisionTower:
         device = weights.device
         self.ops = weights.ops
         self.config = config
-        self.patch_embed = PATCH_EMBEDS[patch_embed](weights, config, rules)
+        self.patch_embed = _patch_embed(weights, config, rules, patch_embed)
         self.position_table = None
         if config.position_side:
             self.position_table = weights.load(
@@ -324,7 +328,7 @@ class VisionTower:
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         _, height, width = grid
-        assert max(height, width) <= LONGEST_SIDE, "the spec lets no longer picture in"
+        assert max(height, width) <= LONGEST_SIDE, "the spec lets no longer image in"
         device, merge = self.cos.device, self.config.merge
         row, column = merged_order(height, width, merge)
         places = np.stack((row, column))  # [2, N]

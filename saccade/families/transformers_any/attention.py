@@ -97,6 +97,11 @@ class Tally:
         self.layers.append((layer, qkv.shape[1]))
         return qkv[:, : self._heads]
 
+    def read(self, *_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("transformers' layers have keys and values of their own")
+
+    over_latents = read
+
 
 class NoRecurrence:
     """Implements `nn.protocol.Recurrence`."""

@@ -16,7 +16,6 @@ CROSS = "its images are seen by cross-attention, not in place of tokens"
 REFUSED = {
     "gemma3": BOTH_WAYS,
     "gemma3n": "it hears, and its layers keep caches of each other",
-    "gemma4": BOTH_WAYS,
     "paligemma": BOTH_WAYS,
     "mllama": CROSS,
     "git": SEVERAL,

@@ -1,4 +1,4 @@
-"""What can be said of a Qwen3.5 checkpoint without tensors. Pictures, prompts and positions are
+"""What can be said of a Qwen3.5 checkpoint without tensors. Images, prompts and positions are
 Qwen3-VL's; the language model's layers keep keys and values, or a state per sequence. Knows nothing
 of torch.
 """

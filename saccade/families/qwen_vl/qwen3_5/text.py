@@ -8,7 +8,6 @@ shared by all layers of attention.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from saccade.families.qwen_vl.qwen3_5.config import DeltaConfig, HybridConfig
 from saccade.kernels.matrix import Rows
@@ -145,7 +144,7 @@ class GatedDelta:
         mixed, gate = wide.split((wide.shape[1] - self.gate_width, self.gate_width), dim=1)
         both = self.thin_added.add(self.ops, x, self.ops.dense_linear(x, self.thin))
         betas, steps = both.chunk(2, dim=1)
-        decay = F.softplus(steps.float() + self.bias) * self.rate
+        decay = self.ops.softplus(steps.float() + self.bias) * self.rate
         beta = torch.sigmoid(betas).float()
         read = attention.recurrence(DeltaInputs(mixed, self.taps, decay, beta), self.layer)
         gated = self.ops.gated_rms_norm(read, gate.view(read.shape), self.norm, self.eps)

@@ -1,0 +1,309 @@
+"""DeepSeek-VL2's configuration, typed: what `config.json`, the processor's file and the tokenizer
+say; and that of its language model alone, DeepSeek-V2 (transformers' DeepseekV2ForCausalLM).
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tokenizers import Tokenizer
+
+from saccade.core.errors import CheckpointError
+from saccade.core.recipe import ImageRecipe
+from saccade.families.checkpoint import Checkpoint, Section, read_json
+from saccade.families.config_readers import (
+    HALF,
+    read_colours,
+    read_heads,
+    read_rope,
+    refuse_unsupported,
+)
+from saccade.nn.siglip_config import Colours, SiglipConfig
+from saccade.nn.text_config import ExpertsConfig, LatentConfig, RopeConfig, TextConfig
+
+IMAGE = "<image>"
+LATENT_EPS = 1e-6
+"""Of the norms within attention, whatever the others' is."""
+MOST_TILES = 36
+"""In a candidate resolution; no checkpoint has one of more than 9."""
+Method = Literal["greedy", "group_limited_greedy", "noaux_tc"]
+Scoring = Literal["softmax", "sigmoid"]
+METHODS: dict[str, Method] = {name: name for name in get_args(Method)}
+SCORINGS: dict[str, Scoring] = {name: name for name in get_args(Scoring)}
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """DeepSeekMoE's router: each row goes to `top` experts, among those of its `top_groups` best of
+    `groups` groups. normalised: shares sum to one, before they are multiplied by `factor`. shared:
+    experts that take every row.
+    """
+
+    top: int
+    scoring: Scoring
+    method: Method
+    groups: int
+    top_groups: int
+    normalised: bool
+    factor: float
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekText:
+    """The language model. latent None: attention has ordinary heads. routing None: no experts."""
+
+    shape: TextConfig
+    latent: LatentConfig | None
+    routing: Routing | None
+
+    @property
+    def rotary_dim(self) -> int:
+        """Values of a head that are turned."""
+        return self.latent.turned if self.latent else self.shape.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRules:
+    """The pixels of an image: `candidates` are the sizes (width, height), whole tiles of `side` x
+    `side`, of which the one that it fills best is cut into tiles. content: the token that stands
+    for an image in templates, and then once for each row of its embedding.
+    """
+
+    side: int
+    candidates: tuple[tuple[int, int], ...]
+    colours: Colours
+    content: int
+
+    @property
+    def fill(self) -> tuple[int, int, int]:
+        """Around an image: the mean colour."""
+        red, green, blue = (int(value * 255) for value in self.colours[0])
+        return red, green, blue
+
+    def fingerprint(self, family: str, recipe: ImageRecipe) -> bytes:
+        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
+        named = repr((family, self.colours, recipe)).encode()
+        return hashlib.blake2b(named, digest_size=16).digest()
+
+
+NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
+NO_TOKEN = -1
+"""Stands for no image: to a model without a tower, every token is text."""
+NO_IMAGES = CandidateRules(0, (), (HALF, HALF), NO_TOKEN)
+
+
+def parse_config(checkpoint: Checkpoint) -> tuple[SiglipConfig, DeepseekText, CandidateRules]:
+    """Raises CheckpointError naming file and field."""
+    config = checkpoint.config
+    if not config.has("language_config"):
+        return NO_TOWER, read_text(config), NO_IMAGES
+    text = read_text(config.section("language_config"))
+    vision = _vision(config, text.shape.hidden)
+    return vision, text, _images(checkpoint)
+
+
+# ---- the language model
+
+
+def read_text(text: Section) -> DeepseekText:
+    """Raises CheckpointError naming file and field."""
+    refuse_unsupported(text, "attention_bias", "mlp_bias")
+    given = {name: value for name, value in text.data.items() if value is not None}
+    heads, kv_heads = read_heads(Section(text.where, {"num_attention_heads": 32, **given}))
+    hidden = text.integer("hidden_size", default=4096)
+    layers = text.integer("num_hidden_layers", default=30)
+    latent = _latent(text)
+    if latent is None and hidden % heads:
+        raise CheckpointError(f"{text.where}: {hidden} values do not divide into {heads} heads")
+    head_dim = hidden // heads if latent is None else latent.plain + latent.turned
+    rope = read_rope(text, "default")
+    theta = rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    turned = head_dim if latent is None else latent.turned
+    experts, routing = _experts(text, layers)
+    shape = TextConfig(
+        vocab_size=text.integer("vocab_size", default=102400),
+        hidden=hidden,
+        intermediate=text.integer("intermediate_size", default=11008),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_eps=text.number("rms_norm_eps", default=1e-6),
+        # Latents' keys are turned by neighbours, ordinary heads by halves.
+        rope=RopeConfig(
+            theta, (turned // 2,), interleaved=False, pairs="neighbours" if latent else "halves"
+        ),
+        context_length=text.integer("max_position_embeddings", default=2048),
+        qkv_bias=False,
+        qk_norm=False,
+        tied=text.flag("tie_word_embeddings"),
+        experts=experts,
+    )
+    return DeepseekText(shape, latent, routing)
+
+
+def _latent(text: Section) -> LatentConfig | None:
+    if not text.flag("use_mla", default=True):
+        return None
+    # A null says that there is none; a field left out, that there are as many as in DeepSeek-V2.
+    direct = "q_lora_rank" in text.data and not text.has("q_lora_rank")
+    latent = LatentConfig(
+        latent=text.integer("kv_lora_rank", default=512),
+        plain=text.integer("qk_nope_head_dim", default=128),
+        turned=text.integer("qk_rope_head_dim", default=64),
+        values=text.integer("v_head_dim", default=128),
+        query_latent=None if direct else text.integer("q_lora_rank", default=1536),
+        eps=LATENT_EPS,
+    )
+    sizes = (latent.latent, latent.plain, latent.turned, latent.values, latent.query_latent or 1)
+    if min(sizes) < 1 or latent.turned % 2:
+        raise CheckpointError(
+            f"{text.where}: kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim and "
+            "v_head_dim must be at least 1, and qk_rope_head_dim even"
+        )
+    return latent
+
+
+def _experts(text: Section, layers: int) -> tuple[ExpertsConfig | None, Routing | None]:
+    if not text.has("n_routed_experts"):
+        return None, None
+    count, top = text.integer("n_routed_experts"), text.integer("num_experts_per_tok")
+    method = text.text("topk_method", default="greedy")
+    scoring = text.text("scoring_func", default="softmax")
+    for name, value, known in (
+        ("topk_method", method, METHODS),
+        ("scoring_func", scoring, SCORINGS),
+    ):
+        if value not in known:
+            raise CheckpointError(
+                f"{text.where}: {name} {value!r} is not supported ({', '.join(known)} are)"
+            )
+    groups = text.integer("n_group", default=1)
+    best = text.integer("topk_group", default=groups)
+    if groups < 1 or count % groups or not 1 <= best <= groups:
+        raise CheckpointError(
+            f"{text.where}: topk_group must be from 1 to n_group, and n_group divide {count} "
+            f"experts, not {best} and {groups}"
+        )
+    if not 1 <= top <= count // groups * best or (method == "noaux_tc" and count < 2 * groups):
+        raise CheckpointError(
+            f"{text.where}: num_experts_per_tok {top} of {count} experts in {groups} groups, "
+            f"{best} of which are taken, cannot be"
+        )
+    first = text.integer("first_k_dense_replace", default=0)
+    step = max(1, text.integer("moe_layer_freq", default=1))
+    sparse = frozenset(i for i in range(layers) if i >= first and not i % step)
+    experts = ExpertsConfig(sparse, count, top, text.integer("moe_intermediate_size", default=1407))
+    routing = Routing(
+        top,
+        SCORINGS[scoring],
+        METHODS[method],
+        groups,
+        best,
+        text.flag("norm_topk_prob"),
+        text.number("routed_scaling_factor", default=1.0),
+        text.integer("n_shared_experts", default=0),
+    )
+    return experts, routing
+
+
+# ---- images
+
+
+def _vision(config: Section, out: int) -> SiglipConfig:
+    vision, projector = config.section("vision_config"), config.section("projector_config")
+    kind = projector.text("projector_type", default="downsample_mlp_gelu")
+    if kind != "downsample_mlp_gelu" or projector.flag("token_pooling"):
+        raise CheckpointError(
+            f"{projector.where}: projector_type {kind!r} is not supported, or token_pooling is set "
+            "(downsample_mlp_gelu without it is)"
+        )
+    if vision.flag("class_token"):
+        raise CheckpointError(f"{vision.where}: class_token is not supported")
+    hidden = vision.integer("width", default=1024)
+    for name, absent, wanted in (
+        ("input_dim", 1152, hidden),
+        ("n_embed", 2048, out),
+        ("depth", 2, 2),
+        ("mlp_ratio", 1, 1),
+    ):
+        if (found := projector.integer(name, default=absent)) != wanted:
+            raise CheckpointError(f"{projector.where}: {name} must be {wanted}, not {found}")
+    heads = vision.integer("heads", default=16)
+    side, patch = (
+        vision.integer("image_size", default=384),
+        vision.integer("patch_size", default=16),
+    )
+    merge = projector.integer("downsample_ratio", default=2)
+    if min(heads, patch, merge) < 1 or side < patch or hidden % heads:
+        raise CheckpointError(
+            f"{vision.where}: tiles of {side} pixels in patches of {patch}, {merge} x {merge} "
+            f"brought together, or {hidden} values in {heads} heads, cannot be"
+        )
+    return SiglipConfig(
+        depth=vision.integer("layers", default=24),
+        hidden=hidden,
+        heads=heads,
+        intermediate=int(hidden * vision.number("mlp_ratio", default=4.0)),
+        activation="gelu_pytorch_tanh",
+        norm_eps=1e-6,
+        side=side // patch * patch,  # of a tile's pixels, what is in no whole patch is left out
+        patch=patch,
+        merge=merge,
+        out_hidden=out,
+        fused=True,
+    )
+
+
+def _images(checkpoint: Checkpoint) -> CandidateRules:
+    config = checkpoint.config
+    for name, wanted in (("tile_tag", "2D"), ("global_view_pos", "head")):
+        if (found := config.text(name, default=wanted)) != wanted:
+            raise CheckpointError(
+                f"{config.where}: {name} {found!r} is not supported ({wanted} is)"
+            )
+    processor = read_json(checkpoint.folder / "processor_config.json", required=False)
+    if not processor.flag("normalize", default=True):
+        raise CheckpointError(f"{processor.where}: normalize false is not supported")
+    side = config.section("vision_config").integer("image_size", default=384)
+    return CandidateRules(
+        side,
+        _candidates(config, side),
+        read_colours(processor, HALF, HALF),
+        _image_token(checkpoint),
+    )
+
+
+def _candidates(config: Section, side: int) -> tuple[tuple[int, int], ...]:
+    listed = config.data.get("candidate_resolutions", [[side, side]])
+    sizes = listed if isinstance(listed, list) else []
+    found = tuple(
+        (each[0], each[1])
+        for each in sizes
+        if isinstance(each, list)
+        and len(each) == 2
+        and all(isinstance(edge, int) and edge > 0 and not edge % side for edge in each)
+        and each[0] * each[1] <= MOST_TILES * side**2
+    )
+    if not found or len(found) != len(sizes):
+        raise CheckpointError(
+            f"{config.where}: candidate_resolutions must be pairs of multiples of {side} (the "
+            f"vision tower's image_size), of at most {MOST_TILES} tiles each"
+        )
+    return found
+
+
+def _image_token(checkpoint: Checkpoint) -> int:
+    path = checkpoint.folder / "tokenizer.json"
+    try:
+        token = Tokenizer.from_file(str(path)).token_to_id(IMAGE)
+    except Exception as error:  # the package raises nothing narrower
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if token is None:
+        raise CheckpointError(f"{path}: the tokenizer has no {IMAGE}")
+    return int(token)

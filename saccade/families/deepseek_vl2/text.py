@@ -1,0 +1,88 @@
+"""DeepSeek-V2's language model, as DeepSeek-VL2 has it: attention over latents, or ordinary heads
+(tiny); first layers with an MLP, then experts of which some take every row.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from saccade.families.deepseek_vl2.config import DeepseekText
+from saccade.families.deepseek_vl2.routing import route
+from saccade.kernels.matrix import Rows
+from saccade.nn.attention import AttentionShape, CausalAttention
+from saccade.nn.decoder import Decoder, DecoderLayer
+from saccade.nn.latent import LatentAttention
+from saccade.nn.mlp import GatedMLP
+from saccade.nn.moe import MoEShape, RoutedExperts
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+
+class SharedExperts:
+    """Experts, and those that all rows go to, which are one wide MLP."""
+
+    __slots__ = ("bias", "experts", "ops", "router", "routing", "shared")
+
+    group = 0  # the router reads rows as they are
+
+    def __init__(self, weights: Weights, name: str, text: DeepseekText, shard: Shard) -> None:
+        experts, routing, hidden = text.shape.experts, text.routing, text.shape.hidden
+        assert experts is not None and routing is not None, "asked for layers with experts alone"
+        self.routing, self.ops = routing, weights.ops
+        router = weights.load(Part(f"{name}.gate.weight", (experts.count, hidden)))
+        self.router = self.ops.pack(router)
+        self.bias: torch.Tensor | None = None
+        if routing.method == "noaux_tc":
+            part = Part(f"{name}.gate.e_score_correction_bias", (experts.count,))
+            self.bias = weights.load(part).float()
+        sizes = MoEShape(hidden, experts.width, experts.count, experts.top, "silu")
+        self.experts = RoutedExperts(weights, f"{name}.experts", sizes, shard)
+        width = routing.shared * experts.width
+        self.shared = (
+            GatedMLP(weights, f"{name}.shared_experts", (hidden, width), "silu", shard, bias=False)
+            if width
+            else None
+        )
+
+    def __call__(self, x: Rows) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        assert isinstance(x, torch.Tensor)
+        routes = route(self.ops.dense_linear(x, self.router), self.routing, self.bias)
+        mixed = self.experts(x, routes)
+        return mixed if self.shared is None else mixed + self.shared(x)
+
+
+def _layer(
+    weights: Weights, layer: int, text: DeepseekText, shard: Shard
+) -> DecoderLayer[CausalAttention | LatentAttention]:
+    config, latent = text.shape, text.latent
+
+    def mixer(name: str) -> CausalAttention | LatentAttention:
+        if latent is not None:
+            sizes = (config.hidden, config.heads)
+            return LatentAttention(weights, f"{name}.self_attn", sizes, latent, shard, layer)
+        heads = AttentionShape(
+            config.hidden, config.heads, config.kv_heads, config.head_dim, False, None
+        )
+        return CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)
+
+    def mlp(name: str) -> GatedMLP | SharedExperts:
+        if config.experts is None or layer not in config.experts.layers:
+            sizes = (config.hidden, config.intermediate)
+            return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
+        return SharedExperts(weights, f"{name}.mlp", text, shard)
+
+    return DecoderLayer(weights, layer, config, mixer, mlp)
+
+
+def deepseek_decoder(
+    weights: Weights, text: DeepseekText, shard: Shard
+) -> Decoder[CausalAttention | LatentAttention]:
+    """Raises CheckpointError where a tensor is missing or misshapen."""
+    return Decoder(
+        weights,
+        text.shape,
+        shard,
+        lambda layer: _layer(weights, layer, text, shard),
+        rotary_dim=text.rotary_dim,
+    )

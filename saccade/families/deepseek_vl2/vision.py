@@ -1,0 +1,135 @@
+"""DeepSeek-VL2's SigLIP, the projector behind it, and the order of an image's tokens: the whole
+image, a learned separator, the tiles' lines across the whole grid; each line ends in a learned
+newline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional as F
+
+from saccade.core.types import Grid
+from saccade.families.deepseek_vl2.config import CandidateRules
+from saccade.nn.linear import Column, Linear
+from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.siglip import SiglipTower
+from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import WHOLE, Shard
+
+PROJECTOR = "projector.layers"
+
+
+class PaddedProjector:
+    """The merge x merge patches of a token, zeros beyond the last, to the language model's values.
+    Every rank has it whole.
+    """
+
+    __slots__ = ("across", "down", "merge", "up")
+
+    def __init__(self, weights: Weights, config: SiglipConfig) -> None:
+        self.across, self.merge = config.across, config.merge
+        inputs, out = config.hidden * config.merge**2, config.out_hidden
+        first, last = (Column(f"{PROJECTOR}.{each}", out, WHOLE) for each in (0, 2))
+        # The files have the merged patches' first value side by side, then their second.
+        part = first.part("weight", inputs)
+        matrix = weights.load(part).view(out, config.hidden, -1).transpose(1, 2).reshape(out, -1)
+        self.up = Linear(
+            weights.ops,
+            weights.matrix(matrix.contiguous(), part.name),
+            weights.load(first.part("bias")),
+            "gelu",
+        )
+        self.down = Linear.columns(weights, [last], out, bias=True)
+
+    def __call__(self, patches: torch.Tensor) -> torch.Tensor:
+        """[tiles * patches, 1, hidden] -> [tiles * tokens, out]"""
+        across, merge = self.across, self.merge
+        more = -across % merge
+        whole = F.pad(patches.view(-1, across, across, patches.shape[-1]), (0, 0, 0, more, 0, more))
+        cut = whole.unflatten(2, (-1, merge)).unflatten(1, (-1, merge))  # [n, E, m, E, m, hidden]
+        tokens = cut.transpose(2, 3).flatten(3).flatten(0, 2)
+        return self.down(self.up(tokens))
+
+
+class DeepseekTower:
+    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`."""
+
+    __slots__ = ("config", "edge", "marks", "side", "tower")
+
+    axes = 0
+
+    def __init__(
+        self, weights: Weights, config: SiglipConfig, rules: CandidateRules, shard: Shard
+    ) -> None:
+        self.config, self.side = config, rules.side
+        self.edge = -(-config.across // config.merge)
+        alone = replace(config, merge=1)  # a tile's patches stand in reading order
+        order = torch.arange(config.patches)
+        projector = PaddedProjector(weights, config)
+        self.tower = SiglipTower(weights, alone, rules.colours, order, projector, shard)
+        names = ("image_newline", "view_seperator")
+        parts = [weights.load(Part(name, (config.out_hidden,))) for name in names]
+        self.marks = torch.stack(parts)  # [2, out]
+
+    @property
+    def hidden(self) -> int:
+        return self.tower.hidden
+
+    @property
+    def depth(self) -> int:
+        return self.tower.depth
+
+    @property
+    def longest_segments(self) -> tuple[int | None, ...]:
+        return self.tower.longest_segments
+
+    def rows(self, patches: int) -> int:
+        return patches // self.config.patches * self.edge**2
+
+    def grid_facts(self, grid: Grid) -> GridFacts:
+        """`restore` has, for each token, its row among the tiles', newline and separator."""
+        order = torch.from_numpy(lines(grid, self.edge)).to(self.tower.device)
+        return replace(self.tower.grid_facts(grid), restore=order)
+
+    def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
+        """The canvas has tiles side by side, the whole image last, and nothing beside that."""
+        side, used, (segments,) = self.side, self.config.side, facts.segments
+        across = pixels.shape[1] // side
+        apart = pixels.view(-1, side, across, side, 3).transpose(1, 2).reshape(-1, side, side, 3)
+        # What is in no whole patch is left out, as a convolution leaves it out.
+        tiles = apart[: len(segments), :used, :used].reshape(-1, used, 3)
+        return self.tower.tile_embed(tiles)
+
+    def blocks(self, pack: Pack) -> Pieces:
+        return self.tower.blocks(pack)
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        counts = [self.rows(fact.num_patches) for fact in facts]
+        found = []
+        for fact, part in zip(facts, embeddings[: sum(counts)].split(counts)):
+            assert fact.restore is not None, "made by `grid_facts`"
+            found.append(torch.cat((part, self.marks)).index_select(0, fact.restore))
+        return found
+
+
+def lines(grid: Grid, edge: int) -> npt.NDArray[np.int64]:
+    """For each token of an image its row among those of its tiles (edge x edge each), of the whole
+    image, a newline and a separator.
+    """
+    rows, columns = grid
+    count = rows * columns * edge**2
+    newline, separator = count + edge**2, count + edge**2 + 1
+    places = np.arange(count).reshape(rows, columns, edge, edge).transpose(0, 2, 1, 3)
+    overall = np.arange(count, newline).reshape(edge, edge)
+
+    def ended(table: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.pad(table, ((0, 0), (0, 1)), constant_values=newline).reshape(-1)
+
+    tiles = places.reshape(rows * edge, columns * edge)
+    return np.concatenate((ended(overall), [separator], ended(tiles)))

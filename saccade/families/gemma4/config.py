@@ -1,0 +1,294 @@
+"""Gemma 4's configuration, typed: what `config.json` and the image processor's file say, for
+transformers' Gemma4ForConditionalGeneration and the text-only Gemma4ForCausalLM.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.core.recipe import ImageRecipe, Resample
+from saccade.families.checkpoint import Checkpoint, Section
+from saccade.families.config_readers import read_resample, text_section
+from saccade.families.gemma4.layers import LayerShape, Rope, read_layers, read_ropes
+from saccade.nn.text_config import ExpertsConfig
+
+BUDGETS = (70, 140, 280, 560, 1120)
+"""Most tokens of an image, as the model was trained for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayer:
+    """A second embedding, of `width` values for each layer and token of `vocab_size`."""
+
+    width: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Tokens that are embedded as `padding` is, for others' rows replace them."""
+
+    tokens: tuple[int, ...]
+    padding: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Text:
+    """The language model. near, far: rotary embeddings of layers with windows, and of others.
+    both_ways: images see themselves in both directions in layers with windows. cap: soft, of
+    logits; None: none. experts: those beside MLPs, in all layers or none.
+    """
+
+    # sizes
+    vocab_size: int
+    hidden: int
+    heads: int
+    layers: tuple[LayerShape, ...]
+    # positions and sight
+    near: Rope
+    far: Rope
+    both_ways: bool
+    context_length: int
+    # values
+    rms_eps: float
+    activation: str
+    tied: bool
+    cap: float | None
+    # tokens' embeddings
+    per_layer: PerLayer | None
+    silent: Silent
+    experts: ExpertsConfig | None
+
+
+@dataclass(frozen=True, slots=True)
+class TowerHeads:
+    """The tower's attention. theta: of the rotary embedding on both axes."""
+
+    count: int
+    dim: int
+    theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class TowerConfig:
+    """The vision tower. merge x merge neighbouring patches become one token of `out` values.
+    places: learned positions on each axis. clipped: matrices clamp what goes in and comes out.
+    standardised: tokens are, by two learned rows.
+    """
+
+    depth: int
+    hidden: int
+    heads: TowerHeads
+    intermediate: int
+    activation: str
+    norm_eps: float
+    patch: int
+    merge: int
+    places: int
+    clipped: bool
+    standardised: bool
+    out: int
+
+    @property
+    def unit(self) -> int:
+        """Pixels of a token's edge."""
+        return self.patch * self.merge
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRules:
+    """The pixels of an image, which keeps its shape within `budget` tokens, and its tokens:
+    `begin`, `content` for each row of its embedding, `end`. In prompts `content` stands for an
+    image.
+    """
+
+    budget: int
+    resample: Resample
+    begin: int
+    content: int
+    end: int
+
+    def fingerprint(self, family: str, recipe: ImageRecipe) -> bytes:
+        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
+        return hashlib.blake2b(repr((family, recipe)).encode(), digest_size=16).digest()
+
+
+NO_TOWER = TowerConfig(
+    0, 0, TowerHeads(0, 0, 1.0), 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 0, False, False, 0
+)
+NO_TOKEN = -1
+"""Stands for no image: to a model without a tower, every token is text."""
+NO_IMAGES = BudgetRules(0, "bicubic", NO_TOKEN, NO_TOKEN, NO_TOKEN)
+
+
+def parse_config(checkpoint: Checkpoint) -> tuple[TowerConfig, Gemma4Text, BudgetRules]:
+    """Raises CheckpointError naming file and field."""
+    config = checkpoint.config
+    text = _text(config, text_section(config))
+    if not config.has("vision_config"):
+        return NO_TOWER, text, NO_IMAGES
+    vision = _vision(config.section("vision_config"), text.hidden)
+    rules = _images(checkpoint, vision, text.vocab_size)
+    if rules.budget * vision.merge > vision.places:
+        raise CheckpointError(
+            f"{config.where}: {vision.places} positions are too few for images of {rules.budget} "
+            f"tokens ({rules.budget * vision.merge} patches in a row)"
+        )
+    return vision, text, rules
+
+
+def _text(config: Section, text: Section) -> Gemma4Text:
+    if text.flag("attention_bias"):
+        raise CheckpointError(f"{text.where}: attention_bias is not supported")
+    sight = text.text("use_bidirectional_attention", default="")
+    if sight not in ("", "vision"):
+        raise CheckpointError(
+            f"{text.where}: use_bidirectional_attention {sight!r} is not supported (null and "
+            "'vision' are)"
+        )
+    heads = text.integer("num_attention_heads", default=8)
+    layers = read_layers(text, heads)
+    near, far = read_ropes(text)
+    vocab = text.integer("vocab_size", default=262144)
+    cap = text.number("final_logit_softcapping") if text.has("final_logit_softcapping") else None
+    if cap is not None and cap <= 0:
+        raise CheckpointError(f"{text.where}: final_logit_softcapping must be above 0, not {cap}")
+    sees = config.has("vision_config")
+    return Gemma4Text(
+        vocab_size=vocab,
+        hidden=text.integer("hidden_size", default=2304),
+        heads=heads,
+        layers=layers,
+        near=near,
+        far=far,
+        both_ways=sees and sight == "vision",
+        rms_eps=text.number("rms_norm_eps", default=1e-6),
+        activation=text.text("hidden_activation", default="gelu_pytorch_tanh"),
+        context_length=text.integer("max_position_embeddings", default=131072),
+        tied=config.flag("tie_word_embeddings", default=True),
+        cap=cap,
+        per_layer=_per_layer(text, vocab),
+        silent=Silent(
+            _silent(config) if config.has("text_config") else (),
+            text.integer("pad_token_id", default=0),
+        ),
+        experts=_experts(text, len(layers)) if text.flag("enable_moe_block") else None,
+    )
+
+
+def _per_layer(text: Section, vocab: int) -> PerLayer | None:
+    width = text.data.get("hidden_size_per_layer_input", 256)
+    if not width:
+        return None
+    found = PerLayer(
+        text.integer("hidden_size_per_layer_input", default=256),
+        text.integer("vocab_size_per_layer_input", default=262144),
+    )
+    if found.vocab_size < vocab:
+        raise CheckpointError(
+            f"{text.where}: vocab_size_per_layer_input {found.vocab_size} is less than vocab_size "
+            f"{vocab}"
+        )
+    return found
+
+
+def _experts(text: Section, layers: int) -> ExpertsConfig:
+    count, top = text.integer("num_experts"), text.integer("top_k_experts")
+    if not 1 <= top <= count:
+        raise CheckpointError(
+            f"{text.where}: top_k_experts must be from 1 to {count} (num_experts), not {top}"
+        )
+    width = text.integer("moe_intermediate_size")
+    return ExpertsConfig(frozenset(range(layers)), count, top, width)
+
+
+def _silent(config: Section) -> tuple[int, ...]:
+    """Placeholders of images, videos and sounds."""
+    return (
+        config.integer("image_token_id", default=258880),
+        config.integer("video_token_id", default=258884),
+        config.integer("audio_token_id", default=258881),
+    )
+
+
+def _vision(vision: Section, out: int) -> TowerConfig:
+    kind = vision.text("model_type", default="gemma4_vision")
+    if kind != "gemma4_vision":
+        raise CheckpointError(f"{vision.where}: model_type {kind!r} is not supported")
+    if vision.flag("attention_bias"):
+        raise CheckpointError(f"{vision.where}: attention_bias is not supported")
+    hidden = vision.integer("hidden_size", default=768)
+    heads = vision.integer("num_attention_heads", default=12)
+    kv_heads = vision.integer("num_key_value_heads", default=12)
+    dim = vision.integer("head_dim", default=64)
+    if kv_heads != heads or dim % 4 or min(heads, dim) < 1:
+        raise CheckpointError(
+            f"{vision.where}: {heads} heads of {dim} values over {kv_heads} keys are not supported "
+            "(as many keys as heads are, of a multiple of 4 values)"
+        )
+    rope = vision.section("rope_parameters")
+    if (turned := rope.text("rope_type", default="axial")) != "axial":
+        raise CheckpointError(f"{rope.where}: rope type {turned!r} is not supported (axial is)")
+    patch, merge = (
+        vision.integer(name, default=default)
+        for name, default in (("patch_size", 16), ("pooling_kernel_size", 3))
+    )
+    if min(patch, merge) < 1:
+        raise CheckpointError(f"{vision.where}: {merge} patches of {patch} pixels make no token")
+    return TowerConfig(
+        depth=vision.integer("num_hidden_layers", default=16),
+        hidden=hidden,
+        heads=TowerHeads(heads, dim, rope.number("rope_theta", default=100.0)),
+        intermediate=vision.integer("intermediate_size", default=3072),
+        activation=vision.text("hidden_activation", default="gelu_pytorch_tanh"),
+        norm_eps=vision.number("rms_norm_eps", default=1e-6),
+        patch=patch,
+        merge=merge,
+        places=vision.integer("position_embedding_size", default=10240),
+        clipped=vision.flag("use_clipped_linears"),
+        standardised=vision.flag("standardize"),
+        out=out,
+    )
+
+
+def _images(checkpoint: Checkpoint, vision: TowerConfig, vocab: int) -> BudgetRules:
+    processor, config = checkpoint.processor, checkpoint.config
+    for name in ("do_resize", "do_rescale"):
+        if not processor.flag(name, default=True):
+            raise CheckpointError(f"{processor.where}: {name} false is not supported")
+    scale = processor.number("rescale_factor", default=1 / 255)
+    if not math.isclose(scale, 1 / 255) or processor.flag("do_normalize"):
+        raise CheckpointError(
+            f"{processor.where}: pixels are supported from 0 to 1 alone (rescale_factor 1/255, "
+            "do_normalize false)"
+        )
+    sizes = tuple(
+        processor.integer(name, default=default)
+        for name, default in (("patch_size", 16), ("pooling_kernel_size", 3))
+    )
+    if sizes != (vision.patch, vision.merge):
+        raise CheckpointError(
+            f"{processor.where}: {sizes[1]} patches of {sizes[0]} pixels, but the vision tower was "
+            f"made for {vision.merge} of {vision.patch}"
+        )
+    budget = processor.integer("max_soft_tokens", default=280)
+    if not 1 <= budget <= BUDGETS[-1]:
+        raise CheckpointError(
+            f"{processor.where}: max_soft_tokens must be from 1 to {BUDGETS[-1]}, not {budget}"
+        )
+    tokens = (
+        config.integer("boi_token_id", default=255999),
+        config.integer("image_token_id", default=258880),
+        config.integer("eoi_token_id", "eoi_token_index", default=258882),
+    )
+    for token in tokens:
+        if not 0 <= token < vocab:
+            raise CheckpointError(
+                f"{config.where}: image token {token} is beyond the vocabulary of {vocab} tokens"
+            )
+    return BudgetRules(budget, read_resample(processor, 3), *tokens)

@@ -1,0 +1,153 @@
+"""The layers of Gemma 4's language model, each by its own shape, as `config.json` says it.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Section
+
+FULL, NEAR = "full_attention", "sliding_attention"
+ROPES = {FULL: ("proportional", 1e6, 0.25), NEAR: ("default", 1e4, 1.0)}
+"""Kind, base and turned share of heads, where a checkpoint does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """window: as `KVSpec`'s. source: the layer whose keys and values this one sees: its own, or an
+    earlier one's. same_values: values are made of the keys' projection.
+    """
+
+    window: int | None
+    source: int
+    kv_heads: int
+    head_dim: int
+    same_values: bool
+    intermediate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Of a head's angles the first are turned, a `share` of all; positions are divided by
+    `factor`.
+    """
+
+    theta: float
+    share: float
+    factor: float
+
+
+def read_layers(text: Section, heads: int) -> tuple[LayerShape, ...]:
+    """Raises CheckpointError."""
+    count = text.integer("num_hidden_layers", default=30)
+    kinds = _kinds(text, count)
+    window = text.integer("sliding_window", default=512)
+    if window < 1:
+        raise CheckpointError(f"{text.where}: sliding_window must be at least 1, not {window}")
+    shared = text.integer("num_kv_shared_layers", default=0)
+    if not 0 <= shared < count:
+        raise CheckpointError(
+            f"{text.where}: num_kv_shared_layers must be from 0 to {count - 1}, not {shared}"
+        )
+    same = text.flag("attention_k_eq_v")
+    width = text.integer("intermediate_size", default=9216)
+    wide = 2 if text.flag("use_double_wide_mlp") else 1
+    found = []
+    for at, kind in enumerate(kinds):
+        own = at < count - shared
+        kv_heads, dim = _head_sizes(text, at, kind, same)
+        if heads % kv_heads or dim % 2:
+            raise CheckpointError(
+                f"{text.where}: layer {at}: {heads} query heads of {dim} values cannot share "
+                f"{kv_heads} key/value heads evenly"
+            )
+        found.append(
+            LayerShape(
+                window=window if kind == NEAR else None,
+                source=at if own else _source(text, kinds[: count - shared], kind),
+                kv_heads=kv_heads,
+                head_dim=dim,
+                same_values=same and kind == FULL,
+                intermediate=width if own else wide * width,
+            )
+        )
+    if len({(each.window is None, each.head_dim) for each in found}) > len(set(kinds)):
+        raise CheckpointError(f"{text.where}: layers of one kind differ in head_dim")
+    return tuple(found)
+
+
+def _kinds(text: Section, count: int) -> tuple[str, ...]:
+    """The kind of each layer: as listed, else every sixth sees all. The last always does."""
+    listed = text.data.get("layer_types")
+    if listed is None:
+        listed = [NEAR if (at + 1) % 6 else FULL for at in range(count)]
+    if not isinstance(listed, list) or len(listed) != count or not set(listed) <= ROPES.keys():
+        raise CheckpointError(
+            f"{text.where}: layer_types must name {count} layers, each one of {', '.join(ROPES)}"
+        )
+    return (*listed[:-1], FULL)
+
+
+def _source(text: Section, own: tuple[str, ...], kind: str) -> int:
+    """The last layer of the kind that has a cache."""
+    if kind not in own:
+        raise CheckpointError(
+            f"{text.where}: num_kv_shared_layers leaves no layer of kind {kind} with a cache"
+        )
+    return len(own) - 1 - own[::-1].index(kind)
+
+
+def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int]:
+    """Key/value heads and values of a head, of either age's fields."""
+    kv_heads = text.integer("num_key_value_heads", default=4)
+    dim = text.integer("head_dim", default=256)
+    if text.has("per_layer_config"):
+        own = _own_fields(text.section("per_layer_config"), at)
+        if others := sorted(own.data.keys() - {"head_dim", "num_key_value_heads"}):
+            raise CheckpointError(f"{own.where}: {others[0]} is not supported by layer")
+        kv_heads = own.integer("num_key_value_heads", default=kv_heads)
+        dim = own.integer("head_dim", default=dim)
+    elif kind == FULL:
+        dim = text.integer("global_head_dim", default=512)
+        if same:
+            kv_heads = text.integer("num_global_key_value_heads", default=kv_heads)
+    if min(kv_heads, dim) < 1:
+        raise CheckpointError(f"{text.where}: layer {at}: {kv_heads} heads of {dim} values")
+    return kv_heads, dim
+
+
+def _own_fields(layers: Section, at: int) -> Section:
+    """Of one layer, whose number may have zeros in front. Raises CheckpointError."""
+    if strange := [key for key in layers.data if not key.isdecimal()]:
+        raise CheckpointError(f"{layers.where}: {strange[0]!r} is no number of a layer")
+    return layers.section(next((key for key in layers.data if int(key) == at), str(at)))
+
+
+def read_ropes(text: Section) -> tuple[Rope, Rope]:
+    """Of layers with windows, and of the others. Raises CheckpointError."""
+    return _rope(text, NEAR), _rope(text, FULL)
+
+
+def _rope(text: Section, kind: str) -> Rope:
+    default, theta, share = ROPES[kind]
+    given = text.section("rope_parameters")
+    rope = given.section(kind)
+    scaling = rope.text("rope_type", default="default" if rope.data else default)
+    if scaling not in ("default", "linear", "proportional"):
+        raise CheckpointError(
+            f"{rope.where}: rope type {scaling!r} is not supported (default, linear and "
+            "proportional are)"
+        )
+    if scaling == "proportional":
+        share = rope.number("partial_rotary_factor", default=1.0 if rope.data else share)
+    else:
+        share = 1.0
+    factor = rope.number("factor", default=1.0) if scaling != "default" else 1.0
+    if factor <= 0 or not 0 < share <= 1:
+        raise CheckpointError(
+            f"{rope.where}: factor {factor} and partial_rotary_factor {share} are not supported"
+        )
+    return Rope(rope.number("rope_theta", default=theta), share, factor)

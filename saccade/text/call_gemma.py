@@ -1,0 +1,159 @@
+"""One call as Gemma 4 writes it, character by character:
+
+    call:NAME{KEY:VALUE,KEY:VALUE}<tool_call|>
+
+behind <|tool_call>: strings verbatim within <|"|>, keys bare or within <|"|>, all else as in JSON,
+as Gemma 4's chat_template.jinja writes past calls (`format_argument`). Knows nothing of the text
+around a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from saccade.text.call_json import MAX_DEPTH, NUMBER
+
+OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
+QUOTE = '<|"|>'
+_CALL = "call:"
+_HEAD = re.compile(_CALL + r"([^\s{}<>]+)\{")
+_PLAIN = re.compile(r"[^<]+")
+_SPACE = " \t\r\n"
+_MARKS = frozenset("{}[],:")
+_WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}
+_MAX_WORD = 400
+"""Characters of a name, a bare key or a number."""
+
+
+class GemmaCall:
+    """A call being read; its arguments become JSON as they come."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._word = ""  # bare text being read, or the call's head; a tag, or part of one
+        self._quoted = False
+        self._stack: list[str] = []  # the closing brackets that are due, innermost last
+        self._due = "head"  # head, first key, key, colon, first, value, next, close
+        self._key: list[str] = []  # the quoted key being read
+        self._ready: list[str] = []
+
+    @property
+    def done(self) -> bool:
+        return self._due == "close" and self._word == CLOSE
+
+    @property
+    def certain(self) -> bool:
+        return self.name is not None and bool(self._ready)
+
+    def take(self) -> str:
+        taken = "".join(self._ready)
+        self._ready.clear()
+        return taken
+
+    def skip(self, data: str, at: int) -> int:
+        """Take the characters of `data` from `at` on that only lengthen a string, in one go; the
+        index of the first that does more.
+        """
+        plain = _PLAIN.match(data, at) if self._quoted and not self._word else None
+        if plain is None:
+            return at
+        self._tell(plain.group())
+        return plain.end()
+
+    def feed(self, character: str) -> bool:
+        """False: the text is no call, and `character` is not part of it."""
+        if self._quoted:
+            return self._feed_quoted(character)
+        if self._due == "head":
+            return self._feed_head(character)
+        if self._due == "close":
+            self._word = (self._word + character).lstrip(_SPACE)
+            return CLOSE.startswith(self._word)
+        if character in _MARKS and not self._word.startswith("<"):
+            return self._end_word() and self._feed_mark(character)
+        self._word = (self._word + character).lstrip(_SPACE)
+        if self._word == QUOTE:
+            return self._open_quote()
+        return len(self._word) <= _MAX_WORD and (
+            "<" not in self._word or QUOTE.startswith(self._word)
+        )
+
+    def _feed_head(self, character: str) -> bool:
+        self._word = (self._word + character).lstrip(_SPACE)
+        if (head := _HEAD.fullmatch(self._word)) is None:
+            begun = _CALL.startswith(self._word[: len(_CALL)])
+            return begun and character != "{" and len(self._word) <= _MAX_WORD
+        self.name, self._word = head[1], ""
+        return self._open("}", "{")
+
+    def _feed_quoted(self, character: str) -> bool:
+        self._word += character
+        while not QUOTE.startswith(self._word):
+            self._tell(self._word[0])
+            self._word = self._word[1:]
+        if self._word != QUOTE:
+            return True
+        self._word, self._quoted = "", False
+        if self._due != "colon":
+            self._ready.append('"')
+            return True
+        self._ready.append(json.dumps("".join(self._key), ensure_ascii=False))
+        self._key = []
+        return True
+
+    def _tell(self, text: str) -> None:
+        """Text of a string, or of a key."""
+        if self._due == "colon":
+            self._key.append(text)
+        else:
+            self._ready.append(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def _open_quote(self) -> bool:
+        if self._due not in ("first key", "key", "first", "value"):
+            return False
+        self._word, self._quoted = "", True
+        if self._due in ("first key", "key"):
+            self._due = "colon"
+        else:
+            self._ready.append('"')
+            self._due = "next"
+        return True
+
+    def _end_word(self) -> bool:
+        """A mark ends the bare text before it: a key, a number, a word of JSON, or nothing."""
+        word, self._word = self._word.rstrip(_SPACE), ""
+        if not word:
+            return True
+        if self._due in ("first key", "key"):
+            self._due = "colon"
+            self._ready.append(json.dumps(word, ensure_ascii=False))
+            return True
+        if self._due not in ("first", "value"):
+            return False
+        self._due = "next"
+        self._ready.append(_WORDS.get(word, word))
+        return word in _WORDS or NUMBER.fullmatch(word) is not None
+
+    def _feed_mark(self, mark: str) -> bool:
+        due = self._due
+        if mark in "{[":
+            return due in ("first", "value") and self._open("}" if mark == "{" else "]", mark)
+        self._ready.append(mark)
+        if mark in "}]":
+            return self._close(mark)
+        self._due = "value" if mark == ":" or self._stack[-1] == "]" else "key"
+        return due == ("colon" if mark == ":" else "next")
+
+    def _open(self, closing: str, mark: str) -> bool:
+        self._ready.append(mark)
+        self._stack.append(closing)
+        self._due = "first key" if closing == "}" else "first"
+        return len(self._stack) <= MAX_DEPTH
+
+    def _close(self, mark: str) -> bool:
+        allowed = ("next", "first key" if mark == "}" else "first")
+        if self._stack.pop() != mark or self._due not in allowed:
+            return False
+        self._due = "next" if self._stack else "close"
+        return True

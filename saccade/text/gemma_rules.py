@@ -1,0 +1,168 @@
+"""Rules of a Lark grammar for the arguments of a tool, in Gemma 4's spelling (`call_gemma.py`).
+
+Numbers keep all that their schema says. Of other values the form is held: types, alternatives,
+constants, lengths of arrays, the properties of objects and which of them must be there; further
+bounds are not. Properties stand in the order in which the chat templates sort them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saccade.core.errors import InvalidRequest
+from saccade.text.call_gemma import QUOTE
+from saccade.text.call_xml import follow
+from saccade.text.grammar import Part, schema_part
+from saccade.text.schema import Place, place_name
+
+_UNWRITABLE = frozenset('{}[],:<>"\r\n')
+"""Characters that would end a bare key, or begin a quoted one."""
+_PLAIN_QUOTE = json.dumps(QUOTE)
+
+
+class GemmaRules:
+    """Rules of the values of one tool. `rules` and `parts` grow as values are asked for."""
+
+    def __init__(self, prefix: str, root: Any, param: str, quote: str) -> None:
+        """prefix: of the names of its rules. root: the whole schema, which references are into.
+        param: its field. quote: the term of the tag around strings.
+        """
+        self.rules: list[str] = []
+        self.parts: list[Part] = []
+        self._prefix, self._root, self._param, self._quote = prefix, root, param, quote
+        self._of_references: dict[str, str] = {}
+        self._any = ""
+        self._text = ""
+
+    def object(self, schema: Any, place: Place = ()) -> str:
+        """The rule of an object. Raises InvalidRequest for a property that cannot be written."""
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        if not properties:
+            return self._anything("object")
+        needed, pairs = schema.get("required", ()), []
+        for name in sorted(properties, key=lambda each: (each.lower(), each)):
+            where = (*place, "properties", name)
+            if set(name) & _UNWRITABLE or name != name.strip() or not name:
+                there = place_name(self._param, where)
+                raise InvalidRequest(f"{there}: the model cannot write this name in a call", there)
+            value = self._value(properties[name], where)
+            pairs.append((f"{json.dumps(name + ':', ensure_ascii=False)} {value}", name in needed))
+        return self._rule(f'"{{" {self._members(pairs)} "}}"')
+
+    def _members(self, pairs: Sequence[tuple[str, bool]]) -> str:
+        """The rule of pairs in their order, of which some may be left out."""
+        after = self._rule('""')  # what may follow a member
+        first = after  # what may stand where none has been written
+        for pair, needed in reversed(pairs):
+            one = self._rule(pair)
+            ways = f'"," {one} {after}', f"{one} {after}"
+            after, first = (
+                self._rule(way if needed else f"{way} | {rest}")
+                for way, rest in zip(ways, (after, first), strict=True)
+            )
+        return first
+
+    def _value(self, schema: Any, place: Place) -> str:
+        if not isinstance(schema, Mapping):
+            return self._anything("value")
+        if isinstance(reference := schema.get("$ref"), str):
+            return self._referred(reference, place)
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and values:
+            return self._rule(" | ".join(self._constant(each) for each in values))
+        kinds = schema.get("type")
+        if kinds is None:
+            for key in ("anyOf", "oneOf"):
+                if ways := schema.get(key):
+                    found = (self._value(each, (*place, key, i)) for i, each in enumerate(ways))
+                    return self._rule(" | ".join(found))
+            kinds = [
+                k for k, key in (("object", "properties"), ("array", "items")) if key in schema
+            ]
+        names = [kinds] if isinstance(kinds, str) else kinds
+        if not names:
+            return self._anything("value")
+        return self._rule(" | ".join(self._of_type(each, schema, place) for each in names))
+
+    def _of_type(self, kind: str, schema: Mapping[str, Any], place: Place) -> str:
+        match kind:
+            case "integer" | "number":
+                name = f"{self._prefix}_n{len(self.parts)}"
+                self.parts.append(schema_part(name, {**schema, "type": kind}))
+                return f"@{name}"
+            case "boolean":
+                return '("true" | "false")'
+            case "null":
+                return '"null"'
+            case "array":
+                return self._array(schema, place)
+            case "object":
+                return self.object(schema, place)
+        return self._string()
+
+    def _array(self, schema: Mapping[str, Any], place: Place) -> str:
+        item = self._value(schema.get("items"), (*place, "items"))
+        if "prefixItems" in schema:
+            item = self._anything("value")
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return '"[" "]"'
+        more = f"{{{max(0, least - 1)},{'' if most is None else most - 1}}}"
+        row = f'{item} ("," {item}){more}'
+        return self._rule(f'"[" {row} "]"' if least else f'"[" "]" | "[" {row} "]"')
+
+    def _referred(self, reference: str, place: Place) -> str:
+        name = self._of_references.get(reference)
+        if name is None:
+            name = self._of_references[reference] = f"{self._prefix}_r{len(self._of_references)}"
+            self.rules.append(f"{name}: {self._value(follow(reference, self._root), place)}")
+        return name
+
+    def _constant(self, value: Any) -> str:
+        if isinstance(value, str):
+            return f"{self._quote} {json.dumps(value, ensure_ascii=False)} {self._quote}"
+        if isinstance(value, list):
+            return '"[" ' + ' "," '.join(map(self._constant, value)) + ' "]"'
+        if isinstance(value, dict):
+            pairs = (f"{json.dumps(f'{k}:')} {self._constant(v)}" for k, v in value.items())
+            return '"{" ' + ' "," '.join(pairs) + ' "}"'
+        return json.dumps(json.dumps(value))
+
+    def _string(self) -> str:
+        """The rule of any string."""
+        if self._text:
+            return self._text
+        name = self._text = f"{self._prefix}_text"
+        if self._quote == _PLAIN_QUOTE:
+            self.rules.append(f"{name}: {_PLAIN_QUOTE} {name}_rest")
+            self.rules.append(f"{name}_rest[suffix={_PLAIN_QUOTE}]: /(?s:.*)/")
+        else:
+            inner = name.upper()
+            quote = re.escape(QUOTE)
+            self.rules.append(f"{name}: {self._quote} {inner} {self._quote}")
+            self.rules.append(f"{inner}: /(?s:.*)/ & ~/(?s:.*){quote}(?s:.*)/")
+        return name
+
+    def _anything(self, kind: str) -> str:
+        """The rule of any value, or of any object."""
+        if not self._any:
+            self._any = name = f"{self._prefix}_any"
+            self.parts.append(schema_part(f"{name}_number", {"type": "number"}))
+            words = f'@{name}_number | "true" | "false" | "null"'
+            key = name.upper() + "_KEY"
+            self.rules += [
+                f"{name}_value: {self._string()} | {words} | {name}_array | {name}_object",
+                f'{name}_array: "[" ({name}_value ("," {name}_value)*)? "]"',
+                f'{name}_object: "{{" ({name}_pair ("," {name}_pair)*)? "}}"',
+                f'{name}_pair: {key} ":" {name}_value',
+                rf"{key}: /[a-zA-Z0-9_\-.$]{{1,64}}/",
+            ]
+        return f"{self._any}_{kind}"
+
+    def _rule(self, body: str) -> str:
+        name = f"{self._prefix}_{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name

@@ -1,0 +1,360 @@
+"""DeepSeek-VL2 and DeepSeek-V2: attention over latents, experts by groups and by corrected scores,
+and images as lines of tiles answer as the reference, whatever page, chunk, rank or preemption.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import torch
+
+from saccade.core.config import Hardware
+from saccade.core.errors import CheckpointError, ConfigError, ImageError
+from saccade.core.options import EngineOptions, ModelOptions
+from saccade.engine.sizing import resolve
+from saccade.families.deepseek_vl2.spec import DeepseekSpec
+from saccade.families.registry import family_model, load_spec
+from saccade.kernels.attention_backends import BACKENDS
+from saccade.kernels.reference.ops import Ops
+from saccade.media.decode import decode_into
+from saccade.media.header import probe
+from saccade.media.sources import ImageSource, in_company
+from saccade.parallel import WHOLE
+from saccade.runtime.attention import pick_attention
+from saccade.text.prompt import ChatTemplate
+from saccade.text.prompt import Tokenizer as TextTokenizer
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.server import serving
+from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny_deepseek import (
+    CORRECTED,
+    EDGE,
+    GROUPS,
+    HEADS,
+    SIDE,
+    DeepseekReference,
+)
+from tests.e2e.test_serve import (
+    COUNTS,
+    NEW_TOKENS,
+    OPTIONS,
+    ask,
+    image_part,
+    text_part,
+    user,
+)
+from tests.e2e.ways import KEY
+from tests.engine import test_parity as parity
+from tests.families.forwarding import CPU, Session, encode, load
+from tests.families.test_internvl import files
+from tests.families.test_parity import LOGITS, prompt
+from tests.media.pictures import decoded
+from tests.parallel.test_parity import ASKED, check_crew
+
+MACHINE = Hardware("cpu", "2 threads", 24 << 30, 20 << 30)
+
+
+def read(folder: Path) -> DeepseekSpec:
+    found = load_spec(folder)
+    assert isinstance(found, DeepseekSpec)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> parity.Model:
+    return answered(tmp_path_factory.mktemp("deepseek"))
+
+
+@cache
+def answered(folder: Path) -> parity.Model:
+    return parity.load("deepseek_vl_v2", folder)
+
+
+# ---- the language model
+
+
+@pytest.mark.first
+@pytest.mark.parametrize(
+    "text",
+    [
+        {},
+        {"q_lora_rank": 20},
+        GROUPS | {"routed_scaling_factor": 1.5, "first_k_dense_replace": 0},
+        CORRECTED,
+        CORRECTED | {"n_group": 4, "topk_group": 2, "q_lora_rank": 20},
+        HEADS,
+        {"first_k_dense_replace": 2, "num_experts_per_tok": 1, "rope_theta": 5e5},
+    ],
+    ids=["small", "queries of latents", "groups", "base", "base in groups", "tiny", "thin"],
+)
+def test_the_language_model_alone_answers_as_transformers(
+    tmp_path: Path, text: dict[str, Any]
+) -> None:
+    theirs = reference(make_checkpoint(tmp_path, "deepseek_v2", text=text))
+    net, tokens = load(theirs.folder), list(range(20, 80))
+    assert not net.spec.sees_images and net.spec.family == "deepseek_v2"
+    session = Session(net, tokens, [], page_size=16)
+    torch.testing.assert_close(session.prefill(7), theirs.logits(tokens), **LOGITS)
+    generation = theirs.model.generation_config
+    generation.eos_token_id, generation.pad_token_id = None, 0
+    wanted = theirs.generate(tokens, max_new_tokens=24)
+    for chunk in (7, 64):
+        harness = Harness(net, chunk_tokens=chunk)
+        for _ in range(2):  # cold, then from the prefix cache
+            (found,) = harness.run([harness.request("x", tokens, max_tokens=24)]).values()
+            assert found.tokens == wanted
+
+
+def test_the_cache_keeps_one_latent_of_each_token_on_every_rank(tmp_path: Path) -> None:
+    spec = read(make_checkpoint(tmp_path, "deepseek_v2"))
+    for ranks in (1, 2):
+        kept = spec.kv_spec(ranks)
+        assert kept.latent and kept.causal and not kept.kv_layers
+        assert kept.token_bytes("float32") == 3 * (24 + 8) * 4
+    heads = read(make_checkpoint(tmp_path / "tiny", "deepseek_v2", text=HEADS))
+    assert not heads.kv_spec().latent
+    assert heads.kv_spec().token_bytes("float32") == 3 * 2 * 64 * 4
+
+
+def test_attention_that_knows_no_latents_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert pick_attention("auto", Ops(), CPU, torch.float32, latents=True) == "sdpa"
+    for name in ("sdpa", "reference"):
+        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], latents=False))
+    with pytest.raises(ConfigError, match=r"layers keep latents.* on cpu .*--device cpu"):
+        pick_attention("auto", Ops(), CPU, torch.float32, latents=True)
+    assert not BACKENDS["triton"].latents
+
+
+# ---- images
+
+
+SIZES = ((60, 90), (76, 76), (200, 70), (70, 200), (300, 310), (31, 20), (500, 40))
+
+
+@pytest.mark.more
+def test_pixels_are_those_of_pillows_padding(model: parity.Model) -> None:
+    spec, theirs = model.net.spec, model.reference
+    seen = set()
+    for data in files()[:30:3]:
+        header = probe(data, max_pixels=10**8)
+        recipe = spec.recipe(*header.upright, spec.pixel_bounds)
+        canvas = np.full((*recipe.canvas, 3), 7, np.uint8)
+        decode_into([(canvas, recipe)], memoryview(data), header.upright, header.orientation)
+        np.testing.assert_array_equal(canvas, theirs.resize(decoded(data)))
+        seen.add(recipe.grid)
+    assert len(seen) > 1
+
+
+def test_the_grid_is_the_candidate_that_an_image_fills_best(model: parity.Model) -> None:
+    spec = model.net.spec
+    for height, width in SIZES:
+        canvas = model.reference.resize(picture(height, width))
+        recipe = spec.recipe(height, width, spec.pixel_bounds)
+        assert recipe.canvas == canvas.shape[:2]
+        assert recipe.grid == (canvas.shape[0] // SIDE - 1, canvas.shape[1] // SIDE)
+        rows, columns = recipe.grid
+        lines = EDGE * (EDGE + 1) + 1 + EDGE * rows * (EDGE * columns + 1)
+        assert spec.num_tokens(recipe.grid) == lines
+    with pytest.raises(ImageError, match="more than 200 times"):
+        spec.recipe(3, 601, spec.pixel_bounds)
+
+
+@pytest.mark.first
+def test_embeddings_and_logits_equal_the_reference(model: parity.Model) -> None:
+    theirs, net = model.reference, model.net
+    images = [theirs.resize(picture(*size, seed=at)) for at, size in enumerate(SIZES[:5])]
+    tensors = [torch.from_numpy(image) for image in images]
+    for ours, wanted in zip(encode(net, tensors), theirs.embeddings(images), strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=0.0)
+    session = Session(net, prompt(theirs, 3), images[:3], page_size=16)
+    wanted = theirs.logits(session.tokens, images[:3])
+    torch.testing.assert_close(session.prefill(7), wanted, **LOGITS)
+
+
+def test_a_chat_is_written_as_published(model: parity.Model) -> None:
+    folder = model.reference.folder
+    tokenizer = TextTokenizer.load(folder)
+    template = ChatTemplate.load(folder, tokenizer, None, model.net.spec.templates)
+    parts = [{"type": "image"}, {"type": "text", "text": "what?"}]
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "a fox"},
+        {"role": "user", "content": "red?"},
+    ]
+    assert template.render(chat) == (
+        "<｜begin▁of▁sentence｜><|User|>: <image>\nwhat?\n\n<|Assistant|>: a fox"
+        "<｜end▁of▁sentence｜><|User|>: red?\n\n<|Assistant|>:"
+    )
+
+
+@pytest.mark.first
+@pytest.mark.parametrize("chunk", [16, 2048])
+def test_eight_at_once_answer_as_the_reference(model: parity.Model, chunk: int) -> None:
+    harness = Harness(model.net, chunk_tokens=chunk, page_size=4, kv_pages=2048)
+    for _ in range(2):
+        parity.check(model, harness.run([model.request(harness, name) for name in parity.CASES]))
+    assert len(harness.encoded) == len(set(harness.encoded)), "a seen image is not encoded again"
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
+def test_answers_survive_preemption(model: parity.Model, prefix_cache: bool) -> None:
+    longest = max(len(model.request(Harness(model.net), name).tokens) for name in parity.CASES)
+    pages = (longest + parity.NEW_TOKENS) // 2 + 6
+    harness = Harness(
+        model.net, chunk_tokens=16, page_size=2, kv_pages=pages, prefix_cache=prefix_cache
+    )
+    parity.check(model, harness.run([model.request(harness, name) for name in parity.CASES]))
+    assert harness.scheduler.counts.preemptions > 0
+
+
+@pytest.mark.more
+def test_two_ranks_answer_as_the_reference(model: parity.Model) -> None:
+    assert set(ASKED) <= set(model.answers)
+    check_crew(model, ThreadCrew(model.reference.folder, 2, "weights"))
+
+
+def test_of_more_than_two_images_each_is_one_tile(model: parity.Model) -> None:
+    bounds = model.net.spec.pixel_bounds
+    sources = [ImageSource(b"", "messages") for _ in range(3)]
+    assert in_company(sources[:2], bounds) == sources[:2]
+    assert in_company(sources, replace(bounds, cut=None)) == sources
+    for source in in_company(sources, bounds):
+        assert isinstance(source, ImageSource)
+        recipe = model.net.spec.recipe(300, 310, source.budget.apply(bounds))
+        assert recipe.grid == (1, 1)
+
+
+@pytest.mark.slow
+def test_answers_over_http_are_the_references(model: parity.Model, tmp_path: Path) -> None:
+    """One image, two, three, which are one tile each; the second time nothing is computed anew."""
+    theirs, tokenizer = model.reference, model.tokenizer
+    assert isinstance(theirs, DeepseekReference)
+    shown = [picture(64, 90, seed=1), picture(130, 77, seed=2), picture(300, 400, seed=3)]
+    wanted = []
+    for count in (0, 1, 2, 3):
+        canvases = theirs.shown(shown[:count])
+        text = f"<｜begin▁of▁sentence｜><|User|>: {'<image>' * count}which?\n\n<|Assistant|>:"
+        text = text.replace("<image>", "<image>\n")
+        lengths = iter([len(each) for each in theirs.embeddings(canvases)])
+        tokens = [
+            each
+            for token in tokenizer.encode(text).ids
+            for each in ([token] * next(lengths) if token == theirs.mark else [token])
+        ]
+        answer = theirs.generate(tokens, canvases, max_new_tokens=NEW_TOKENS)
+        wanted.append(str(tokenizer.decode(answer)))
+    with serving(theirs.folder, tmp_path, *OPTIONS) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+
+        def answers() -> list[str]:
+            chats = [[user(*map(image_part, shown[:n]), text_part("which?"))] for n in range(4)]
+            return [str(ask(client, each).choices[0].message.content) for each in chats]
+
+        assert answers() == wanted
+        before = [server.metric(name) for name in COUNTS]
+        assert answers() == wanted
+        assert [server.metric(name) for name in COUNTS] == before
+
+
+def test_fields_that_the_hubs_files_leave_out_are_those_of_the_published_classes(
+    model: parity.Model, tmp_path: Path
+) -> None:
+    """The configuration of the small size."""
+    shutil.copytree(model.reference.folder, tmp_path, dirs_exist_ok=True)
+    edges = range(384, 384 * 9 + 1, 384)
+    config = {
+        "architectures": ["DeepseekVLV2ForCausalLM"],
+        "model_type": "deepseek_vl_v2",
+        "candidate_resolutions": [[w, h] for w in edges for h in edges if w * h <= 9 * 384**2],
+        "global_view_pos": "head",
+        "tile_tag": "2D",
+        "language_config": {
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "first_k_dense_replace": 1,
+            "hidden_size": 2048,
+            "intermediate_size": 10944,
+            "max_position_embeddings": 4096,
+            "model_type": "deepseek_v2",
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_attention_heads": 16,
+            "num_experts_per_tok": 6,
+            "num_hidden_layers": 27,
+            "q_lora_rank": None,
+            "torch_dtype": "bfloat16",
+        },
+        "projector_config": {"model_type": "mlp_projector", "n_embed": 2048},
+        "vision_config": {"layers": 27, "mlp_ratio": 3.7362, "patch_size": 14, "width": 1152},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "processor_config.json").unlink()
+    spec = read(tmp_path)
+    assert spec.kv_spec().token_bytes("bfloat16") == 27 * 2 * (512 + 64)
+    assert (spec.dtype, spec.vocab_size, spec.eos_token_ids[0]) == ("bfloat16", 102400, 1)
+    assert (spec.vision.intermediate, spec.vision.patches, spec.vision.side) == (4304, 729, 378)
+    assert spec.num_tokens((1, 1)) == 2 * 14 * 15 + 1
+    # No candidate of fewer tiles has all of its pixels.
+    assert spec.recipe(400, 1200, spec.pixel_bounds).grid == (2, 4)
+    assert spec.recipe(1000, 1000, spec.pixel_bounds).canvas == (4 * 384, 3 * 384)
+    assert spec.largest_image.tokens == 14 * 15 + 1 + 14 * 9 * 15
+
+
+# ---- what cannot be
+
+
+def changed(source: Path, folder: Path, **fields: Any) -> Path:
+    shutil.copytree(source, folder)
+    data = json.loads((folder / "config.json").read_text())
+    within = {k: data[k] | v for k, v in fields.items() if k.endswith("_config")}
+    (folder / "config.json").write_text(json.dumps(data | fields | within))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tile_tag": "1D"}, "tile_tag '1D' is not supported"),
+        ({"global_view_pos": "tail"}, "global_view_pos 'tail' is not supported"),
+        ({"candidate_resolutions": [[76, 100]]}, "pairs of multiples of 76"),
+        ({"candidate_resolutions": [[760, 760]]}, "at most 36 tiles"),
+        ({"projector_config": {"projector_type": "linear"}}, "'linear' is not supported"),
+        ({"projector_config": {"n_embed": 32}}, "n_embed must be 64, not 32"),
+        ({"language_config": {"topk_method": "best"}}, "topk_method 'best' is not supported"),
+        ({"language_config": {"n_group": 3}}, "n_group divide 8 experts"),
+        ({"language_config": {"num_experts_per_tok": 9}}, "num_experts_per_tok 9 of 8"),
+        ({"language_config": {"attention_bias": True}}, "attention_bias is not supported"),
+        ({"language_config": {"rope_scaling": {"type": "yarn"}}}, "'yarn' is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    model: parity.Model, tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        load_spec(changed(model.reference.folder, tmp_path / "model", **fields))
+
+
+def test_gpus_are_refused_before_a_tensor_is_read(model: parity.Model) -> None:
+    weights: Any = SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"is served on CPUs alone: .*--device cpu"):
+        family_model(model.net.spec).build(weights, WHOLE, WHOLE)
+
+
+def test_a_cache_of_8_bits_is_refused_by_name(model: parity.Model) -> None:
+    options = ModelOptions(kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(ConfigError, match="fp8_e4m3: deepseek_vl_v2 keeps latents"):
+        resolve(options, EngineOptions(), model.net.spec, "float32", MACHINE)
