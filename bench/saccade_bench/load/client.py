@@ -214,17 +214,13 @@ class BenchClient:
         failure: Failure | None = None
         try:
             async with asyncio.timeout(self._timeout):
-                async with self._session.post(
-                    f"{self.root}/v1/chat/completions", data=body
-                ) as reply:
-                    if not reply.ok:
-                        failure = Failure(
-                            f"HTTP {reply.status}",
-                            refusal(reply.status, await reply.text(errors="replace")),
-                        )
-                    else:
-                        async for data in reply.content.iter_any():
-                            stream.feed(data, now())
+                try:
+                    failure = await self._exchange(body, stream)
+                except aiohttp.ServerDisconnectedError:
+                    if stream.arrivals:
+                        raise
+                    # Some servers (llama.cpp's) end a kept connection without having said so.
+                    failure = await self._exchange(body, stream)
         except TimeoutError:
             failure = Failure("timeout", f"no whole answer within {self._timeout:g} s")
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
@@ -248,6 +244,17 @@ class BenchClient:
             stream.trace,
             failure,
         )
+
+    async def _exchange(self, body: bytes, stream: Stream) -> Failure | None:
+        """Raises whatever aiohttp does."""
+        url = f"{self.root}/v1/chat/completions"
+        async with self._session.post(url, data=body) as reply:
+            if not reply.ok:
+                told = refusal(reply.status, await reply.text(errors="replace"))
+                return Failure(f"HTTP {reply.status}", told)
+            async for data in reply.content.iter_any():
+                stream.feed(data, time.perf_counter())
+        return None
 
 
 def headers(target: TargetOptions) -> dict[str, str]:

@@ -189,6 +189,39 @@ def test_a_server_that_goes_away_is_a_failure_and_one_that_is_not_there_an_error
         serve(Bench(target=replace(nowhere, model=None), output=OutputOptions(quiet=True)))
 
 
+def test_a_kept_connection_that_ends_without_a_word_is_replaced_once() -> None:
+    """As llama.cpp's server ends them; who ends new ones too is a failure."""
+    event = {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]}
+    stream = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
+    requests: list[int] = []
+    gone = False
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for before in range(2):
+            sent = await reader.readuntil(b"\r\n\r\n")
+            length = int(sent.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            requests.append(before)
+            if before or gone:
+                break
+            writer.write(head % len(stream) + stream)
+        writer.close()
+
+    async def ask() -> list[str]:
+        nonlocal gone
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with server, BenchClient(TargetOptions(base_url=f"http://{host}:{port}")) as client:
+            replies = [await client.stream(b"{}") for _ in range(3)]
+            gone = True
+            replies.append(await client.stream(b"{}"))
+        return [each.text or (each.failure.kind if each.failure else "") for each in replies]
+
+    assert asyncio.run(ask()) == ["yes", "yes", "yes", "connection"]
+    assert requests == [0, 1, 0, 1, 0, 1, 0]
+
+
 def test_a_server_that_wants_a_key_is_told_from_one_that_is_not_there(
     server: ScriptedServer,
 ) -> None:
