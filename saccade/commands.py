@@ -42,7 +42,7 @@ from saccade.tools.brought import join
 
 app = App(
     name="saccade",
-    help="Serve vision-language models through an OpenAI-compatible API. A picture costs its work "
+    help="Serve vision-language models through an OpenAI-compatible API. An image costs its work "
     "once; after that it costs a hash.",
     version=__version__,
     default_parameter=Parameter(negative=""),
@@ -261,7 +261,7 @@ def chat(
         What to ask. Without it, a session begins, which needs --base-url: it keeps the history,
         takes images by /image PATH or URL, and says after each answer what was cached.
     image:
-        A picture file; repeat the option for several pictures.
+        An image file; repeat the option for several images.
     model:
         The model to load, or, with --base-url, the name the server knows it by.
     base_url:
@@ -307,7 +307,7 @@ def batch(
     output: Path | None = None,
 ) -> int:
     """Answer a file of requests, one to a line as OpenAI's Batch API has them, with a progress bar.
-    A picture that stands in many lines is encoded once.
+    An image that stands in many lines is encoded once.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ def batch(
 
 @app.command
 def demo(*, port: int = 8000, exit: bool = False) -> int:
-    """Serve the demo model, ask it about pictures drawn on the spot, show the answers and what was
+    """Serve the demo model, ask it about images drawn on the spot, show the answers and what was
     cached.
 
     Parameters

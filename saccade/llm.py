@@ -4,7 +4,7 @@ server; only the way in differs.
 from saccade import LLM
 with LLM("demo") as llm:
     print(llm.chat([{"role": "user", "content": [Image.open("cat.png"), "What is in the
-    picture?"]}]).text)
+    image?"]}]).text)
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ both.
 """
 Form = Mapping[str, Any]
 """What answers must look like, as a request's JSON would say it."""
-MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts and pictures}'
+MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts and images}'
 
 
 @dataclass(frozen=True, slots=True)

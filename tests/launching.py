@@ -21,18 +21,21 @@ import torch
 
 from saccade.core.config import EncoderConfig, KVConfig, KVDtype, StepGraphSizes
 from saccade.core.types import Request
+from saccade.families.gemma3.spec import Gemma3Spec
+from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.registry import load_spec
 from saccade.kernels.triton import sample as sample_gpu
 from saccade.kernels.triton.ops import TritonOps
 from saccade.runtime import worker
 from saccade.runtime.weights import load_net
+from saccade_bench.fixtures import tiny
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.lab.aot_launch import digest_of, once, stubbed
 from saccade_bench.lab.checkpoint import make_checkpoint
 
 PRESETS = (
     *("tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"),
-    *("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-internvl"),
+    *("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-internvl", "gemma3"),
 )
 DRAWN = 7
 """What every row draws: nothing computes it."""
@@ -46,10 +49,13 @@ def traffic(over: Harness) -> list[Request]:
     for at in range(7):
         tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 60))]
         shown = []
-        if at == 0 and hasattr(spec, "image_rules"):
-            factor = spec.image_rules.factor
-            pixels = rng.integers(0, 256, (7 * factor, 5 * factor, 3), np.uint8)
-            tokens.insert(len(tokens) // 2, spec.image_token_id)
+        if at == 0 and not isinstance(spec, InternVLSpec):
+            square = isinstance(spec, Gemma3Spec)
+            factor = 0 if square else spec.image_rules.factor
+            size = (spec.vision.side,) * 2 if square else (7 * factor, 5 * factor)
+            pixels = rng.integers(0, 256, (*size, 3), np.uint8)
+            mark = spec.images.begin if square else spec.image_token_id
+            tokens.insert(len(tokens) // 2, mark)
             shown = [over.image(pixels, "one")]
         way: dict[str, Any] = {} if at % 2 else {"temperature": 1.0, "top_p": 0.9, "top_k": 5}
         asked.append(over.request(str(at), tokens, shown, max_tokens=5, seed=at, **way))
@@ -68,7 +74,11 @@ def run(preset: str, kept: KVDtype) -> list[str]:
         return torch.ones(len(rows), dtype=torch.bool)
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder = make_checkpoint(preset, Path(scratch) / "model")
+        folder = Path(scratch) / "model"
+        if preset == "gemma3":
+            tiny.make_checkpoint(folder, "gemma3")
+        else:
+            make_checkpoint(preset, folder)
         cpu = torch.device("cpu")
         net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cpu, ops=TritonOps())
         unit = net.spec.patch_unit

@@ -226,10 +226,10 @@ def test_the_command_line_refuses_files_before_it_looks_for_the_model(
     assert "no.jpg" in missing.stdout + missing.stderr
     assert "Traceback" not in missing.stderr
     text = tmp_path / "notes.md"
-    text.write_text("no picture")
+    text.write_text("no image")
     refused = chat_command(lambda _: tmp_path / "no-model", "--image", str(text))
     assert refused.returncode == 1
-    assert refused.stderr.startswith(f"error: {text}: the picture is text")
+    assert refused.stderr.startswith(f"error: {text}: the image is text")
 
 
 LOOK: dict[str, Any] = {
@@ -312,7 +312,7 @@ def test_answers_are_as_long_as_the_option_says_where_a_call_says_nothing(llm: L
     assert llm.chat(ask("Hello"), longer).completion_tokens == 3
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_chat_goes_on_from_disk_in_another_process(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ def test_inputs_are_embedded(
             llm.score("a", ["b"])
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_documents_are_scored(
     checkpoint: Callable[..., Path], reference: Callable[..., Reference]
 ) -> None:

@@ -175,6 +175,7 @@ def cases() -> Iterator[Case]:
                 yield answers(dtype, rows, context, SMALL)
         yield towers(dtype, 3600, 64, 8)
         yield towers(dtype, 3584, 64, 8, window=64)
+    yield towers(torch.bfloat16, 3584, 80, 16, window=64)
     yield towers(torch.bfloat16, 14400, 72, 16)
 
 

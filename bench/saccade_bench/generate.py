@@ -4,10 +4,11 @@ the same checkpoint in the same run.
     python -m saccade_bench.generate [--shape demo] [--dtype float32] [--threads 2] [--rounds 5]
         [--quantization int8]
 
-Makes a small random Qwen3-VL checkpoint, asks both about one picture with a greedy answer of fixed
-length, in turns (A B A B ...), and prints medians and ratios. Saccade's prefix cache is off, so
-that every round prefills and decodes in full; its embedding cache is defeated by a new picture each
-round. What transformers is given is already resized and tokenised: its times are the model's alone.
+Makes a small random checkpoint (of Qwen3-VL; `--shape smolvlm`, `gemma3`, `gemma4`: of these
+families), asks both about one picture with a greedy answer of fixed length, in turns (A B A B ...),
+and prints medians and ratios. Saccade's prefix cache is off, so that every round prefills and
+decodes in full; its embedding cache is defeated by a new picture each round. What transformers is
+given is already resized and tokenised: its times are the model's alone.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tokenizers import Tokenizer
 
 from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint, picture, reference
 
 TEXT = {
     "hidden_size": 256,
@@ -53,9 +55,42 @@ VISION = {
     "out_hidden_size": 256,
     "deepstack_visual_indexes": [1, 3],
 }
+ROPE = {
+    "rope_type": "default",
+    "rope_theta": 5e6,
+    "mrope_section": [12, 10, 10],
+    "mrope_interleaved": True,
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Fields of a random checkpoint's configuration and of its image processor, by family."""
+
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    family: FamilyName = "qwen3_vl"
+    processor: dict[str, Any] | None = None
+    fields: dict[str, Any] | None = None
+    question: str = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    """The chat template's text around an image's placeholder and the words."""
+
+    def make(self, folder: Path) -> Path:
+        """Write the checkpoint to `folder`."""
+        rope = {"rope_parameters": ROPE} if self.family == "qwen3_vl" else {}
+        make_checkpoint(folder, self.family, text=self.text | rope, vision=self.vision)
+        for name, fields in (
+            ("preprocessor_config.json", self.processor),
+            ("config.json", self.fields),
+        ):
+            place = folder / name
+            place.write_text(json.dumps(json.loads(place.read_text()) | (fields or {})))
+        return folder
+
+
 SHAPES = {
-    "small": (TEXT, VISION),
-    "demo": (
+    "small": Shape(TEXT, VISION),
+    "demo": Shape(
         TEXT | {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 4},
         VISION
         | {
@@ -66,14 +101,84 @@ SHAPES = {
             "deepstack_visual_indexes": [1, 2],
         },
     ),
+    "smolvlm": Shape(
+        {
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+        },
+        {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "image_size": 512,
+            "patch_size": 16,
+        },
+        "smolvlm",
+        {"size": {"longest_edge": 1024}, "max_image_size": {"longest_edge": 512}},
+        question="<|im_start|>User:{}<end_of_utterance>\nAssistant:",
+    ),
+    "gemma3": Shape(
+        {
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+        },
+        {
+            "hidden_size": 1152,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 16,
+            "intermediate_size": 4304,
+            "image_size": 896,
+        },
+        "gemma3",
+        {"size": {"height": 896, "width": 896}, "image_seq_length": 256},
+        {"mm_tokens_per_image": 256},
+        question="<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n",
+    ),
+    "gemma4": Shape(
+        {
+            "hidden_size": 640,
+            "hidden_size_per_layer_input": 256,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 20,
+            "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 4,
+            "num_kv_shared_layers": 10,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "attention_k_eq_v": False,
+            "use_bidirectional_attention": None,
+            "sliding_window": 512,
+        },
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 12,
+            "head_dim": 64,
+            "intermediate_size": 3072,
+            "position_embedding_size": 1024,
+        },
+        "gemma4",
+        {"max_soft_tokens": 280},
+        question="<bos><|turn>user\n{}<turn|>\n<|turn>model\n",
+    ),
 }
-"""Layers and widths of the random checkpoints; "demo" has the demo model's."""
-ROPE = {
-    "rope_type": "default",
-    "rope_theta": 5e6,
-    "mrope_section": [12, 10, 10],
-    "mrope_interleaved": True,
-}
+"""Layers and widths of the random checkpoints: "demo" has the demo model's, "smolvlm"
+SmolVLM-256M's, "gemma3" the text of Gemma 3's 270M and four layers of Gemma 3's tower, "gemma4"
+20 layers as Gemma 4's E2B has 35, and four of its tower; all with the tiny checkpoints' words.
+"""
 PROMPT = "how many red circles are there? " * 8
 
 
@@ -160,39 +265,24 @@ def run(folder: Path, args: argparse.Namespace) -> dict[str, list[Timing]]:
         *("--served-model-name", "small", "--tune", "disable_radix_cache=true"),
     )
     found: dict[str, list[Timing]] = {"saccade": [], "transformers": []}
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompt = SHAPES[args.shape].question.format(judge.placeholder.strip() + PROMPT)
     with (
         serving(folder, folder, *options, threads=args.threads) as server,
         httpx.Client(base_url=server.url, timeout=600) as client,
     ):
         for index in track(range(args.rounds + 1), description="rounds"):
-            pixels, other = (
-                judge.resize(picture(args.size, args.size, seed=2 * index + i)) for i in range(2)
-            )
-            tokens = expand(folder, judge, pixels)
+            shown = [picture(args.size, args.size, seed=2 * index + i) for i in range(2)]
+            pixels = judge.resize(shown[0])
+            tokens = tokenizer.encode(judge.expand(prompt, [pixels])).ids
             pair = (
-                time_saccade(client, (pixels, other), args.tokens),
+                time_saccade(client, (shown[0], shown[1]), args.tokens),
                 time_transformers(judge, tokens, pixels, args.tokens),
             )
             if index:  # the first round warms up
                 found["saccade"].append(pair[0])
                 found["transformers"].append(pair[1])
     return found
-
-
-def expand(folder: Path, judge: Any, pixels: np.ndarray) -> list[int]:
-    """The prompt's tokens for transformers: one placeholder per image token."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    pad = tokenizer.token_to_id("<|image_pad|>")
-    count = pixels.shape[0] * pixels.shape[1] // (2 * judge.processor.patch_size) ** 2
-    image = "<|vision_start|><|image_pad|><|vision_end|>"
-    prompt = f"<|im_start|>user\n{image}{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
-    return [
-        token
-        for one in tokenizer.encode(prompt).ids
-        for token in ([pad] * count if one == pad else [one])
-    ]
 
 
 def main() -> None:
@@ -215,11 +305,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        text, vision = SHAPES[args.shape]
-        folder = make_checkpoint(
-            Path(name), "qwen3_vl", text=text | {"rope_parameters": ROPE}, vision=vision
-        )
-        found = run(folder, args)
+        found = run(SHAPES[args.shape].make(Path(name)), args)
     ttft = {
         name: statistics.median(each.ttft for each in timings) for name, timings in found.items()
     }

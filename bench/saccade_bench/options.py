@@ -165,7 +165,7 @@ class DatasetOptions:
     sessions: int = 0
     """repeat: deal the requests to so many growing chats. 0: each stands alone."""
     tenants: int = 1
-    """repeat: deal the sessions to so many tenants (`cache_salt`), who share no picture."""
+    """repeat: deal the sessions to so many tenants (`cache_salt`), who share no image."""
     # text beside
     text_streams: int = 4
     """text-beside-images: answers to text that are streamed side by side."""

@@ -40,8 +40,16 @@ from saccade.text.grammar import Grammars, OutputConstraint
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl")
-"""Without states: those are never guessed for."""
+FAMILIES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "internvl",
+    "qwen3_5",
+    "qwen3_5_moe",
+)
+"""The last two keep a state per sequence."""
 FORMS: Mapping[str, dict[str, Any]] = {
     "float32": {"dtype": torch.float32},
     "int8": {"dtype": torch.bfloat16, "quantization": "int8"},

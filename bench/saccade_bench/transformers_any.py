@@ -3,11 +3,12 @@
 
     python -m saccade_bench.transformers_any [--rounds 3] [--threads 1]
 
-Makes a small random LLaVA-OneVision checkpoint. Measured: an image and a question, new; the same
-again; round 8 of a chat with an image in each round; eight questions at once about eight images
-(transformers: one after another, as its generate pads nothing). Greedy answers of fixed length, in
-float32; transformers' times hold its processor's, Saccade's HTTP and decoding. Ends with a table
-and a line VERDICT.
+Makes a small random LLaVA-OneVision checkpoint, whose language model and tower have the layers
+and widths of the lab's small Qwen3-VL; an image of 640x480 is 7 tiles of 256 patches. Measured: an
+image and a question, new; the same again; round 8 of a chat with an image in each round; eight
+questions at once about eight images (transformers: one after another, as its generate pads
+nothing). Greedy answers of fixed length, in float32; transformers' times hold its processor's,
+Saccade's HTTP and decoding. Ends with a table and a line VERDICT.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import json
 import statistics
 import tempfile
 import time
@@ -33,15 +35,26 @@ from saccade_bench.fixtures.tiny import picture
 from saccade_bench.fixtures.tiny_any import AnyReference, any_reference, make_any
 from saccade_bench.fixtures.tiny_any_kinds import KINDS
 
+LAYERS = 8
 TEXT = {
     "hidden_size": 512,
     "intermediate_size": 1408,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": LAYERS,
+    "layer_types": ["full_attention"] * LAYERS,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
 }
+VISION = {
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "image_size": 224,
+}
+TILES = [[224 * rows, 224 * columns] for rows in range(1, 4) for columns in range(1, 4)]
 NEW_TOKENS = 32
-SIZE = (240, 320)
+SIZE = (480, 640)
 CHAT_ROUNDS, AT_ONCE = 8, 8
 OPTIONS = ("--dtype", "float32", "--served-model-name", "m", "--max-total-tokens", "32768")
 
@@ -74,6 +87,23 @@ class Sides:
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         self.reference.generate(prompt, images, NEW_TOKENS)
         return time.perf_counter() - begun
+
+
+def make_model(folder: Path) -> Path:
+    make_any(folder, "llava_onevision", VISION, **TEXT)
+    for name, fields in (
+        ("config.json", {"image_grid_pinpoints": TILES}),
+        ("processor_config.json", {"num_image_tokens": 256}),
+    ):
+        path = folder / name
+        told = json.loads(path.read_text()) | fields
+        if "image_processor" in told:
+            told["image_processor"] |= {
+                "size": {"height": 224, "width": 224},
+                "image_grid_pinpoints": TILES,
+            }
+        path.write_text(json.dumps(told))
+    return folder
 
 
 def turn(image: np.ndarray) -> dict[str, Any]:
@@ -119,9 +149,11 @@ def main() -> None:
         name: [] for name in ("cold", "again", "chat round 8", "eight at once")
     }
     with tempfile.TemporaryDirectory() as name:
-        folder = make_any(Path(name) / "model", "llava_onevision", **TEXT)
-        words = (*OPTIONS, "--threads", str(options.threads))
-        with serving(folder, Path(name), *words) as server, httpx.Client(timeout=300) as http:
+        folder = make_model(Path(name) / "model")
+        with (
+            serving(folder, Path(name), *OPTIONS, threads=options.threads) as server,
+            httpx.Client(timeout=300) as http,
+        ):
             sides = Sides(server.url, any_reference(folder), http)
             measure(sides, 0, {name: [] for name in times})  # both are warm then
             for number in range(1, options.rounds + 1):

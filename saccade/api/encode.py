@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
+from itertools import accumulate
 
 import msgspec
 from blake3 import blake3
@@ -30,6 +31,7 @@ from saccade.core.exchange import (
     EmbeddingWanted,
 )
 from saccade.core.types import Image, Request, SamplingParams, Span
+from saccade.core.video import MOST_FRAMES, VideoRules, check_wishes
 from saccade.edge.body import Held, read_whole
 from saccade.edge.disconnect import while_connected
 from saccade.front.answer_update import AnswerUpdate
@@ -37,10 +39,11 @@ from saccade.front.input_processor import PreparedRequest
 from saccade.media.content import Budget
 from saccade.media.fairness import Requester
 from saccade.media.opened import OpenedImage
-from saccade.media.sources import ImageSource
+from saccade.media.sources import ImageSource, Source, VideoSource
 
 PIECE = 256 * 1024
 """Bytes that are handed to the connection at a time."""
+MOST_PIXELS = 1 << 48
 UNKNOWN = "this image is not known here by its key: send its bytes"
 
 
@@ -113,10 +116,10 @@ class EmbeddingDoor:
 
     async def _open(self, wanted: EmbeddingWanted, body: bytes, held: Held) -> OpenedImage:
         """The image, opened as any client's. Raises OtherTower unless it is the wanted image."""
-        budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
         asker = Requester(held.client.share(""), held.client.name, held)
-        salt = wanted.image.key.salt
-        opened = await self._media.open(ImageSource(body, "image", budget), salt, asker)
+        source = source_of(wanted, body, self._front.intake.spec.video)
+        (found,) = await self._media.open_all((source,), wanted.image.key.salt, asker)
+        (opened,) = found.images
         if opened.image != wanted.image:
             raise OtherTower(
                 "the image is another by what this server makes of its bytes and its settings: "
@@ -153,6 +156,33 @@ class EmbeddingDoor:
             piece = bytes(values[start : start + PIECE])
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+def source_of(wanted: EmbeddingWanted, body: bytes, rules: VideoRules | None) -> Source:
+    """The body, as the client's own image or frames. Raises InvalidRequest."""
+    if wanted.frames is None:
+        budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
+        return ImageSource(body, "image", budget)
+    sizes, count = wanted.nbytes, wanted.frames.count
+    most = rules.frames if rules else 0
+    if not 1 <= len(sizes) <= min(most, count) or min(sizes) < 1 or sum(sizes) != len(body):
+        raise InvalidRequest(
+            f"{WANTED_HEADER}: nbytes is {str(sizes)[:100]}: it must be the sizes of 1 to {most} "
+            f"frames, which the body's {len(body)} bytes are",
+            WANTED_HEADER,
+        )
+    if count > MOST_FRAMES:
+        raise _too_large("frames.count", count)
+    wishes = wanted.frames.wishes
+    check_wishes(wishes, WANTED_HEADER)
+    pixels = wishes.min_pixels, wishes.max_pixels, wishes.total_pixels
+    if not all(each is None or 0 < each < MOST_PIXELS for each in pixels):
+        raise InvalidRequest(
+            f"{WANTED_HEADER}: pixels of frames must be from 1 to {MOST_PIXELS - 1}", WANTED_HEADER
+        )
+    ends = tuple(accumulate(sizes))
+    files = tuple(body[end - size : end] for end, size in zip(ends, sizes, strict=True))
+    return VideoSource(files, "image", wishes, count=count)
 
 
 def _too_large(field: str, number: int) -> InvalidRequest:

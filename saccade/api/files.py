@@ -41,7 +41,7 @@ from saccade.media.uploads import Uploads
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 DATA = ("batch", "evals", "fine-tune")
-"""Purposes of files that are no pictures: they are kept as they come."""
+"""Purposes of files that are no images: they are kept as they come."""
 
 SHORTEST, LONGEST = 3600, 30 * 24 * 3600
 """Bounds of `expires_after`, in seconds; OpenAI's."""

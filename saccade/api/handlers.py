@@ -80,7 +80,7 @@ class RequestHandler:
             await self.front.prepare(replace(ask, adapter=adapter), held.client, held)
             for ask in asks
         ]
-        asks.clear()  # from here on the request holds no text of its pictures
+        asks.clear()  # from here on the request holds no text of its images
         encoded = {
             frame.encoded for each in prepared for opened in each.opened for frame in opened.frames
         }
@@ -128,7 +128,7 @@ class RequestHandler:
         request, usage = prepared[0].request, tally.usage
         if self.watch.log_requests:
             log.info(
-                "%s: %s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+                "%s: %s: %d prompt tokens (%d cached), %d images, %d tokens, %.3f s",
                 request_id.get(),
                 request.id,
                 usage.prompt_tokens,

@@ -13,11 +13,11 @@ from operator import attrgetter
 from saccade.core.types import Image, ImageKey, Span
 
 Stretch = tuple[int, int, ImageKey, int, int | None]
-"""(position in the page, length, picture, embedding row of the first, `Span.time`)."""
+"""(position in the page, length, image, embedding row of the first, `Span.time`)."""
 Partition = tuple[str, str]
 """(salt, fingerprint of the adapter): contents of different ones share no page."""
 PageKey = tuple[tuple[int, ...], tuple[Stretch, ...]]
-"""Token ids, and every stretch of picture in the page."""
+"""Token ids, and every stretch of image in the page."""
 
 _START = attrgetter("start")
 

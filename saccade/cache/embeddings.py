@@ -28,11 +28,11 @@ from saccade.core.plan import Move, Place
 from saccade.core.types import Image, ImageKey, Missed, Tier
 
 QUADRATIC_TOKENS = 2048
-"""A picture of so many tokens costs the vision tower as much for attention as for everything else
+"""An image of so many tokens costs the vision tower as much for attention as for everything else
 (about 6 x width patches of Qwen3-VL).
 """
 FIXED_TOKENS = 32
-"""What a picture costs whatever its size, beside the cost of a token."""
+"""What an image costs whatever its size, beside the cost of a token."""
 
 
 def encode_cost(num_tokens: int) -> float:

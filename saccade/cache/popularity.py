@@ -12,9 +12,9 @@ from saccade.core.types import ImageKey
 
 MAX_USES_COUNTED = 8.0
 USES_PER_CACHED_IMAGE = 10
-"""Uses per cached picture after which counts are halved."""
+"""Uses per cached image after which counts are halved."""
 MIN_CACHED_IMAGES = 100
-"""Fewer cached pictures count as this many."""
+"""Fewer cached images count as this many."""
 
 
 class Popularity:
@@ -28,7 +28,7 @@ class Popularity:
         return len(self._counts)
 
     def use(self, key: ImageKey, cached: int) -> None:
-        """A sequence shows `key`, while so many pictures are cached.
+        """A sequence shows `key`, while so many images are cached.
 
         At most `USES_PER_CACHED_IMAGE` keys per cached one are added between two halvings.
         """

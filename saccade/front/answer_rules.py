@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from saccade.core.errors import InvalidRequest
 from saccade.core.token_rules import NO_RULES, NoRepeat, ThinkingBudget, TokenRules
 from saccade.text.prompt import Tokenizer
-from saccade.text.reasoning import CLOSE, OPEN
+from saccade.text.reasoning import CHANNEL, THINK
 
 MAX_ALLOWED_TOKENS = 16_384
 MAX_BAD_WORDS = 128
@@ -105,8 +105,11 @@ NO_ANSWER_RULES = AnswerRules()
 
 def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
     """The tokens that open and close reasoning; None for a tokenizer without such tokens."""
-    opened, closed = (tokenizer.backend.token_to_id(tag) for tag in (OPEN, CLOSE))
-    return None if opened is None or closed is None else (opened, closed)
+    for tags in (THINK, CHANNEL):
+        opened, closed = (tokenizer.backend.token_to_id(tag) for tag in (tags.open, tags.close))
+        if opened is not None and closed is not None:
+            return opened, closed
+    return None
 
 
 def _spellings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:

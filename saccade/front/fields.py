@@ -154,7 +154,7 @@ def too_long(param: str, has: str, context_length: int, chat: bool = False) -> I
     where a double quote anywhere in the message would put a backslash before the apostrophe.
     """
     advice = (
-        "shorten it, send fewer pictures, or smaller ones (detail: low, or max_pixels)"
+        "shorten it, send fewer images, or smaller ones (detail: low, or max_pixels)"
         if chat
         else "shorten it"
     )

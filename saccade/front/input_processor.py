@@ -39,13 +39,13 @@ from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
 from saccade.media.media import Media
 from saccade.media.opened import Opened, OpenedImage, OpenedVideo
 from saccade.media.sources import Source
-from saccade.text import reasoning, tool_calls
+from saccade.text import tool_calls
 from saccade.text.answer import PLAIN, ReadAs
 from saccade.text.answer_format import SILENT, AnswerFormat
 from saccade.text.grammar import OutputConstraint
 from saccade.text.message_offsets import TOOLS, Landmark
 from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.reasoning import Where
+from saccade.text.reasoning import THINK, Where
 from saccade.text.tool_grammar import Style, read_tool_choice
 from saccade.text.tools import NO_TOOLS, ToolSet
 
@@ -97,9 +97,7 @@ class PreparedRequest:
     def shown_tokens(self, video: bool) -> int:
         """Tokens of the prompt in place of videos, or of still images."""
         return sum(
-            span.length
-            for span in self.request.spans
-            if (self.opened[span.image].budget is None) == video
+            span.length for span in self.request.spans if self.opened[span.image].of_video == video
         )
 
 
@@ -126,6 +124,7 @@ class InputProcessor:
         self.media = media
         self.defaults = defaults
         self.manner = manner
+        self._tags = manner.reasoning or THINK
         self._compiler = compiler or Compiler(
             tokenizer.backend.to_str(), spec.vocab_size, spec.eos_token_ids
         )
@@ -170,7 +169,7 @@ class InputProcessor:
             (ask,) = await self.with_files([ask], client, room)
             self.media.check_sources(_sources(ask))
             encoded = await self._fitting(ask, room_read, context_length)
-        until = reasoning.CLOSE if encoded.reasoning == "open" else None
+        until = self._tags.close if encoded.reasoning == "open" else None
         grammar = None if wish is None else await self._compiler.compile(wish, until, share)
         prompt = await self._shown(ask, encoded, room_read, client, room)
         if kept := len(prompt.tokens) - kept_tokens(ask, len(prompt.tokens), context_length):
@@ -217,6 +216,7 @@ class InputProcessor:
             single=not offer.parallel,
             special=not ask.rules.skip_special_tokens,
             with_stop=ask.rules.include_stop_str_in_output,
+            tags=self._tags,
         )
 
     def _ignored(self, ask: GenerationRequest) -> Iterator[str]:

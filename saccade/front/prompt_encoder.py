@@ -210,7 +210,7 @@ class PromptEncoder:
         plain = self._render(given)
         rendered, moved = self._tell_videos(plain, chat, videos)
         tokens = self.tokens_of(rendered, ask.names["messages"], context_length, special)
-        where = self._reasoning_at(chat, rendered.text) if self._manner.reasons else None
+        where = self._reasoning_at(chat, rendered.text)
         if not (chat.marks or ask.cache.diagnose):
             return EncodedPrompt(tokens, where)
         messages, places = landmarks.flagged(given["messages"])
@@ -298,7 +298,7 @@ class PromptEncoder:
         """Fields of a request without a word in this model's template. For a model that does not
         reason, a wish not to reason counts as met.
         """
-        names, reasons = self.template.names, self._manner.reasons
+        names, reasons = self.template.names, self._manner.reasoning is not None
         if chat.verbosity not in (None, "medium") and "verbosity" not in names:
             yield "verbosity"
         wanted = chat.effort is not None and (reasons or chat.effort != "none")
@@ -308,13 +308,13 @@ class PromptEncoder:
         if wanted and "enable_thinking" not in names:
             yield "thinking"
 
-    def _reasoning_at(self, chat: Chat, text: str) -> Where:
+    def _reasoning_at(self, chat: Chat, text: str) -> Where | None:
+        if (tags := self._manner.reasoning) is None:
+            return None
         if not chat.continue_final_message:
-            return reasoning.reasoning_at(text)
-        last = text[text.rfind(reasoning.OPEN) :]
-        return (
-            "open" if last.startswith(reasoning.OPEN) and reasoning.CLOSE not in last else "closed"
-        )
+            return reasoning.reasoning_at(text, tags)
+        last = text[text.rfind(tags.open) :]
+        return "open" if last.startswith(tags.open) and tags.close not in last else "closed"
 
     def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
         """Raises InvalidRequest for a text that cannot fit with any tokens."""

@@ -65,7 +65,7 @@ from saccade.front.standing import InFlight
 from saccade.front.warm_ups import WarmUps
 from saccade.media.fairness import BOUNDLESS, MemoryBudget
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
-from saccade.text.tool_calls import TAGS, CallEnded
+from saccade.text.tool_calls import CallEnded
 
 log = logging.getLogger("saccade")
 
@@ -119,10 +119,10 @@ class _Answer:
         self.error: RequestError | None = None
         self.submitted = time.monotonic()
         self.last_news: float | None = None
-        tags = frozenset[str]() if prepared.reading.form is None else TAGS
-        self._text = Detokenizer(vocabulary, prepared.reading.special, tags)
+        self._text = Detokenizer(vocabulary, prepared.reading.special, prepared.reading.read_tags)
         self._stops = StopStrings(request.sampling.stop, prepared.reading.with_stop)
-        self._special = vocabulary.special
+        # A tag that is read may end an answer too: the last of a call, where a grammar ends there.
+        self._special = vocabulary.special - vocabulary.named(prepared.reading.read_tags).keys()
         self._reading = prepared.reading
         self._reader = prepared.reading.reader()
         self._num_tokens = 0
@@ -484,7 +484,7 @@ class RequestManager:
         except RequestError as error:
             self._lack(key, error)
         except Exception:  # the request must end all the same
-            log.exception("a picture could not be brought to the engine")
+            log.exception("an image could not be brought to the engine")
             self._lack(key, InternalError())
 
     def _lack(self, key: ImageKey, error: RequestError) -> None:

@@ -94,14 +94,14 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
             addresses = await found
         except (OSError, UnicodeError) as error:
             raise ImageError(
-                f"the picture's host {host!r} cannot be found", code="image_unreachable"
+                f"the image's host {host!r} cannot be found", code="image_unreachable"
             ) from error
         if not self._allow_private and not all(
             is_public(ipaddress.ip_address(address.partition("%")[0])) for address in addresses
         ):
             raise ImageError(
-                f"the picture's host {host!r} has a private, local or reserved address; "
-                "pictures are fetched from public ones only "
+                f"the image's host {host!r} has a private, local or reserved address; "
+                "images are fetched from public ones only "
                 "(--allow-private-media lifts this)",
                 code="image_address_refused",
             )

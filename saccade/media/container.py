@@ -154,7 +154,7 @@ def _refuse(*_: Any) -> NoReturn:
 
 
 def _video(container: InputContainer) -> VideoStream:
-    """The first stream of pictures. Raises ImageError."""
+    """The first stream of images. Raises ImageError."""
     if len(container.streams) > MOST_STREAMS:
         raise ImageError(f"the video has {len(container.streams)} streams; the limit is 16")
     if not container.streams.video:

@@ -28,7 +28,7 @@ from saccade.core.types import Image, ImageKey
 Detail = Literal["auto", "low", "high", "original"]
 
 LOW_DETAIL_PIXELS = 512 * 512
-"""OpenAI's `detail: "low"` looks at a picture at 512 x 512. The others mean the model's own
+"""OpenAI's `detail: "low"` looks at an image at 512 x 512. The others mean the model's own
 bounds.
 """
 
@@ -207,19 +207,17 @@ def read_raw(data: bytes | mmap.mmap) -> Probe:
         _, height, width = RAW_HEADER.unpack(data[: RAW_HEADER.size])
         if len(data) == RAW_HEADER.size + 3 * height * width:
             return Probe("RAW", height, width, "RGB", 1, 1)
-    raise ImageError("the picture is an array, and it is cut short")
+    raise ImageError("the image is an array, and it is cut short")
 
 
 def check_pixels(found: Probe, max_pixels: int) -> None:
     """Raises ImageError for an image of no pixels, or of more than `max_pixels`."""
     pixels = found.height * found.width
     if pixels < 1:
-        raise ImageError(
-            f"the picture is {found.width} x {found.height} px: there is nothing to see"
-        )
+        raise ImageError(f"the image is {found.width} x {found.height} px: there is nothing to see")
     if pixels > max_pixels:
         raise ImageError(
-            f"the picture is {found.width} x {found.height} px ({pixels / 1e6:.0f} Mpx); the "
+            f"the image is {found.width} x {found.height} px ({pixels / 1e6:.0f} Mpx); the "
             f"limit is {max_pixels / 1e6:.0f} Mpx: "
             "resize it, or start the server with a larger --max-image-pixels",
             code="image_too_large",

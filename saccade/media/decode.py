@@ -3,7 +3,8 @@ PIL image. Runs in image workers only.
 
 The reference is: `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
 bicubic on uint8, the call made by `torchvision.transforms.v2.functional.resize` (Lanczos, which
-torch lacks, is Pillow's, as in transformers' processors without torchvision). RGB is the output
+torch lacks, is Pillow's, as in transformers' processors without torchvision; and Pillow's bicubic
+is that of processors which resize by Pillow alone). RGB is the output
 of transformers' image processor for a PIL image: transparency (an alpha channel, a tRNS chunk) is
 laid over white. (transformers' `load_image(url)` drops the alpha channel instead, unlike Saccade.)
 Decoding at a reduced size (JPEG's draft mode) would change pixels: never done.
@@ -29,7 +30,7 @@ import PIL.Image
 import pyspng  # type: ignore[import-untyped]
 import simplejpeg
 
-from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample
+from saccade.core.recipe import BY_PILLOW, Box, ImageRecipe, ImageView, Resample
 from saccade.media import heif
 from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
 from saccade.media.header import MAX_PARTS, PNG_SIGNATURE, jpeg_segments
@@ -41,9 +42,9 @@ Strips = Callable[[int, int], Pixels]
 PNG_START = len(PNG_SIGNATURE) + 25
 """Bytes up to the end of a PNG's first chunk, its header."""
 PNG_PLAIN = {bytes([8, colours, 0, 0, 0]) for colours in (2, 6)}
-"""Ends of headers of 8-bit RGB and RGBA pictures that are not interlaced."""
+"""Ends of headers of 8-bit RGB and RGBA images that are not interlaced."""
 PNG_NOT_PLAIN = (b"", b"acTL", b"tRNS")
-"""Chunks of pictures that are animated, or have a transparent colour; and the end of the file."""
+"""Chunks of images that are animated, or have a transparent colour; and the end of the file."""
 PNG_END = bytes.fromhex("00000000 49454e44 ae426082")
 
 JPEG_END = b"\xff\xd9"
@@ -58,6 +59,10 @@ STRIP_PIXELS = 1 << 20
 BACKWARDS = (3, 4, 7, 8)
 """Orientations whose upright rows run against the stored rows, or columns."""
 
+PILLOWS: dict[str, PIL.Image.Resampling] = {
+    "lanczos": PIL.Image.Resampling.LANCZOS,
+    "pillow_bicubic": PIL.Image.Resampling.BICUBIC,
+}
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", *heif.FORMATS)
 
 
@@ -295,14 +300,14 @@ def _place(canvas: Pixels, view: ImageView) -> Pixels:
 
 def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Strips) -> None:
     """Resize parts of the image, bit-exact to torchvision's uint8 resize with antialias, or to
-    Pillow's Lanczos.
+    Pillow's.
 
     torch resizes rows first and columns of the uint8 result next. The first pass knows one row at a
     time, so strips change nothing. Pillow begins with what leaves less: it is given all rows.
     """
     height, width = upright
     step = max(1, STRIP_PIXELS // width)
-    if step >= height or any(part.resample == "lanczos" for part in parts):
+    if step >= height or any(part.resample in BY_PILLOW for part in parts):
         image = strips(0, height)
         for part in parts:
             box = part.box
@@ -338,10 +343,10 @@ def resize(target: Pixels, pixels: Pixels, resample: Resample = "bicubic") -> No
     if pixels.shape == target.shape:
         target[:] = pixels
         return
-    if resample == "lanczos":
+    if resample in BY_PILLOW:
         height, width, _ = target.shape
         shown = PIL.Image.fromarray(np.ascontiguousarray(pixels))
-        target[:] = np.asarray(shown.resize((width, height), PIL.Image.Resampling.LANCZOS))
+        target[:] = np.asarray(shown.resize((width, height), PILLOWS[resample]))
         return
     image = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))[None].permute(
         0, 3, 1, 2

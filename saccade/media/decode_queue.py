@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import BY_PILLOW, ImageRecipe
 from saccade.media.content import VIDEO, Probe
 
 BYTES_PER_PIXEL = {
@@ -95,7 +95,7 @@ def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[ImageRecipe]) ->
     recipes = list(recipes)
     resized = 0
     for recipe in recipes:
-        if recipe.resample == "lanczos":
+        if recipe.resample in BY_PILLOW:
             resized += PILLOW_BYTES * height * width
         for size in recipe.through:
             resized += 3 * height * size[1] + (RESIZE_BYTES + 3) * math.prod(size)
@@ -112,7 +112,7 @@ def check_memory(probe: Probe, nbytes: int, recipe: ImageRecipe, budget: int) ->
     needed = decoding_bytes(probe, nbytes, [recipe])
     if needed > budget:
         raise ImageError(
-            f"the picture is a {probe.format} of {probe.width} x {probe.height} px, and decoding "
+            f"the image is a {probe.format} of {probe.width} x {probe.height} px, and decoding "
             f"it takes up to {needed / MIB:.0f} MiB of memory; image workers may take "
             f"{budget / MIB:.0f} MiB: resize it, or start the server with a larger "
             "--tune decode_memory_mb=MIB",

@@ -36,8 +36,10 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import RoleOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey, Tower
+from saccade.core.video import FrameBudget
 from saccade.edge.rank import rank
 from saccade.edge.upstream import Head, Upstream, WorkerGone, parse_worker
+from saccade.media.opened import OpenedImage
 
 log = logging.getLogger("saccade")
 
@@ -273,6 +275,18 @@ class Encoders:
             raise NoEmbedding("damaged", f"an embedding of {nbytes} bytes ends after {came}")
         if error := await asyncio.to_thread(_fault, target, given):
             raise NoEmbedding("damaged", error)
+
+
+def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingWanted, bytes]:
+    """The question for an image's embedding, and its body, empty where bytes are not held."""
+    files = [frame.encoded.data for frame in opened.frames] if opened.there else []
+    budget = opened.budget
+    assert budget is not None, "frames of a file are encoded where their text is"
+    if isinstance(budget, FrameBudget):
+        sizes = tuple(map(len, files))
+        return EmbeddingWanted(opened.image, tower, frames=budget, nbytes=sizes), b"".join(files)
+    wishes = budget.detail, budget.min_pixels, budget.max_pixels
+    return EmbeddingWanted(opened.image, tower, *wishes), b"".join(files)
 
 
 def _listed(path: Path) -> list[str]:

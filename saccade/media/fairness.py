@@ -94,7 +94,7 @@ class FairPermits:
         except TimeoutError:
             raise Overloaded(
                 f"{self.waiting} fetches wait for their turn, and this request's has not come for "
-                f"{patience:g} s: try again, with fewer pictures by URL"
+                f"{patience:g} s: try again, with fewer images by URL"
             ) from None
 
     def leave(self, ticket: Ticket) -> None:

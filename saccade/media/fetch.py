@@ -52,7 +52,7 @@ HEADERS = hishel.Headers(
     {"User-Agent": "saccade", "Accept": "image/*, */*;q=0.1", "Accept-Encoding": "identity"}
 )
 CACHE_BYTES = 256 << 20
-"""Encoded pictures kept where their servers allow it."""
+"""Encoded images kept where their servers allow it."""
 
 INLINE_CHARACTERS = 1 << 20
 """Base64 text decoded on the event loop (0.2 ms); more goes to a thread."""
@@ -107,7 +107,7 @@ class Fetcher:
         if scheme == "file":
             return await self._local.join(url, asker, partial(self._read_local, url))
         raise ImageError(
-            "a picture's URL must start with data:, https:, http: or file:",
+            "an image's URL must start with data:, https:, http: or file:",
             code="invalid_image_url",
         )
 
@@ -182,7 +182,7 @@ class Fetcher:
                 )
             url = url.join(answer.headers["location"])
         raise ImageError(
-            f"the picture's URL redirects more than {MAX_REDIRECTS} times", code="image_unreachable"
+            f"the image's URL redirects more than {MAX_REDIRECTS} times", code="image_unreachable"
         )
 
     async def _send(self, trip: _Trip, url: httpx.URL, headers: hishel.Headers) -> HttpAnswer:
@@ -243,7 +243,7 @@ class Fetcher:
         """Check that this hop may be taken, as far as the URL itself tells."""
         if url.scheme not in ("http", "https") or not url.host:
             raise ImageError(
-                "the picture's URL redirects to something that is not http or https",
+                "the image's URL redirects to something that is not http or https",
                 code="image_address_refused",
             )
         if url.port is not None and not 0 < url.port < 1 << 16:
@@ -257,7 +257,7 @@ class Fetcher:
             for domain in allowed
         ):
             raise ImageError(
-                f"pictures from {url.host!r} are not allowed here; allowed are "
+                f"images from {url.host!r} are not allowed here; allowed are "
                 f"{', '.join(allowed)} (--allowed-media-domains)",
                 code="image_address_refused",
             )
@@ -302,7 +302,7 @@ class Fetcher:
             return file.read(self._options.max_image_bytes)
 
     def _open_file(self, url: str) -> BinaryIO:
-        """A regular file below the allowed folder, open, and no larger than a picture may be."""
+        """A regular file below the allowed folder, open, and no larger than an image may be."""
         root = self._options.allowed_local_media_path
         if root is None:
             raise ImageError(
@@ -341,7 +341,7 @@ class Fetcher:
         limit = self._options.max_image_bytes
         if size > limit:
             raise TooLarge(
-                f"the picture is over {limit / 1e6:.0f} MB encoded; compress it, or start the "
+                f"the image is over {limit / 1e6:.0f} MB encoded; compress it, or start the "
                 "server with a larger --tune max_image_bytes=N",
                 code="image_too_large",
             )

@@ -10,7 +10,7 @@ The disk is the only truth: a restart loads nothing, and several servers may sha
 take turns by the lock). Everything is written whole, synced and then renamed into place; content is
 compared with its digest when read, and dropped if damaged. Only names of these forms are touched;
 no link is followed, and no pipe waited for. Every method blocks, for the lock a few seconds at
-most: `uploads.py` calls them on threads of their own. Knows nothing of HTTP or pictures.
+most: `uploads.py` calls them on threads of their own. Knows nothing of HTTP or images.
 """
 
 from __future__ import annotations

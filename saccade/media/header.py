@@ -95,11 +95,11 @@ READABLE = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF" + " (HEIC, too)" * heif.INS
 def probe(data: Encoded, max_pixels: int) -> Probe:
     """Read a header.
 
-    Raises ImageError when the bytes are no picture we read, are cut short, or claim more than
+    Raises ImageError when the bytes are no image we read, are cut short, or claim more than
     `max_pixels`.
     """
     if not data:
-        raise ImageError("the picture is empty (0 bytes)")
+        raise ImageError("the image is empty (0 bytes)")
     found = read_raw(data) if data[: len(RAW_MAGIC)] == RAW_MAGIC else _read(data)
     check_pixels(found, max_pixels)
     return found
@@ -108,14 +108,14 @@ def probe(data: Encoded, max_pixels: int) -> Probe:
 def _read(data: Encoded) -> Probe:
     kind = sniff(data)
     if kind is None:
-        raise ImageError(f"the picture is {_what_else(data)}; pictures must be {READABLE}")
+        raise ImageError(f"the image is {_what_else(data)}; images must be {READABLE}")
     if kind == "HEIF" and not heif.INSTALLED:
         raise ImageError(heif.MISSING)
     try:
         return _read_header(kind, data)
     except Exception as error:  # a parser's way to say "malformed" is any exception at all
         raise ImageError(
-            f"the picture starts like a {kind} but its header cannot be read: it is damaged or "
+            f"the image starts like a {kind} but its header cannot be read: it is damaged or "
             "cut short"
         ) from error
 
@@ -155,7 +155,7 @@ def _what_else(data: Encoded) -> str:
     if start.startswith(b"%pdf"):
         return "a PDF document"
     if head[4:8] == b"ftyp":
-        return "a HEIF picture of another codec than HEVC"
+        return "a HEIF image of another codec than HEVC"
     is_text = all(byte >= 32 or byte in b"\t\r\n" for byte in start) and "\ufffd" not in start[
         :-3
     ].decode(errors="replace")

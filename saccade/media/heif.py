@@ -13,11 +13,11 @@ INSTALLED = find_spec("pillow_heif") is not None
 FORMATS = ("HEIF",) if INSTALLED else ()
 """By Pillow's name."""
 MISSING = (
-    "the picture is a HEIC picture, and this server has nothing to read it with: send it as JPEG, "
+    "the image is a HEIC image, and this server has nothing to read it with: send it as JPEG, "
     "or have the server's operator install the extra `heic` (pip install '.[heic]')"
 )
 NO_THREADS = (
-    "it is a HEIC picture, and the kernel of this server cannot bound the threads that its decoder "
+    "it is a HEIC image, and the kernel of this server cannot bound the threads that its decoder "
     "needs: send it as JPEG"
 )
 SAMPLE = base64.b64decode(

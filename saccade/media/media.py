@@ -24,12 +24,12 @@ from cachetools import LRUCache
 from saccade.core.arena import Arena
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, TooLarge
-from saccade.core.exchange import EmbeddingWanted
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
+from saccade.core.video import FrameBudget
 from saccade.media.content import (
     RAW_MAGIC,
     Probe,
@@ -42,7 +42,7 @@ from saccade.media.content import (
 from saccade.media.decode_dedup import Decoders
 from saccade.media.decode_queue import check_memory
 from saccade.media.documents import Documents, OpenedPage, at
-from saccade.media.encoders import Encoders
+from saccade.media.encoders import Encoders, question
 from saccade.media.fairness import Requester
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
@@ -70,6 +70,7 @@ from saccade.media.sources import (
     VideoSource,
     addresses_of,
     comes_along,
+    in_company,
     is_video_file,
     name_of,
 )
@@ -158,12 +159,11 @@ class Media:
         self, sources: Sequence[Source], salt: str, asker: Requester | None = None
     ) -> tuple[Opened, ...]:
         """Open a request's images and videos beside each other; a source named several times is
-        read once.
-
-        The first failure ends the rest. `client` takes turns with other clients; by default the
-        salt. Raises as `open` does.
+        read once. The first failure ends the rest. `client` takes turns with other clients; by
+        default the salt. Raises as `open` does.
         """
         self.check_sources(sources)
+        sources = in_company(sources, self._spec.pixel_bounds)
         asker, reads = asker or Requester(salt), dict[Hashable, asyncio.Task[_Read]]()
         for source in sources:
             video = is_video_file(source)
@@ -237,7 +237,7 @@ class Media:
         limit = self._options.max_images_per_request
         if count > limit:
             raise InvalidRequest(
-                f"the request has {count} pictures; the limit is {limit}: send fewer, "
+                f"the request has {count} images; the limit is {limit}: send fewer, "
                 "or start the server with a larger "
                 "--max-images-per-request",
                 param=param,
@@ -297,7 +297,8 @@ class Media:
             else:
                 times = times_of_frames(source, rules)
                 check_frames(probes, source.param)
-            recipe = rules.recipe(len(times.indices), *probes[0].upright, source.wishes)
+            budget = FrameBudget(source.count or len(times.indices), source.wishes)
+            recipe = rules.recipe(budget.count, *probes[0].upright, budget.wishes)
             height, width = recipe.canvas
             self._check_fits((rules.frames * height, width))
             largest = max(read, key=lambda each: len(each.encoded.data))
@@ -316,7 +317,8 @@ class Media:
                 SeenFrame(each.encoded.digest, each.encoded, each.probe, recipe) for each in read
             ]
         spent = ReadTimes.together([each.times for each in read])
-        return assemble(frames, times, self._spec, rules, salt, asker, spent)
+        asked = None if is_file else budget
+        return assemble(frames, times, self._spec, rules, salt, asker, spent, asked)
 
     async def _read_frames(
         self,
@@ -405,7 +407,7 @@ class Media:
     async def _header(self, name: bytes, data: bytes, request: str, video: bool = False) -> Probe:
         """The header of these bytes: read by an image worker, once. Raises ImageError."""
         if not data:
-            raise ImageError(f"the {'video' if video else 'picture'} is empty (0 bytes)")
+            raise ImageError(f"the {'video' if video else 'image'} is empty (0 bytes)")
         found = await self.seen.find(name, video)
         if found is None:
             # Our own format, without a parser; its bytes may be many.
@@ -481,7 +483,7 @@ class Media:
         height, width = size
         if height * width * 3 > self._arena.size:
             raise ImageError(
-                f"the picture is {width} x {height} px after resizing, "
+                f"the image is {width} x {height} px after resizing, "
                 f"{height * width * 3 / 2**20:.0f} MiB; shared memory holds "
                 f"{self._arena.size / 2**20:.0f} MiB: set a smaller max_pixels, or start the "
                 "server with a larger --tune arena_mb=MIB",
@@ -509,18 +511,14 @@ class Media:
         """Bring a held image into its slot: as `decode`, unless an encoder gives the embedding:
         then returns None. Raises as `decode` does.
         """
-        opened = next(iter(self._held.get(key, ())), None)
+        held = self._held.get(key, ())
+        opened = next((each for each in held if each.there), next(iter(held), None))
         if (
             opened is not None
-            and (budget := opened.budget) is not None
+            and opened.budget is not None
             and self.encoders.fits(opened.image.num_tokens, slot)
         ):
-            data = next((each.data for each in self._held[key] if each.data), b"")
-            tower = self.encoders.tower
-            wanted = EmbeddingWanted(
-                opened.image, tower, budget.detail, budget.min_pixels, budget.max_pixels
-            )
-            answer = await self.encoders.ask(wanted, data, slot)
+            answer = await self.encoders.ask(*question(opened, self.encoders.tower), slot)
             if spent := self._spent.get(key):
                 spent.encoder, spent.encoder_ms = answer.outcome, answer.ms
             if answer.outcome == "embedding":
@@ -535,7 +533,7 @@ class Media:
         EngineUnavailable without image workers, CancelledError after `call_off`.
         """
         if key not in self._held:
-            raise ImageError("the request that named this picture has ended")
+            raise ImageError("the request that named this image has ended")
         opened = next((each for each in self._held[key] if each.there), None)
         if opened is None:  # they came with an earlier request
             opened = await self._draw_again(key)
@@ -551,8 +549,7 @@ class Media:
         if spent := self._spent.get(key):
             spent.decode_ms = sum(job.ms for job in jobs)
             spent.decoded = time.monotonic()
-        alike = self._spec.video is not None and self._spec.video.twice_is_still
-        frames = len(opened.frames) if alike else 1
+        frames = len(opened.frames)
         pixels = self._arena.flat(slot.offset, 3 * slot.height * slot.width)
         if len(pixels) <= INLINE_BYTES:
             return name_pixels(pixels, opened.image, frames)
@@ -583,7 +580,7 @@ class Media:
 
     @property
     def held(self) -> int:
-        """Pictures of requests in flight."""
+        """Images of requests in flight."""
         return len(self._held)
 
     def spent(self, key: ImageKey) -> Spent:

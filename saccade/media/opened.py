@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Image
-from saccade.core.video import FrameTimes
+from saccade.core.video import FrameBudget, FrameTimes
 from saccade.media.content import Budget, Probe
 from saccade.media.decode_queue import Job
 from saccade.media.fairness import Requester
@@ -71,14 +71,19 @@ class OpenedImage:
     """An opened image: the engine's part (`image`), and the decoder's: the `frames` on the canvas,
     one below another; a still image is one frame.
 
-    budget: bounds of a still image's size; None for a video's frames.
+    budget: bounds of a still image's size, or of a video's frames that came as images; None for
+    frames of a file.
     """
 
     image: Image
     frames: tuple[SeenFrame, ...]
     asker: Requester
     times: ReadTimes
-    budget: Budget | None = None
+    budget: Budget | FrameBudget | None = None
+
+    @property
+    def of_video(self) -> bool:
+        return not isinstance(self.budget, Budget)
 
     @property
     def images(self) -> tuple[OpenedImage, ...]:

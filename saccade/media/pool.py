@@ -359,7 +359,7 @@ class DecodePool:
                 read += 1
         except TimeoutError:
             if await self._readers.kill(lane) >= BLAME * HEADER_SECONDS:
-                self._refuse_header(readings[read], "reading the picture's header takes too long")
+                self._refuse_header(readings[read], "reading the image's header takes too long")
                 read += 1
             else:
                 read += self._try_again(readings[read])
@@ -367,7 +367,7 @@ class DecodePool:
             readings[read].tries += 1
             if readings[read].tries >= TRIES:
                 self._refuse_header(
-                    readings[read], "the picture's header crashes its reader", lost.signal
+                    readings[read], "the image's header crashes its reader", lost.signal
                 )
                 read += 1
         self._headers.put_back(readings[read:])
@@ -385,7 +385,7 @@ class DecodePool:
         if header.slow:
             self._refuse_header(reading, header.error)
         elif header.probe is not None and not _credible(header.probe, reading.video):
-            self._refuse_header(reading, "the picture's header crashes its reader")
+            self._refuse_header(reading, "the image's header crashes its reader")
         elif header.probe is None:
             _fail(reading.done, ImageError(header.error, code=header.code))
         elif not reading.done.done():
@@ -455,7 +455,7 @@ class DecodePool:
         limit = self._options.decode_timeout
         if cpu >= BLAME * limit:
             error = f"decoding it takes longer than {limit:g} s"
-            self._refused[batch.works[0].job.digest] = f"the picture cannot be decoded: {error}"
+            self._refused[batch.works[0].job.digest] = f"the image cannot be decoded: {error}"
             return error
         left = self._left(batch)
         for work in left or ():
@@ -482,7 +482,7 @@ class DecodePool:
         if not left:
             return None
         if signal != SIGKILL:
-            self._refused[left[0].job.digest] = "the picture cannot be decoded: its decoder crashed"
+            self._refused[left[0].job.digest] = "the image cannot be decoded: its decoder crashed"
         return "its decoder crashed"
 
     def _settle(self, batch: DecodeBatch, error: str | None) -> None:
@@ -497,7 +497,7 @@ class DecodePool:
         for work in works:
             work.job.running = False
             if error is not None:
-                _fail(work.done, ImageError(f"the picture cannot be decoded: {error}"))
+                _fail(work.done, ImageError(f"the image cannot be decoded: {error}"))
             elif not work.done.done():
                 work.done.set_result(None)
 

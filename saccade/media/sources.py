@@ -5,8 +5,8 @@ wishes for each. Knows nothing of fetching or reading.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,13 @@ import PIL.Image
 
 from saccade.core.config import PageView
 from saccade.core.errors import ImageError
+from saccade.core.family import PixelBounds
 from saccade.core.video import VideoWishes
 from saccade.media.content import Budget, Probe, encode_array, encode_image
 from saccade.media.opened import EncodedBytes
 
 LONG_URL = 1 << 13
-"""Characters from which a URL is taken to hold the picture itself."""
+"""Characters from which a URL is taken to hold the image itself."""
 DEFAULT_BUDGET = Budget()
 NO_WISHES = VideoWishes()
 
@@ -80,7 +81,8 @@ class VideoSource:
     """A video as named by a request: a file, or the client's frames, in order.
 
     `param` is the place, for errors. indices: places of the client's frames in their video, of
-    `source_fps` frames a second; without, the video has no more frames.
+    `source_fps` frames a second; without, the video has no more frames. count: the client's frames
+    altogether, where only some of them are here.
     """
 
     url: Address | tuple[Address, ...]
@@ -88,6 +90,7 @@ class VideoSource:
     wishes: VideoWishes = NO_WISHES
     indices: tuple[int, ...] = ()
     source_fps: float | None = None
+    count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,14 @@ def comes_along(url: Address) -> bool:
     return isinstance(url, bytes | Base64)
 
 
+def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Source]:
+    """The images of a prompt, each as small as the model shows it beside the others."""
+    if bounds.cut is None or sum(isinstance(s, ImageSource) for s in sources) <= bounds.cut:
+        return sources
+    few = Budget(max_pixels=bounds.least)
+    return [replace(s, budget=few) if isinstance(s, ImageSource) else s for s in sources]
+
+
 def addresses_of(source: Source) -> tuple[Address, ...]:
     """All sources that one source names."""
     return source.url if isinstance(source.url, tuple) else (source.url,)
@@ -156,7 +167,6 @@ def source_from_object(image: object, param: str) -> ImageSource:
                     f"{os.fspath(image)} cannot be read: {error.strerror}", param
                 ) from error
     raise ImageError(
-        "a picture must be bytes, a PIL image, a uint8 array or a path, not "
-        f"{type(image).__name__}",
+        f"an image must be bytes, a PIL image, a uint8 array or a path, not {type(image).__name__}",
         param,
     )

@@ -16,7 +16,7 @@ from blake3 import blake3
 from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import Image, ImageKey
-from saccade.core.video import MOST_FRAMES, FrameTimes, VideoRules, images_of, stacked
+from saccade.core.video import MOST_FRAMES, FrameBudget, FrameTimes, VideoRules, images_of, stacked
 from saccade.media.content import Probe
 from saccade.media.fairness import Requester
 from saccade.media.opened import OpenedImage, OpenedVideo, ReadTimes, SeenFrame
@@ -124,8 +124,9 @@ def assemble(
     salt: str,
     asker: Requester,
     read: ReadTimes,
+    budget: FrameBudget | None,
 ) -> OpenedVideo:
-    """The video of these frames, all of one recipe."""
+    """The video of these frames, all of one recipe. budget: as `OpenedImage`'s."""
     recipe = frames[0].recipe
     both = stacked(recipe, rules.grid(recipe), rules.frames)
     settings, settings_of_both = spec.settings(recipe), spec.settings(both)
@@ -141,5 +142,5 @@ def assemble(
             name = blake3(PAIR + b"".join(frame.name for frame in shown)).digest()
             key = ImageKey(name, settings_of_both, salt)
             image = Image(key, both.grid, tokens, patches, both.canvas)
-        images.append(OpenedImage(image, tuple(shown), asker, read))
+        images.append(OpenedImage(image, tuple(shown), asker, read, budget))
     return OpenedVideo(tuple(images), rules.text(times), rules.steps(times), times)

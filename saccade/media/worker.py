@@ -314,9 +314,9 @@ def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
         except ImageError as error:
             return answer(None, error.message, error.code or "")
         except MemoryError:
-            return answer(None, "reading the picture's header takes too much memory")
+            return answer(None, "reading the image's header takes too much memory")
         except TimeUp:
-            return answer(None, "reading the picture's header takes too long", slow=True)
+            return answer(None, "reading the image's header takes too long", slow=True)
 
 
 def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
@@ -373,7 +373,7 @@ def decode(order: Decode, desk: Desk) -> str | None:
             except ValueError as error:
                 return str(error)
             except MemoryError:
-                return "decoding it takes more memory than a picture of its size should"
+                return "decoding it takes more memory than an image of its size should"
             finally:
                 data.release()
     return None

@@ -123,6 +123,38 @@ def test_a_file_with_a_fault_fails_before_any_line_is_asked(
     assert (fault.code, fault.line) == (code, number)
 
 
+@pytest.mark.more
+def test_a_line_nested_as_deep_as_the_check_allows_has_its_result(served: Served) -> None:
+    """The check's thread has more room on its stack than the event loop that asks the line."""
+    client = served.openai
+    for depth in range(1000, 940, -1):
+        body = f'{{"model": "demo", "x": {"[" * depth}{"]" * depth}}}'
+        asked = json.dumps(line(0, body=0)).replace('"body": 0', f'"body": {body}')
+        batch = over(client, begin(client, [asked, line(1)]))
+        if batch.status != "failed":
+            break
+    assert batch.status == "completed"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
+    (refused,) = results(client, batch.error_file_id)
+    assert refused["response"]["status_code"] == 400
+
+
+def test_a_batch_that_is_not_kept_whole_stops_no_other(tmp_path: Path) -> None:
+    """As seen between the making of its tables and its row, or after a kill there."""
+    store = BatchStore(tmp_path)
+    whole = BatchJob(
+        id=new_id(), endpoint="/v1/completions", input_file_id="f", created_at=now(), expires_at=0
+    )
+    store.add(whole, ANYBODY, None)
+    begun = new_id()
+    with closing(sqlite3.connect(tmp_path / f"{begun}.db")) as rows:
+        rows.execute("CREATE TABLE batch (described, owner, lifetime, cancelled)")
+    assert store.open_batches() == [(whole.id, "")]
+    assert [each.id for each in store.entries("")] == [whole.id]
+    with store.hold(begun) as held:
+        assert held is None
+
+
 def test_what_is_no_batch_is_refused_by_name(served: Served) -> None:
     create: Any = served.openai.batches.create
     with pytest.raises(openai.NotFoundError):

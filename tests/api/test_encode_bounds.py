@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
-from saccade.api.encode import EmbeddingDoor
+from saccade.api.encode import EmbeddingDoor, source_of
 from saccade.core.arena import Arena
 from saccade.core.errors import InvalidRequest
 from saccade.core.exchange import EmbeddingWanted
@@ -15,7 +16,9 @@ from saccade.core.family import LargestImage
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.types import Grid, Image, ImageKey, Size, Tower
+from saccade.core.video import FrameBudget, VideoWishes
 from saccade.media.media import Media
+from saccade.media.sources import VideoSource
 from tests.media.conftest import PictureSpec
 
 TOWER = Tower("ab" * 16, "bfloat16", 2048)
@@ -68,3 +71,38 @@ def test_numbers_beyond_all_images_are_refused_by_name(wanted: Image, told: str)
     with pytest.raises(InvalidRequest, match=told) as caught:
         read(wanted)
     assert caught.value.param == "x-saccade-image"
+
+
+def asked(*nbytes: int, count: int = 8, **wishes: int) -> EmbeddingWanted:
+    frames = FrameBudget(count, VideoWishes(**wishes))
+    return EmbeddingWanted(FITS, TOWER, frames=frames, nbytes=nbytes)
+
+
+def test_a_pairs_files_are_cut_from_the_body() -> None:
+    rules: Any = SimpleNamespace(frames=2)
+    for wanted, files in ((asked(2, 3), (b"ab", b"cde")), (asked(5, count=1), (b"abcde",))):
+        found = source_of(wanted, b"abcde", rules)
+        assert found.url == files and isinstance(found, VideoSource)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (asked(), "nbytes"),
+        (asked(2, 4), "nbytes"),
+        (asked(-1, 6), "nbytes"),
+        (asked(0, 5), "nbytes"),
+        (asked(1, 2, 2), "nbytes"),
+        (asked(2, 3, count=1), "nbytes"),
+        (asked(2, 3, count=2**62), "frames.count is"),
+        (asked(2, 3, max_pixels=-1), "pixels of frames"),
+        (asked(2, 3, total_pixels=2**62), "pixels of frames"),
+        (asked(2, 3, num_frames=2**62), "num_frames must be"),
+    ],
+)
+def test_a_pair_that_cannot_be_is_refused_by_name(wanted: EmbeddingWanted, told: str) -> None:
+    rules: Any = SimpleNamespace(frames=2)
+    with pytest.raises(InvalidRequest, match=told):
+        source_of(wanted, b"abcde", rules)
+    with pytest.raises(InvalidRequest, match="nbytes"):
+        source_of(asked(2, 3), b"abcde", None)

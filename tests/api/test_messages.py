@@ -17,6 +17,7 @@ from saccade.core.options import ServerOptions
 from saccade.families.qwen_vl.spec import TEMPLATES
 from saccade.text.answer_format import AnswerFormat
 from saccade.text.prompt import ChatTemplate
+from saccade.text.reasoning import THINK
 from saccade_bench.attacks import raw
 from tests.helpers.echo import CACHED, CONTEXT
 from tests.helpers.images import png
@@ -295,7 +296,7 @@ def able() -> Iterator[Served]:
     off = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
     sources = {"default": plain + off, "tool_use": calling + off}
     template = ChatTemplate(sources, TOKENIZER.named_tokens, shows_calls=False)
-    with serving(manner=AnswerFormat("hermes", True), context=4096, template=template) as served:
+    with serving(manner=AnswerFormat("hermes", THINK), context=4096, template=template) as served:
         yield served
 
 

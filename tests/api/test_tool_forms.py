@@ -1,5 +1,5 @@
-"""Calls as GLM, Mistral and Llama 3 write them, through the unchanged openai SDK: at once and as a
-stream, by themselves and held by a grammar.
+"""Calls as GLM, Mistral, Llama 3 and Gemma 4 write them, through the unchanged openai SDK: at once
+and as a stream, by themselves and held by a grammar.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ WRITTEN: dict[Form, str] = {
     "<arg_key>count</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>stop\n</tool_call>",
     "mistral": f'[TOOL_CALLS][{{"name": "look", "arguments": {JSON}}}, '
     '{"name": "stop", "arguments": {}}]',
+    "gemma": '<|tool_call>call:look{count:3,where:<|"|>ä "b"<|"|>}<tool_call|>'
+    "<|tool_call>call:stop{}<tool_call|>",
     "llama3": f'{{"name": "look", "parameters": {JSON}}}; {{"name": "stop", "parameters": {{}}}}',
 }
 

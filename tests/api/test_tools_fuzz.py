@@ -18,6 +18,7 @@ from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.answer import AnswerEvent, Reasoned, gather
 from saccade.text.answer_format import AnswerFormat
 from saccade.text.prompt import ChatTemplate
+from saccade.text.reasoning import THINK
 from saccade.text.tool_calls import CallBroken, Form
 from saccade.text.tools import ToolSet, read_tools
 from tests.helpers.served import TOKENIZER, Served, serving
@@ -45,9 +46,8 @@ def fronts(request: pytest.FixtureRequest) -> Iterator[tuple[Form, Served]]:
     form: Form = request.param
     source = QWEN3_VL if form == "hermes" else THINKING
     template = ChatTemplate({"default": source}, TOKENIZER.named_tokens)
-    with serving(
-        manner=AnswerFormat(form, form == "xml"), context=16384, template=template
-    ) as served:
+    manner = AnswerFormat(form, THINK if form == "xml" else None)
+    with serving(manner=manner, context=16384, template=template) as served:
         yield form, served
 
 

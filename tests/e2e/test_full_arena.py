@@ -87,6 +87,7 @@ def answered(response: httpx.Response) -> None:
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.slow
 def test_every_request_is_answered_through_an_arena_that_holds_one_picture(server: Server) -> None:
     asked = [[image(100 * i), image(100 * i + 1)] for i in range(6)] + [
         [image(9000 + i) for i in range(6)]

@@ -600,7 +600,7 @@ def test_ten_thousand_pictures_are_refused_before_any_is_looked_at(server: Serve
         place="messages[0].content[256]",
     )
     assert (
-        "10000 pictures; the limit is 256" in error["message"]
+        "10000 images; the limit is 256" in error["message"]
         and "--max-images-per-request" in error["message"]
     )
 

@@ -110,13 +110,16 @@ def has_torch(process: psutil.Process) -> bool:
         (ENGINE, 0, "1", "the engine process was killed by signal 9"),
         pytest.param(
             *(WORKER, 0, "1", r"the worker \(process \d+\) was killed by signal 9"),
-            marks=pytest.mark.slow,  # as "rank 1" beside another
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             *(WORKER, 0, "2", r"rank 0 \(process \d+\) was killed by signal 9"),
             marks=pytest.mark.slow,
         ),
-        (WORKER, 1, "2", r"rank 1 \(process \d+\) was killed by signal 9"),
+        pytest.param(
+            *(WORKER, 1, "2", r"rank 1 \(process \d+\) was killed by signal 9"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["engine", "worker", "rank 0", "rank 1"],
 )

@@ -316,7 +316,7 @@ def test_an_uploaded_file_is_there_whoever_is_asked(
     for url in (str(client.base_url), *(f"{each.url}/v1/" for each in server.workers)):
         assert httpx.get(f"{url}files/{file.id}").status_code == 404
     with pytest.raises(openai.BadRequestError):
-        client.files.create(file=("a.png", b"no picture"), purpose="vision")
+        client.files.create(file=("a.png", b"no image"), purpose="vision")
 
 
 @quick_routed

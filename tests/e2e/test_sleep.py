@@ -15,7 +15,6 @@ import pytest
 from saccade_bench.fixtures.server import serving
 from saccade_bench.fixtures.tiny import make_checkpoint
 from tests.e2e.test_weights import KEY, OPTIONS, Served
-from tests.helpers.breadth import broad
 
 pytestmark = pytest.mark.more
 
@@ -139,7 +138,8 @@ def test_what_cannot_be_slept_is_refused_and_all_goes_on(served: Served) -> None
     assert served.ask()[0] == first
 
 
-@pytest.mark.parametrize("ranks", broad(["1", "2"], keep=["1"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["1", "2"])
 def test_embeddings_on_disk_outlive_a_sleep(tmp_path: Path, ranks: str) -> None:
     """An image is encoded once, whether or not the server slept since."""
     folder = make_checkpoint(tmp_path / "model", "qwen3_vl")

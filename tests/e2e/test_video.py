@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import PIL.Image
 import pytest
@@ -175,6 +176,7 @@ def test_of_a_list_that_grows_only_new_pairs_and_the_question_are_computed(
     assert cached == (prompt - tail) // PAGE * PAGE, "the question costs the question"
 
 
+@pytest.mark.slow
 def test_a_seen_clip_costs_nothing_after_a_restart(tmp_path: Path) -> None:
     set_threads()
     load("qwen3_vl", tmp_path / "model")
@@ -212,12 +214,13 @@ def test_two_ranks_answer_two_users_about_one_clip_as_one_rank_does(tmp_path: Pa
     assert str(answers[0]).startswith(reference_text(model, seeds, 2.0))
 
 
-@pytest.mark.slow
-def test_a_clip_behind_a_router_and_an_encoder_has_the_same_answer(tmp_path: Path) -> None:
-    """Pairs are encoded where their text is, also beside an encoder."""
+def test_a_clip_behind_a_router_and_an_encoder_is_encoded_once_by_the_encoder(
+    tmp_path: Path,
+) -> None:
+    """Its pairs are; those of a file are encoded where their text is."""
     set_threads()
     model = load("qwen3_vl", tmp_path / "model")
-    seeds = (1, 2, 3, 4)
+    seeds = (1, 2, 3, 4, 5, 5)
     encode = ("--role", "encode", "--api-key", KEY, "--metrics-without-key")
     with ExitStack() as stack:
         encoder = stack.enter_context(serving(tmp_path / "model", tmp_path, *COMMON[:4], *encode))
@@ -225,9 +228,18 @@ def test_a_clip_behind_a_router_and_an_encoder_has_the_same_answer(tmp_path: Pat
         server = stack.enter_context(serving(tmp_path / "model", tmp_path, *COMMON, *own))
         router = stack.enter_context(routing([server], tmp_path))
         client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
-        parts = (text_part("look: "), clip(model, seeds, fps=2), text_part("how many?"))
-        found = ask(client, [user(*parts)], max_tokens=12)
-        assert decoded_and_encoded(server) == (2, 2)
-        assert encoder.metric("saccade_images_encoded_total") == 0
-    wanted = reference_text(model, seeds, 2.0)
-    assert str(found.choices[0].message.content).startswith(wanted)
+
+        def answer(seeds: Sequence[int]) -> str:
+            parts = (text_part("look: "), clip(model, seeds, fps=2), text_part("how many?"))
+            return str(ask(client, [user(*parts)], max_tokens=12).choices[0].message.content)
+
+        grown = (*seeds, 6, 7)
+        for shown, pairs in ((seeds, 3), (seeds, 3), (grown, 4)):
+            assert answer(shown).startswith(reference_text(model, shown, 2.0))
+            assert decoded_and_encoded(server) == (0, 0)
+            assert decoded_and_encoded(encoder) == (pairs, pairs)
+        httpx.post(f"{server.url}/flush_cache").raise_for_status()
+        assert answer(grown).startswith(reference_text(model, grown, 2.0))
+        assert decoded_and_encoded(encoder) == (4, 4), "by their keys"
+        ask(client, [user(file_part(clip_file(), fps=2), text_part("how many?"))], max_tokens=1)
+        assert decoded_and_encoded(encoder) == (4, 4) and decoded_and_encoded(server)[1] == 6

@@ -245,7 +245,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
         ),
         (
             GenerationRequest(Chat((user(*[ImageSource(png(), "0")] * 257),))),
-            "257 pictures",
+            "257 images",
         ),
         (GenerationRequest("hm", {"stop_token_ids": (10**6,)}), "stop_token_ids"),
         (GenerationRequest("hm", {"logit_bias": ((10**6, 1.0),)}), "logit_bias"),

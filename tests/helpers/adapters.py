@@ -15,7 +15,7 @@ import torch
 
 from saccade_bench.fixtures.tiny import Reference, reference
 
-LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj"
+LANGUAGE = r".*(language|text)_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj"
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from saccade.media.media import Media
 from saccade.route.run import RouteServer
 from saccade.text.answer_format import SILENT, AnswerFormat
 from saccade.text.prompt import ChatTemplate, Tokenizer
+from saccade.text.reasoning import THINK
 from tests.helpers.echo import ARENA_BYTES, CONTEXT, EchoEngine
 from tests.helpers.stocks import image_stocks
 from tests.text.templates import THINKING
@@ -193,7 +194,7 @@ def caller() -> Iterator[Served]:
 def thinker() -> Iterator[Served]:
     """One that reasons before it answers, and calls in XML."""
     template = ChatTemplate({"default": THINKING}, TOKENIZER.named_tokens)
-    with serving(manner=AnswerFormat("xml", True), context=8192, template=template) as served:
+    with serving(manner=AnswerFormat("xml", THINK), context=8192, template=template) as served:
         yield served
 
 

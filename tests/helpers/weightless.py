@@ -5,6 +5,7 @@ server would hold there is counted, by who asked for it. Triton's launches are l
 from __future__ import annotations
 
 import gc
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -51,8 +52,57 @@ CARDS = {
     "qwen3-vl-4b": 23.5,
     "qwen3-vl-30b-a3b": 79.19,
     "qwen3.5-9b": 23.5,
+    "gemma-3-4b": 23.5,
+    "gemma-3-12b": 79.19,
 }
 """GiB that a card of 80 or 24 GB says it has."""
+
+
+GEMMA = {"gemma-3-4b": (2560, 34, 8, 4, 10_240), "gemma-3-12b": (3840, 48, 16, 8, 15_360)}
+"""Hidden values, layers, heads, key heads and values of the MLP."""
+
+
+def make_gemma(name: str, folder: Path) -> Path:
+    """The configuration of a Gemma 3 checkpoint, as its file has it."""
+    hidden, layers, heads, kv_heads, intermediate = GEMMA[name]
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+    }
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "mm_tokens_per_image": 256,
+        "dtype": "bfloat16",
+        "text_config": text,
+        "vision_config": vision,
+    }
+    processor = {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": dict.fromkeys(("height", "width"), 896),
+    }
+    folder.mkdir()
+    for file, said in (("config", config), ("preprocessor_config", processor)):
+        (folder / f"{file}.json").write_text(json.dumps(said))
+    return folder
 
 
 class NoKernel:
@@ -140,6 +190,7 @@ class NoWeights:
     nbytes: int = field(default=0)
     ops: Ops = field(default_factory=TritonOps)
     adapters: Adapters = field(default_factory=Adapters)
+    absent: tuple[str, ...] = ()
 
     def load(self, *parts: Part) -> torch.Tensor:
         shape = (sum(part.wanted[0] for part in parts), *parts[0].wanted[1:])
@@ -153,8 +204,8 @@ class NoWeights:
     def load_experts(self, *_: object) -> None:
         return None
 
-    def has(self, _name: str) -> bool:
-        return True
+    def has(self, name: str) -> bool:
+        return name not in self.absent
 
     def found(self, _name: str, _values: torch.Tensor, /) -> None: ...
 
@@ -202,8 +253,11 @@ def weightless(preset: str, folder: Path) -> Iterator[Model]:
                     patch.setattr(module, name, NoKernel())
         patch.setattr(placement, "generation", lambda _: 90)
         pretend_cuda(patch)
-        folder = make_checkpoint(preset, folder)
-        spec, weights = load_spec(folder), NoWeights()
+        make = make_gemma if preset in GEMMA else make_checkpoint
+        folder = make(preset, folder)
+        # Gemma's head is its table, which no file has twice.
+        absent = ("lm_head.weight",) if preset in GEMMA else ()
+        spec, weights = load_spec(folder), NoWeights(absent=absent)
         net = family_model(spec).build(weights, WHOLE, WHOLE)
         yield Model(preset, spec, net, weights.nbytes)
 

@@ -156,7 +156,7 @@ def test_errors_name_the_part_of_the_request(media_path: MakePath) -> None:
                 await path.media.open_all([good, bad], "")
             assert raised.value.param == "messages[2].content[1]"
             with pytest.raises(
-                InvalidRequest, match=r"10000 pictures; the limit is 9000.*--max-images-per-request"
+                InvalidRequest, match=r"10000 images; the limit is 9000.*--max-images-per-request"
             ):
                 await path.media.open_all([good] * 10_000, "")
             with pytest.raises(ImageError, match=r"320 x 320 px.*--tune arena_mb"):

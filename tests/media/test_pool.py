@@ -449,7 +449,7 @@ def test_workers_that_never_start_are_the_machines_error_not_the_pictures(
 
 @pytest.mark.slow
 def test_when_all_processes_are_killed_others_do_the_work(arena: Arena) -> None:
-    """Again and again, and no picture is to blame."""
+    """Again and again, and no image is to blame."""
 
     async def scenario() -> None:
         metrics = Metrics()
@@ -548,7 +548,7 @@ def test_a_picture_that_swells_beyond_its_header_is_refused_and_hurts_nobody(are
         metrics = Metrics()
         async with running(arena, metrics) as pool:
             bomb = png(20_000, 20_000, bytes(2**20))
-            with pytest.raises(ImageError, match="more memory than a picture of its size should"):
+            with pytest.raises(ImageError, match="more memory than an image of its size should"):
                 await pool.decode(
                     Job(b"bomb", bomb, Probe("PNG", 10, 10, "RGB", 1, 1), whole((10, 10))), 0
                 )
@@ -611,7 +611,9 @@ asyncio.run(main())
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "fate", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_workers_die_with_a_server_that_is_killed(fate: signal.Signals) -> None:
     shared_before = set(Path("/dev/shm").iterdir())
     with subprocess.Popen(

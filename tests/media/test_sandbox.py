@@ -69,7 +69,7 @@ def order(told: str, kind: str = "PNG") -> Job:
 async def outcome(pool: DecodePool, told: str, kind: str = "PNG") -> str:
     with pytest.raises(ImageError) as caught:
         await pool.decode(order(told, kind), 0)
-    return caught.value.message.removeprefix("the picture cannot be decoded: ")
+    return caught.value.message.removeprefix("the image cannot be decoded: ")
 
 
 REFUSED = "PermissionError: [Errno 1] Operation not permitted"

@@ -67,12 +67,12 @@ SHARES = combinations(
         "idefics3",
         "smolvlm",
         "gemma3",
+        "gemma4",
     ),
     (1, 2, 4),
     (1, 2, 4),
     ("weights", "data"),
     default=[
-        ("qwen2_vl", 1, 2, "weights"),
         ("qwen2_5_vl", 4, 4, "weights"),
         ("qwen3_vl", 4, 2, "data"),
     ],

@@ -112,7 +112,7 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.fixture(params=["pip", "uv"])
+@pytest.fixture(params=["pip", pytest.param("uv", marks=pytest.mark.slow)])
 def tool(request: pytest.FixtureRequest) -> str:
     """An environment has pip, or none but a uv on the PATH."""
     return str(request.param)

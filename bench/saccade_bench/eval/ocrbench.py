@@ -29,7 +29,7 @@ def items(source: str | None, count: int | None = None) -> list[Item]:
             break
         encoded = image_bytes(row.get("image", row.get("image_path")), folder)
         if encoded is None or "question" not in row:
-            raise ConfigError(f"{source or HUB}: a row has no question or no picture")
+            raise ConfigError(f"{source or HUB}: a row has no question or no image")
         found.append(_item(str(row.get("id", len(found))), row, encoded))
     return found
 

@@ -57,7 +57,7 @@ def pictures(messages: list[Json]) -> Iterator[bytes]:
             if part["type"] == "image_url":
                 url = part["image_url"]["url"]
                 if not url.startswith("data:"):
-                    raise ValueError("pictures must be data URLs")
+                    raise ValueError("images must be data URLs")
                 yield base64.b64decode(url.partition(",")[2])
 
 

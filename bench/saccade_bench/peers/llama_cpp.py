@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes as c
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ class LlamaCpp:
         where = node / PACKAGE / "bins/linux-x64"
         ggml = c.CDLL(str(next(where.glob("libggml.v*.so"))), c.RTLD_GLOBAL)
         self.library = library = c.CDLL(str(next(where.glob("libllama.v*.so"))))
+        # Of its own: ggml sets AMX's tiles once a thread, and whoever else uses them ends that.
+        self.thread = ThreadPoolExecutor(1)
         self._quiet = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)(lambda *_: None)
         library.llama_log_set(self._quiet, None)
         ggml.ggml_backend_load_all_from_path(str(where).encode())
@@ -101,6 +104,7 @@ class Llama:
         self, llama: LlamaCpp, path: Path, *, vocab: int, rows: int, context: int, threads: int
     ) -> None:
         self._library: Any = llama.library
+        self._thread = llama.thread
         self._vocab = vocab
         library = self._library
         self._model = library.llama_model_load_from_file(
@@ -150,7 +154,8 @@ class Llama:
             (c.POINTER(c.c_int32) * count)(*(c.cast(i, c.POINTER(c.c_int32)) for i in ids)),
             (c.c_int8 * count)(*(int(wanted) for _, _, _, wanted in placed)),
         )
-        if (code := self._library.llama_decode(self._context, batch)) != 0:
+        decode = self._thread.submit(self._library.llama_decode, self._context, batch)
+        if (code := decode.result()) != 0:
             raise RuntimeError(f"llama_decode says {code}")
         shape = (sum(wanted for _, _, _, wanted in placed), self._vocab)
         return np.ctypeslib.as_array(self._library.llama_get_logits(self._context), shape)

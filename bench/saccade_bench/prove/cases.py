@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
+from typing import Any, Literal
 
 from saccade_bench.eval.ocr import says
 from saccade_bench.prove import pictures
@@ -24,7 +24,7 @@ from saccade_bench.prove.pictures import NumberImage, plain
 Verdict = Literal["kept apart", "MIXED UP", "not judged"]
 SECOND = "What is the number in picture 2?"
 ABREAST = 8
-TRIES = 3
+TRIES = 5
 FEW_PIXELS = 64 * 64
 
 
@@ -64,12 +64,24 @@ class TwinCase:
     run: Callable[[Trial], Awaitable[Finding]]
 
 
+async def never_seen(
+    trial: Trial, head: NumberImage, control: NumberImage, **extra: Any
+) -> JudgedAnswer:
+    """The answer about `control`, which no case has shown. `head` is asked about before, so that
+    the prompt's head is cached, as it is for what is compared with this.
+    """
+    await trial.asker.ask([head], **extra)
+    return await trial.asker.ask([control], **extra)
+
+
 async def twins(
     trial: Trial, control: NumberImage, first: NumberImage, second: NumberImage
 ) -> Finding:
     """Two images of different content. `control` is made as `second` is, of another number."""
-    ask = trial.asker.ask
-    fresh = await ask([control])
+    ask, head = trial.asker.ask, plain(trial.number())
+    fresh = await never_seen(trial, head, control)
+    if says(fresh.text, head.number):
+        return _mixed(f"asked about {control.number}, it says {fresh.text!r}")
     if not says(fresh.text, control.number):
         return _unread(control, fresh)
     before, after = await ask([first]), await ask([second])
@@ -92,7 +104,7 @@ async def alike(
 ) -> Finding:
     """Two images that no model reads differently: only figures tell."""
     ask = trial.asker.ask
-    fresh = await ask([control])
+    fresh = await never_seen(trial, plain(trial.number()), control)
     await ask([first])
     seen = await ask([first])
     other = await ask([second])
@@ -196,9 +208,10 @@ async def limited(trial: Trial) -> Finding:
 async def salted(trial: Trial) -> Finding:
     """The same image for two tenants."""
     ask, shown = trial.asker.ask, plain(trial.number())
+    head, control = plain(trial.number()), plain(trial.number())
     await ask([shown], cache_salt="prove one")
     mine = await ask([shown], cache_salt="prove one")
-    fresh = await ask([plain(trial.number())], cache_salt="prove two")
+    fresh = await never_seen(trial, head, control, cache_salt="prove two")
     theirs = await ask([shown], cache_salt="prove two")
     if not mine.cached or fresh.cached is None:
         return Finding("not judged", "the server does not say what was cached")
@@ -213,7 +226,8 @@ async def adapted(trial: Trial) -> Finding:
     other = await trial.asker.other_model()
     if other is None:
         return Finding("not judged", "the server names one model only")
-    fresh = await ask([plain(trial.number())], model=other)
+    head, control = plain(trial.number()), plain(trial.number())
+    fresh = await never_seen(trial, head, control, model=other)
     base, answer = await ask([shown]), await ask([shown], model=other)
     if (witness := _cached(answer, fresh)) is not None:
         return witness
@@ -253,11 +267,14 @@ async def filmed(trial: Trial) -> Finding:
         part = {"type": "video", "video": [url_of(frame)], "fps": 1}
         return await trial.asker.say([part, {"type": "text", "text": QUESTION}])
 
+    await video(plain(trial.number()))  # as in `never_seen`
     fresh = await video(control)
     await trial.asker.ask([shown])
     answer = await video(shown)
     if answer.prompt != fresh.prompt:
         return _mixed(f"a prompt of {answer.prompt} tokens; of a frame never seen {fresh.prompt}")
+    if (witness := _cached(answer, fresh)) is not None:
+        return witness
     if not says(fresh.text, control.number):
         return _unread(control, fresh)
     return APART if says(answer.text, shown.number) else _unread(shown, answer)

@@ -22,7 +22,7 @@ from saccade_bench.prove.client import Asker
 from saccade_bench.prove.pictures import numbers
 
 TIMEOUT = 120.0
-EACH = 24
+EACH = 32
 """Numbers that a case may need."""
 STYLES = {"kept apart": "green", "MIXED UP": "bold red", "not judged": "yellow"}
 

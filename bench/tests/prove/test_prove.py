@@ -1,27 +1,16 @@
 """`saccade prove` finds what is planted in a server, and nothing in ours.
 
-The planted faults sit in front of a real server, which reads the images: a cache of whole answers,
-whose name for an image leaves something out.
+The faults are those of `prove/faulty.py`, in front of a real server that reads the images.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
-import numpy as np
 import pytest
 import torch
-from blake3 import blake3
-from PIL import Image
 from safetensors.torch import save_file
 
 from saccade.core.errors import ConfigError
@@ -31,10 +20,24 @@ from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.options import ProveOptions, TargetOptions
 from saccade_bench.prove import pictures
 from saccade_bench.prove.cases import CASES
+from saccade_bench.prove.faulty import (
+    Fault,
+    as_stored,
+    by_beginning,
+    by_blocks,
+    by_bytes,
+    by_samples,
+    by_size,
+    faulty,
+    few_bits,
+    pixels_of,
+    without_last_byte,
+    without_palette,
+    without_size,
+)
 from saccade_bench.prove.run import Proof, prove
 
 SEED = 1
-Name = Callable[[bytes], bytes]
 
 
 @pytest.fixture(scope="module")
@@ -66,87 +69,6 @@ def try_on(url: str, *cases: str, images: int = 20, output: Path | None = None) 
     return prove(TargetOptions(base_url=url), options)
 
 
-@contextmanager
-def faulty(server: Server, name: Name, *, salted: bool = True, apart: bool = True) -> Iterator[str]:
-    """A server that answers what it has answered before about images of the same `name`. apart:
-    by each of its models.
-    """
-    known: dict[bytes, dict[str, Any]] = {}
-
-    class Faulty(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(httpx.get(server.url + self.path).json())
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked = salted and body.get("cache_salt"), apart and body["model"]
-            key = json.dumps([_named(body["messages"], name), *asked])
-            hit = known.get(key.encode())
-            if hit is None:
-                hit = httpx.post(server.url + self.path, json=body).raise_for_status().json()
-                known[key.encode()] = hit
-            else:
-                usage = {**hit["usage"]}
-                usage["prompt_tokens_details"] = {"cached_tokens": usage["prompt_tokens"] - 1}
-                hit = {**hit, "usage": usage}
-            self._answer(hit)
-
-        def _answer(self, found: Any) -> None:
-            body = json.dumps(found).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Faulty) as double:
-        threading.Thread(target=double.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{double.server_port}"
-        finally:
-            double.shutdown()
-
-
-def _named(messages: Sequence[dict[str, Any]], name: Name) -> list[str]:
-    """What is said, and the images by name."""
-    return [
-        name(base64.b64decode(part["image_url"]["url"].partition(",")[2])).hex()
-        if part["type"] == "image_url"
-        else part["text"]
-        for message in messages
-        for part in message["content"]
-    ]
-
-
-def _pixels(encoded: bytes) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
-
-
-def by_bytes(encoded: bytes) -> bytes:
-    return blake3(encoded).digest()
-
-
-def few_bits(bits: int) -> Name:
-    def name(encoded: bytes) -> bytes:
-        return (int.from_bytes(by_bytes(encoded)[:4], "big") % (1 << bits)).to_bytes(4, "big")
-
-    return name
-
-
-def by_samples(encoded: bytes) -> bytes:
-    return by_bytes(_pixels(encoded).tobytes()[:: pictures.STRIDE])
-
-
-def without_size(encoded: bytes) -> bytes:
-    return by_bytes(_pixels(encoded).tobytes())
-
-
-def by_beginning(encoded: bytes) -> bytes:
-    return by_bytes(base64.b64encode(encoded)[:1000])
-
-
 def test_nothing_is_found_in_ours(server: Server, tmp_path: Path) -> None:
     proof = try_on(server.url, output=tmp_path / "proof.json")
     assert not proof.mixed_up
@@ -155,38 +77,75 @@ def test_nothing_is_found_in_ours(server: Server, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "proof.json").read_text())["findings"].keys() == verdicts.keys()
 
 
+PLANTED: list[tuple[str, Fault, bool]] = [
+    ("plain", Fault(by_size), False),
+    ("palette", Fault(without_palette), False),
+    ("alpha", Fault(as_stored), False),
+    ("turn", Fault(as_stored), True),
+    ("shape", Fault(without_size), True),
+    ("middle", Fault(by_beginning), True),
+    ("sampled", Fault(by_samples), True),
+    ("pixel", Fault(by_blocks), True),
+    ("last byte", Fault(without_last_byte), False),
+    ("order", Fault(by_bytes, sorted_images=True), False),
+    ("limits", Fault(by_bytes, ignored=("mm_processor_kwargs",)), True),
+    ("tenant", Fault(by_bytes, ignored=("cache_salt",)), True),
+    ("url", Fault(by_bytes, by_url=True), False),
+    ("video", Fault(by_bytes, any_kind=True), True),
+    ("many", Fault(few_bits(4)), True),
+    ("many", Fault(by_bytes, slots=8), False),
+    ("many", Fault(by_bytes, shared=True), False),
+]
+"""By the case that finds it; False: slow, since others are looked for in the same way."""
+CLEAN = {"plain": "shape", "order": "sampled", "many": "order"}
+"""A case that finds nothing in the same double; else that of order."""
+
+
 @pytest.mark.parametrize(
-    ("name", "case"),
+    ("case", "fault"),
     [
-        (by_samples, "sampled"),
-        (without_size, "shape"),
-        (by_beginning, "middle"),
-        (few_bits(8), "many"),
+        pytest.param(case, fault, id=case, marks=() if often else pytest.mark.slow)
+        for case, fault, often in PLANTED
     ],
 )
-def test_a_name_that_leaves_something_out_is_found(server: Server, name: Name, case: str) -> None:
-    with faulty(server, name) as url:
-        assert try_on(url, case, "order", images=40).mixed_up == [case]
+def test_a_planted_fault_is_found_by_its_case_alone(
+    server: Server, case: str, fault: Fault
+) -> None:
+    with faulty(server.url, fault) as url:
+        assert try_on(url, case, CLEAN.get(case, "order"), images=12).mixed_up == [case]
+
+
+def test_each_case_has_a_fault_that_it_finds() -> None:
+    assert {case for case, _, _ in PLANTED} | {"adapter"} == {case.name for case in CASES}
+
+
+@pytest.mark.slow
+def test_nothing_is_found_in_a_cache_that_heeds_everything(server: Server) -> None:
+    with faulty(server.url, Fault(by_bytes)) as url:
+        assert not try_on(url, images=4).mixed_up
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["tenant", *(pytest.param(c, marks=pytest.mark.slow) for c in ("plain", "pixel", "video"))],
+)
+def test_a_prompts_head_that_is_cached_is_no_mistake(server: Server, case: str) -> None:
+    head = f"You look at {case} pictures. " + "Read each number that you see. " * 5
+    with faulty(server.url, Fault(by_bytes), head) as url:
+        assert not try_on(url, case).mixed_up
 
 
 @pytest.mark.slow
 def test_a_name_of_16_bits_is_found(server: Server) -> None:
-    with faulty(server, few_bits(16)) as url:
+    with faulty(server.url, Fault(few_bits(16))) as url:
         assert try_on(url, "many", images=600).mixed_up == ["many"]
-
-
-def test_a_name_without_the_tenants_salt_is_found(server: Server) -> None:
-    with faulty(server, by_bytes) as url:
-        assert not try_on(url, "tenant", "plain").mixed_up
-    with faulty(server, by_bytes, salted=False) as url:
-        assert try_on(url, "tenant", "plain").mixed_up == ["tenant"]
 
 
 def test_an_answer_of_another_model_is_found(adapted: Server) -> None:
     assert try_on(adapted.url, "adapter").findings["adapter"].verdict == "kept apart"
-    with faulty(adapted, by_bytes) as url:
+    with faulty(adapted.url, Fault(by_bytes)) as url:
         assert not try_on(url, "adapter", "plain").mixed_up
-    with faulty(adapted, by_bytes, apart=False) as url:
+    with faulty(adapted.url, Fault(by_bytes, ignored=("model",))) as url:
         assert try_on(url, "adapter", "plain").mixed_up == ["adapter"]
 
 
@@ -205,9 +164,9 @@ def test_twins_differ_where_they_should_and_nowhere_else() -> None:
     first, second = pictures.last_byte(one)
     assert first.encoded[:-1] == second.encoded[:-1] and first.encoded != second.encoded
     first, second = pictures.one_pixel(one)
-    assert (_pixels(first.encoded) != _pixels(second.encoded)).any(-1).sum() == 1
+    assert (pixels_of(first.encoded) != pixels_of(second.encoded)).any(-1).sum() == 1
     first, second = pictures.shapes(one)
-    assert _pixels(first.encoded).tobytes() == _pixels(second.encoded).tobytes()
+    assert pixels_of(first.encoded).tobytes() == pixels_of(second.encoded).tobytes()
 
 
 def _data(encoded: bytes) -> bytes:

@@ -267,7 +267,10 @@ def now() -> int:
 
 
 def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
-    described, owner, lifetime, cancelled = rows.execute("SELECT * FROM batch").fetchone()
+    """Raises NotFound for a batch that is just being added, or was not added whole."""
+    if (row := rows.execute("SELECT * FROM batch").fetchone()) is None:
+        raise NotFound("the batch was not kept whole", code="batch_not_found")
+    described, owner, lifetime, cancelled = row
     batch = msgspec.json.decode(described, type=BatchJob)
     return batch, Client(**msgspec.json.decode(owner)), lifetime, cancelled
 

@@ -167,7 +167,7 @@ def video_traces(
     """A line for each video of a request, in order."""
     videos: dict[str, list[tuple[FoundImage, OpenedImage]]] = {}
     for each in found:
-        if opened[each.image].budget is None:
+        if opened[each.image].of_video:
             videos.setdefault(places[each.image], []).append((each, opened[each.image]))
     return [VideoTrace.of(place, shown) for place, shown in videos.items()]
 
@@ -270,7 +270,7 @@ class Tracer:
                 kept,
                 report.missed,
             )
-        # Only chats have pictures, and a chat has one prompt: its first answer tells of them.
+        # Only chats have images, and a chat has one prompt: its first answer tells of them.
         if event.found and event.choice == 0:
             self._found = event.found
 

@@ -1,0 +1,196 @@
+"""A double of a server with a cache of whole answers, in front of a real server that reads the
+images: what its names for requests leave out is a planted fault for `saccade prove` to find.
+
+Owns the faults. Knows nothing of the cases that find them.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+from blake3 import blake3
+from PIL import Image
+
+from saccade_bench.prove import pictures
+
+Name = Callable[[bytes], bytes]
+Field = Literal["model", "cache_salt", "mm_processor_kwargs"]
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`name`: of an image's file. `ignored`: fields of a request that the cache does not heed.
+    `sorted_images`: it does not heed their order; `any_kind`: nor if a frame is an image's or a
+    video's; `by_url`: nor what lies at a URL. `slots`: answers are kept in so many, each taken by
+    newer requests while the older name still leads there. `shared`: requests at once share what
+    they ask.
+    """
+
+    name: Name
+    ignored: tuple[Field, ...] = ()
+    sorted_images: bool = False
+    any_kind: bool = False
+    by_url: bool = False
+    slots: int = 1 << 30
+    shared: bool = False
+
+
+def by_bytes(encoded: bytes) -> bytes:
+    """No fault."""
+    return blake3(encoded).digest()
+
+
+def few_bits(bits: int) -> Name:
+    def name(encoded: bytes) -> bytes:
+        return (int.from_bytes(by_bytes(encoded)[:4], "big") % (1 << bits)).to_bytes(4, "big")
+
+    return name
+
+
+def by_size(encoded: bytes) -> bytes:
+    return by_bytes(str(Image.open(io.BytesIO(encoded)).size).encode())
+
+
+def by_samples(encoded: bytes) -> bytes:
+    return by_bytes(pixels_of(encoded).tobytes()[:: pictures.STRIDE])
+
+
+def without_size(encoded: bytes) -> bytes:
+    return by_bytes(pixels_of(encoded).tobytes())
+
+
+def without_palette(encoded: bytes) -> bytes:
+    image = Image.open(io.BytesIO(encoded))
+    return by_bytes(f"{image.mode} {image.size}".encode() + np.asarray(image).tobytes())
+
+
+def as_stored(encoded: bytes) -> bytes:
+    """Size and colours, without transparency and before EXIF's turn."""
+    shown = pixels_of(encoded)
+    return by_bytes(str(shown.shape).encode() + shown.tobytes())
+
+
+def by_blocks(encoded: bytes) -> bytes:
+    """Light or dark, by blocks of pixels: what perceptual hashes are made of."""
+    shown = pixels_of(encoded).mean(-1)
+    height, width = (side // BLOCK * BLOCK for side in shown.shape)
+    blocks = shown[:height, :width].reshape(height // BLOCK, BLOCK, width // BLOCK, BLOCK)
+    return by_bytes(str(shown.shape).encode() + (blocks.mean((1, 3)) // 8).tobytes())
+
+
+def without_last_byte(encoded: bytes) -> bytes:
+    return by_bytes(encoded[:-1])
+
+
+def by_beginning(encoded: bytes) -> bytes:
+    return by_bytes(base64.b64encode(encoded)[:1000])
+
+
+def pixels_of(encoded: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
+
+
+@dataclass
+class AnswerCache:
+    """Answers by the names that a fault makes of requests."""
+
+    fault: Fault
+    places: dict[str, int] = field(default_factory=dict)
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        with self.lock:
+            return self.answers.get(self.places.get(name, -1))
+
+    def put(self, name: str, answer: dict[str, Any]) -> None:
+        with self.lock:
+            place = self.places.setdefault(name, len(self.places) % self.fault.slots)
+            self.answers[place] = answer
+
+    def name(self, body: Mapping[str, Any]) -> str:
+        heeded = ("model", "cache_salt", "mm_processor_kwargs")
+        asked = [body.get(each) for each in heeded if each not in self.fault.ignored]
+        parts = [part for message in body["messages"] for part in message["content"]]
+        return json.dumps([self._content(parts), asked])
+
+    def _content(self, parts: list[dict[str, Any]]) -> list[str]:
+        shown = [part for part in parts if part["type"] != "text"]
+        names = [each for part in shown for each in self._names(part)]
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        return [*(sorted(names) if self.fault.sorted_images else names), *texts]
+
+    def _names(self, part: Mapping[str, Any]) -> list[str]:
+        video = part["type"] == "video"
+        urls: list[str] = part["video"] if video else [part["image_url"]["url"]]
+        kind = "video " if video and not self.fault.any_kind else ""
+        return [kind + self._name(url) for url in urls]
+
+    def _name(self, url: str) -> str:
+        if url.startswith("data:"):
+            return self.fault.name(base64.b64decode(url.partition(",")[2])).hex()
+        return url if self.fault.by_url else self.fault.name(httpx.get(url).content).hex()
+
+
+@contextmanager
+def faulty(server: str, fault: Fault, head: str = "") -> Iterator[str]:
+    """A server in front of that at `server` that answers what it has answered before to requests
+    of the same name. `head`: a system message that each prompt begins with.
+    """
+    known = AnswerCache(fault)
+    asked: list[Any] = []
+
+    class Double(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(httpx.get(server + self.path).json())
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if fault.shared:
+                asked[:] = [body]
+                time.sleep(0.05)
+                (body,) = asked
+            name = known.name(body)
+            if head:
+                body["messages"].insert(0, {"role": "system", "content": head})
+            if (hit := known.get(name)) is None:
+                reply = httpx.post(server + self.path, json=body, timeout=60)
+                if reply.is_error:
+                    self._answer(reply.json(), reply.status_code)
+                    return
+                hit = reply.json()
+                known.put(name, hit)
+            else:
+                usage = {**hit["usage"]}
+                usage["prompt_tokens_details"] = {"cached_tokens": usage["prompt_tokens"] - 1}
+                hit = {**hit, "usage": usage}
+            self._answer(hit)
+
+        def _answer(self, found: Any, status: int = 200) -> None:
+            body = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Double) as double:
+        threading.Thread(target=double.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{double.server_port}"
+        finally:
+            double.shutdown()
