@@ -1,0 +1,73 @@
+"""GGUF files of a checkpoint by llama.cpp's own converter and quantiser.
+
+    python -m saccade_bench.peers.llama_convert SOURCE FOLDER OUT [--kind Q8_0]
+
+SOURCE is llama.cpp's source folder. No package has it by itself; the source archive of
+llama-cpp-python does (`pip download --no-binary llama-cpp-python --no-deps llama-cpp-python`), in
+`vendor/llama.cpp`. Its server and quantiser are built by
+
+    cmake -S SOURCE -B BUILD -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF
+    cmake --build BUILD --target llama-server llama-quantize
+
+Writes OUT/model.gguf and OUT/mmproj-model.gguf. The converter knows a tokenizer by the digest of
+what it makes of a text, which depends on the merges: random checkpoints have none of the known
+ones, so it is told which way of cutting text they have (`--pre`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+RUN = """
+import sys
+source, pre = sys.argv[1:3]
+sys.path[:0] = [source, source + "/gguf-py"]
+from conversion.base import TextModel
+TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
+def absent(self):  # Qwen's first try, which wants a package of its own to find that there is none
+    raise FileNotFoundError("tokenizer.model")
+TextModel._create_vocab_sentencepiece = absent
+import convert_hf_to_gguf
+sys.argv[1:] = sys.argv[3:]
+convert_hf_to_gguf.main()
+"""
+
+
+def convert(
+    source: Path, folder: Path, out: Path, kind: str, pre: str = "qwen2", heads: bool = True
+) -> Path:
+    """The language model in `kind` (f32, f16, bf16 or q8_0), the tower in 16 bits; OUT is returned.
+    heads: with what drafts further tokens (Qwen3.5). Raises CalledProcessError, with what the
+    converter said, where it cannot.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for name, words in (
+        ("model.gguf", ["--outtype", kind, *([] if heads else ["--no-mtp"])]),
+        ("mmproj-model.gguf", ["--outtype", "f16", "--mmproj"]),
+    ):
+        command = [sys.executable, "-c", RUN, source, pre, folder, "--outfile", out / name, *words]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--kind", default="q8_0", choices=["f32", "f16", "bf16", "q8_0"])
+    parser.add_argument("--pre", default="qwen2", help="llama.cpp's name of how text is cut")
+    told = parser.parse_args()
+    try:
+        print(convert(told.source, told.folder, told.out, told.kind, told.pre))
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.stderr)
+
+
+if __name__ == "__main__":
+    main()
