@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from safetensors.torch import load_file, save_file
 
 from saccade.families.registry import load_spec
 from saccade.gguf.folder import write_folder
@@ -61,17 +59,17 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512}
 def shapes(family: FamilyName) -> dict[str, Any]:
     """Overrides of `make_checkpoint`."""
     first = family == "qwen2_vl"
-    vision = {"hidden_size" if first else "out_hidden_size": WIDE["hidden_size"]}
+    vision: dict[str, Any] = {"hidden_size" if first else "out_hidden_size": WIDE["hidden_size"]}
     if family in HYBRIDS:
-        text = WIDE | ({"moe_intermediate_size": 256} if family == "qwen3_5_moe" else {})
-        return {"text": text, "vision": vision}
+        experts = {"moe_intermediate_size": 256} if family == "qwen3_5_moe" else {}
+        return {"text": WIDE | experts, "vision": vision}
     if family == "qwen2_5_vl":
         vision["window_size"] = 112  # llama.cpp's files do not say it
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
     if family in ("qwen2_vl", "qwen2_5_vl"):
         return {"text": WIDE | {"rope_parameters": rope}, "vision": vision}
     rope |= {"mrope_section": [16, 8, 8], "mrope_interleaved": True}
-    text = WIDE | {"head_dim": 64, "rope_parameters": rope}
+    text: dict[str, Any] = WIDE | {"head_dim": 64, "rope_parameters": rope}
     if family == "qwen3_vl_moe":
         text |= {"mlp_only_layers": [], "moe_intermediate_size": 512}
     return {"text": text, "vision": vision}
@@ -106,10 +104,8 @@ def measure(
     as_qwen(folder, QWEN35_SPLIT if hybrid else QWEN2_SPLIT)
     files = write_files(folder, work, Kind.F32)
     if source is not None:
-        old = family.startswith("qwen2")
-        published = as_published(folder, work / "published") if old else folder
         cut = "qwen35" if hybrid else "qwen2"
-        made = convert(source, published, work / "converted", "f32", cut, heads=not hybrid)
+        made = convert(source, folder, work / "converted", "f32", cut, heads=not hybrid)
         files = replace(files, model=made / files.model.name, mmproj=made / files.mmproj.name)
     found = {}
     for kind in KINDS:
@@ -130,19 +126,6 @@ def measure(
         exact = share(logits, whole.logits(list(TOKENS)).numpy())
         found[kind] = Differences(apart, exact, answers)
     return found
-
-
-def as_published(folder: Path, out: Path) -> Path:
-    """A copy of a Qwen2-VL or Qwen2.5-VL checkpoint whose tensors have the names of the hub's. The
-    converter passes over a tower that transformers 5 has named.
-    """
-    shutil.copytree(folder, out)
-    renamed = {
-        name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): value
-        for name, value in load_file(folder / "model.safetensors").items()
-    }
-    save_file(renamed, out / "model.safetensors", metadata={"format": "pt"})
-    return out
 
 
 def same_answer(made: Path, whole: Reference) -> bool:

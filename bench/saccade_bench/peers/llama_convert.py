@@ -17,9 +17,14 @@ ones, so it is told which way of cutting text they have (`--pre`).
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from safetensors.torch import load_file, save_file
 
 RUN = """
 import sys
@@ -30,6 +35,12 @@ TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
 def absent(self):  # Qwen's first try, which wants a package of its own to find that there is none
     raise FileNotFoundError("tokenizer.model")
 TextModel._create_vocab_sentencepiece = absent
+import gguf
+add = gguf.SpecialVocab.add_to_gguf
+def add_merged(self, *rest, **words):  # llama.cpp wants one merge at least: of two zero bytes
+    self.merges = self.merges or ["\u0100 \u0100"]
+    add(self, *rest, **words)
+gguf.SpecialVocab.add_to_gguf = add_merged
 import convert_hf_to_gguf
 sys.argv[1:] = sys.argv[3:]
 convert_hf_to_gguf.main()
@@ -44,12 +55,30 @@ def convert(
     converter said, where it cannot.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for name, words in (
-        ("model.gguf", ["--outtype", kind, *([] if heads else ["--no-mtp"])]),
-        ("mmproj-model.gguf", ["--outtype", "f16", "--mmproj"]),
-    ):
-        command = [sys.executable, "-c", RUN, source, pre, folder, "--outfile", out / name, *words]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        read = as_published(folder, Path(scratch) / folder.name)
+        for name, words in (
+            ("model.gguf", ["--outtype", kind, *([] if heads else ["--no-mtp"])]),
+            ("mmproj-model.gguf", ["--outtype", "f16", "--mmproj"]),
+        ):
+            command: list[str | Path] = [sys.executable, "-c", RUN, source, pre, read, *words]
+            command += ["--outfile", out / name]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+    return out
+
+
+def as_published(folder: Path, out: Path) -> Path:
+    """A copy of a Qwen2-VL or Qwen2.5-VL checkpoint whose tensors have the names of the hub's: the
+    converter passes over a tower as transformers 5 names it. Others are returned as they are.
+    """
+    if not json.loads((folder / "config.json").read_text())["model_type"].startswith("qwen2"):
+        return folder
+    shutil.copytree(folder, out)
+    renamed = {
+        name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): value
+        for name, value in load_file(folder / "model.safetensors").items()
+    }
+    save_file(renamed, out / "model.safetensors", metadata={"format": "pt"})
     return out
 
 
