@@ -5,13 +5,14 @@ Every function raises CheckpointError with the file and the field. Knows nothing
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import Resample
 from saccade.families.checkpoint import Section
 from saccade.nn.siglip_config import SiglipConfig
-from saccade.nn.text_config import ExpertsConfig
+from saccade.nn.text_config import ExpertsConfig, Yarn, yarn_scale
 
 Colour = tuple[float, float, float]
 """A value for red, green and blue, of 0 to 1."""
@@ -87,6 +88,36 @@ def read_rope(text: Section, *kinds: str) -> Section:
             f"{rope.where}: rope type {kind!r} is not supported ({' and '.join(kinds)} are)"
         )
     return rope
+
+
+def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
+    """Long rope, as transformers' `_compute_yarn_parameters` reads it; None if `rope`, as
+    `read_rope` found it, is of another type. Raises CheckpointError.
+    """
+    if rope.text("rope_type", "type", default="default") != "yarn":
+        return None
+    longest = text.integer("max_position_embeddings", default=2048)
+    original = rope.number("original_max_position_embeddings", default=longest)
+    factor = rope.number("factor", default=longest / original if original else 0.0)
+    # A 0 is as if nothing were said.
+    fast, slow = (
+        rope.number("beta_fast", default=0) or 32.0,
+        rope.number("beta_slow", default=0) or 1,
+    )
+    weight, whole = rope.number("mscale", default=0), rope.number("mscale_all_dim", default=0)
+    amplitude = yarn_scale(factor)
+    if weight and whole:
+        amplitude = yarn_scale(factor, weight) / yarn_scale(factor, whole)
+    amplitude = rope.number("attention_factor", default=amplitude)
+    known = all(map(math.isfinite, (factor, original, fast, slow, amplitude, whole)))
+    if not known or factor < 1 or original < 1 or min(slow, amplitude) <= 0 or fast < slow:
+        raise CheckpointError(
+            f"{rope.where}: yarn needs factor and original_max_position_embeddings of at least 1, "
+            "beta_slow and attention_factor above 0, and beta_fast of at least beta_slow"
+        )
+    if theta <= 1:
+        raise CheckpointError(f"{rope.where}: rope_theta must be above 1 with yarn, not {theta}")
+    return Yarn(factor, original, fast, slow, amplitude, rope.flag("truncate", default=True))
 
 
 def read_resample(processor: Section, default: int) -> Resample:

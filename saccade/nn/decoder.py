@@ -30,18 +30,28 @@ class MultiRope:
     (mRoPE).
     """
 
-    __slots__ = ("axis", "inv_freq", "pairs")
+    __slots__ = ("amplitude", "axis", "inv_freq", "pairs")
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
         self.inv_freq = 1.0 / config.theta**steps / config.factor  # [D / 2]
+        self.amplitude = 1.0
+        if (yarn := config.yarn) is not None:
+            self.amplitude = yarn.amplitude
+            low, high = yarn.bounds(config.theta, head_dim)
+            places = torch.arange(head_dim // 2, dtype=torch.float32, device=device)
+            divided = ((places - low) / (high - low)).clamp_(0, 1)
+            self.inv_freq = self.inv_freq * (1 - divided) + self.inv_freq / yarn.factor * divided
         self.pairs = config.pairs
         self.axis = section_axes(config.sections, interleaved=config.interleaved).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """The angles by which positions [axes, T] turn queries and keys."""
         angles = positions.float().t().index_select(1, self.axis) * self.inv_freq
-        return Rotation(*rotary_tables(angles, self.pairs), pairs=self.pairs)
+        cos, sin = rotary_tables(angles, self.pairs)
+        if self.amplitude != 1.0:
+            cos, sin = cos * self.amplitude, sin * self.amplitude
+        return Rotation(cos, sin, pairs=self.pairs)
 
 
 class Mixer(Protocol):

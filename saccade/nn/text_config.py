@@ -5,15 +5,50 @@ Knows nothing of torch: what is said of a checkpoint without tensors uses it too
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN's long rope (arXiv 2309.00071): frequencies that turn at least `fast` times within the
+    `original` positions stay, those of at most `slow` turns are divided by `factor`, others are
+    between. amplitude: of the tables. whole: the bounds are rounded outwards to whole frequencies.
+    """
+
+    factor: float
+    original: float
+    fast: float
+    slow: float
+    amplitude: float
+    whole: bool
+
+    def bounds(self, theta: float, dim: int) -> tuple[float, float]:
+        """The first of `dim / 2` frequencies to change, and the first to be divided in full."""
+
+        def place(turns: float) -> float:
+            return dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = place(self.fast), place(self.slow)
+        if self.whole:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        return low, high + 0.001 * (low == high)
+
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """How much larger scores' roots become where positions are `factor` times as many: the paper's
+    figure, weighed.
+    """
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary embedding: `sections` are frequencies per axis (of Qwen-VL time, height, width), in
     blocks or interleaved. factor: positions are divided by it (linear scaling). pairs: as
-    `kernels.reference.rotary.Pairs`.
+    `kernels.reference.rotary.Pairs`. yarn: long rope, None without.
     """
 
     theta: float
@@ -21,6 +56,7 @@ class RopeConfig:
     interleaved: bool
     factor: float = 1.0
     pairs: Literal["halves", "neighbours"] = "halves"
+    yarn: Yarn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +74,7 @@ class LatentConfig:
     """Attention over latents (`nn/latent.py`): of `latent` values per token each head makes its
     keys and values. `plain` values of a head's queries and keys stay as they are, `turned` are
     turned; its values are `values`. query_latent: of so many values queries are made; None: of the
-    layer's input. eps: of the norms within.
+    layer's input. eps: of the norms within. sharpness: scores are multiplied by it.
     """
 
     latent: int
@@ -47,6 +83,7 @@ class LatentConfig:
     values: int
     query_latent: int | None
     eps: float
+    sharpness: float = 1.0
 
     @property
     def width(self) -> int:
@@ -56,7 +93,7 @@ class LatentConfig:
     @property
     def query_factor(self) -> float:
         """Attention divides scores by the root of `width`, the model by that of a head's size."""
-        return float((self.width / (self.plain + self.turned)) ** 0.5)
+        return self.sharpness * float((self.width / (self.plain + self.turned)) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)

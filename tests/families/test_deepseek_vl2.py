@@ -61,6 +61,20 @@ from tests.families.test_parity import LOGITS, prompt
 from tests.media.pictures import decoded
 from tests.parallel.test_parity import ASKED, check_crew
 
+LONG = {
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 4,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.707,
+    }
+}
+"""DeepSeek-V2's long rope, with prompts longer than what it was made from; two weights that
+differ, so that both figures made of them are seen.
+"""
 MACHINE = Hardware("cpu", "2 threads", 24 << 30, 20 << 30)
 
 
@@ -94,8 +108,22 @@ def answered(folder: Path) -> parity.Model:
         CORRECTED | {"n_group": 4, "topk_group": 2, "q_lora_rank": 20},
         HEADS,
         {"first_k_dense_replace": 2, "num_experts_per_tok": 1, "rope_theta": 5e5},
+        LONG,
+        LONG | CORRECTED | {"max_position_embeddings": 200},
+        HEADS | {"rope_scaling": LONG["rope_scaling"] | {"mscale": 0, "truncate": False}},
     ],
-    ids=["small", "queries of latents", "groups", "base", "base in groups", "tiny", "thin"],
+    ids=[
+        "small",
+        "queries of latents",
+        "groups",
+        "base",
+        "base in groups",
+        "tiny",
+        "thin",
+        "long",
+        "long base",
+        "long tiny",
+    ],
 )
 def test_the_language_model_alone_answers_as_transformers(
     tmp_path: Path, text: dict[str, Any]
@@ -338,7 +366,11 @@ def changed(source: Path, folder: Path, **fields: Any) -> Path:
         ({"language_config": {"n_group": 3}}, "n_group divide 8 experts"),
         ({"language_config": {"num_experts_per_tok": 9}}, "num_experts_per_tok 9 of 8"),
         ({"language_config": {"attention_bias": True}}, "attention_bias is not supported"),
-        ({"language_config": {"rope_scaling": {"type": "yarn"}}}, "'yarn' is not supported"),
+        ({"language_config": {"rope_scaling": {"type": "dynamic"}}}, "'dynamic' is not supported"),
+        (
+            {"language_config": {"rope_scaling": {"type": "yarn", "factor": 0.5}}},
+            "yarn needs factor",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

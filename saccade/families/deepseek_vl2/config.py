@@ -7,7 +7,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from tokenizers import Tokenizer
@@ -20,10 +20,11 @@ from saccade.families.config_readers import (
     read_colours,
     read_heads,
     read_rope,
+    read_yarn,
     refuse_unsupported,
 )
 from saccade.nn.siglip_config import Colours, SiglipConfig
-from saccade.nn.text_config import ExpertsConfig, LatentConfig, RopeConfig, TextConfig
+from saccade.nn.text_config import ExpertsConfig, LatentConfig, RopeConfig, TextConfig, yarn_scale
 
 IMAGE = "<image>"
 LATENT_EPS = 1e-6
@@ -121,8 +122,13 @@ def read_text(text: Section) -> DeepseekText:
     if latent is None and hidden % heads:
         raise CheckpointError(f"{text.where}: {hidden} values do not divide into {heads} heads")
     head_dim = hidden // heads if latent is None else latent.plain + latent.turned
-    rope = read_rope(text, "default")
+    rope = read_rope(text, "default", "yarn")
     theta = rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    yarn = read_yarn(text, rope, theta)
+    if latent is not None and yarn is not None:
+        # As transformers' `yarn_apply_mscale`: queries and keys, whole, are both this much larger.
+        scale = yarn_scale(yarn.factor, rope.number("mscale_all_dim", default=0))
+        latent = replace(latent, sharpness=scale**2)
     turned = head_dim if latent is None else latent.turned
     experts, routing = _experts(text, layers)
     shape = TextConfig(
@@ -136,7 +142,11 @@ def read_text(text: Section) -> DeepseekText:
         rms_eps=text.number("rms_norm_eps", default=1e-6),
         # Latents' keys are turned by neighbours, ordinary heads by halves.
         rope=RopeConfig(
-            theta, (turned // 2,), interleaved=False, pairs="neighbours" if latent else "halves"
+            theta,
+            (turned // 2,),
+            interleaved=False,
+            pairs="neighbours" if latent else "halves",
+            yarn=yarn,
         ),
         context_length=text.integer("max_position_embeddings", default=2048),
         qkv_bias=False,
