@@ -163,6 +163,12 @@ class Section:
             raise CheckpointError(f"{self.where}: {names[0]} must be a number, not {value!r}")
         return float(value)
 
+    def positive(self, *names: str, default: float | None = None) -> float:
+        """A number above 0."""
+        if (value := self.number(*names, default=default)) <= 0:
+            raise CheckpointError(f"{self.where}: {names[0]} must be above 0, not {value}")
+        return value
+
     def flag(self, *names: str, default: bool = False) -> bool:
         value = self._first(names, default)
         if not isinstance(value, bool):

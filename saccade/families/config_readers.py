@@ -57,6 +57,8 @@ def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour,
         raise CheckpointError(
             f"{processor.where}: image_mean and image_std must have three values each"
         )
+    if min(stds) <= 0:
+        raise CheckpointError(f"{processor.where}: image_std must be above 0, not {stds}")
     return (means[0], means[1], means[2]), (stds[0], stds[1], stds[2])
 
 

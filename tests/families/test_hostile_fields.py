@@ -48,16 +48,18 @@ PLACES = [
 def refuses(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> Callable[[FamilyName, str, str, Any], None]:
-    """Checks that a field of config.json with a value is refused by name."""
+    """Checks that a field of a file with a value is refused by name."""
 
-    def check(family: FamilyName, section: str, name: str, value: Any) -> None:
-        folder = tmp_path / "model"
+    def check(
+        family: FamilyName, section: str, name: str, value: Any, file: str = "config.json"
+    ) -> None:
+        folder = tmp_path / family
         if not folder.exists():
             shutil.copytree(checkpoint(family), folder)
-        data = json.loads((checkpoint(family) / "config.json").read_text())
+        data = json.loads((checkpoint(family) / file).read_text())
         (data[section] if section else data)[name] = value
-        (folder / "config.json").write_text(json.dumps(data))
-        with pytest.raises(CheckpointError, match=rf"config\.json.*{name}"):
+        (folder / file).write_text(json.dumps(data))
+        with pytest.raises(CheckpointError, match=rf"{file}.*{name}"):
             load_spec(folder)
 
     return check
@@ -82,6 +84,12 @@ def test_numbers_are_finite(refuses: Callable[..., None], family: FamilyName, va
     refuses(family, TEXTS[family][0], "rms_norm_eps", value)
 
 
+@pytest.mark.parametrize("value", [0, -1.0])
+def test_what_is_divided_by_is_above_zero(refuses: Callable[..., None], value: float) -> None:
+    refuses("gemma3", "text_config", "query_pre_attn_scalar", value)
+    refuses("deepseek_vl_v2", "language_config", "rope_theta", value)
+
+
 def test_a_tower_has_an_mlp_of_some_width(refuses: Callable[..., None]) -> None:
     for value in (HUGE, float("nan"), float("inf")):
         refuses("deepseek_vl_v2", "vision_config", "mlp_ratio", value)
@@ -99,3 +107,24 @@ def test_a_type_that_the_architecture_does_not_have_is_refused(
     refuses: Callable[..., None],
 ) -> None:
     refuses("smolvlm", "", "model_type", "paligemma")
+
+
+@pytest.mark.parametrize("value", [0, -1, 2, 1e-320])
+def test_patches_are_brought_together_by_a_share(
+    refuses: Callable[..., None], value: float
+) -> None:
+    refuses("internvl", "", "downsample_ratio", value)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("internvl", "max_patches", 10**9),
+        ("internvl", "image_std", [0.5, 0.0, 0.5]),
+        ("gemma3", "image_std", [0.5, 0.5, float("nan")]),
+    ],
+)
+def test_a_processor_s_fields_are_looked_at(
+    refuses: Callable[..., None], family: FamilyName, name: str, value: Any
+) -> None:
+    refuses(family, "", name, value, "preprocessor_config.json")

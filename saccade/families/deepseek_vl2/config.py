@@ -122,7 +122,7 @@ def read_text(text: Section) -> DeepseekText:
         raise CheckpointError(f"{text.where}: {hidden} values do not divide into {heads} heads")
     head_dim = hidden // heads if latent is None else latent.plain + latent.turned
     rope = read_rope(text, "default")
-    theta = rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    theta = rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
     turned = head_dim if latent is None else latent.turned
     experts, routing = _experts(text, layers)
     shape = TextConfig(

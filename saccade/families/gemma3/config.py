@@ -131,7 +131,7 @@ def _text(config: Section, text: Section) -> GemmaText:
         shape,
         _rope(text, "sliding_attention", head_dim),
         tuple(window if each == "sliding_attention" else None for each in types),
-        text.number("query_pre_attn_scalar", default=256.0),
+        text.positive("query_pre_attn_scalar", default=256.0),
         text.text("hidden_activation", default="gelu_pytorch_tanh"),
     )
 
@@ -167,7 +167,7 @@ def _rope(text: Section, kind: LayerType, head_dim: int) -> RopeConfig:
     if not rope.data and full:
         rope = text.section("rope_scaling")
     name = "rope_theta" if full else "rope_local_base_freq"
-    theta = rope.number("rope_theta", default=text.number(name, default=THETAS[kind]))
+    theta = rope.positive("rope_theta", default=text.positive(name, default=THETAS[kind]))
     scaling = rope.text("rope_type", "type", default="default")
     if scaling not in ("default", "linear"):
         raise CheckpointError(

@@ -243,7 +243,7 @@ def _vision(vision: Section, out: int) -> TowerConfig:
     return TowerConfig(
         depth=vision.layers("num_hidden_layers", default=16),
         hidden=hidden,
-        heads=TowerHeads(heads, dim, rope.number("rope_theta", default=100.0)),
+        heads=TowerHeads(heads, dim, rope.positive("rope_theta", default=100.0)),
         intermediate=vision.integer("intermediate_size", default=3072),
         activation=vision.text("hidden_activation", default="gelu_pytorch_tanh"),
         norm_eps=vision.number("rms_norm_eps", default=1e-6),

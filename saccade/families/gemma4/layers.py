@@ -152,4 +152,4 @@ def _rope(text: Section, kind: str) -> Rope:
         raise CheckpointError(
             f"{rope.where}: factor {factor} and partial_rotary_factor {share} are not supported"
         )
-    return Rope(rope.number("rope_theta", default=theta), share, factor)
+    return Rope(rope.positive("rope_theta", default=theta), share, factor)

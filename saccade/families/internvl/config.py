@@ -28,6 +28,8 @@ from saccade.nn.text_config import RopeConfig, TextConfig
 NormKind = Literal["layer_norm", "rms_norm"]
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers."""
+MOST_TILES = 256
+"""Of an image: many times as many as in published checkpoints (12)."""
 ROPE_KINDS = ("default", "dynamic")
 """Dynamic scaling begins beyond the model's own context, where nothing is served."""
 
@@ -153,7 +155,13 @@ def _vision(config: Section, vision: Section, out: int) -> InternVisionConfig:
             f"{vision.where}: use_absolute_position_embeddings false is not supported"
         )
     side, patch = _square(vision, "image_size", 448), _square(vision, "patch_size", 14)
-    merge = int(1 / config.number("downsample_ratio", default=0.5))
+    ratio = config.number("downsample_ratio", default=0.5)
+    if not patch / side <= ratio <= 1:
+        raise CheckpointError(
+            f"{config.where}: downsample_ratio must be from {patch}/{side} (one token) to 1, not "
+            f"{ratio}"
+        )
+    merge = int(1 / ratio)
     if side % (patch * merge):
         raise CheckpointError(
             f"{vision.where}: image_size {side} is no multiple of {merge} patches of {patch} pixels"
@@ -214,7 +222,7 @@ def _text(config: Section, text: Section) -> TextConfig:
 
 def _rope_theta(text: Section) -> float:
     rope = read_rope(text, *ROPE_KINDS)
-    return rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    return rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
 
 
 def _tiles(vision: InternVisionConfig, processor: Section) -> TileRules:
@@ -231,10 +239,10 @@ def _tiles(vision: InternVisionConfig, processor: Section) -> TileRules:
         )
     least = processor.integer("min_patches", default=1)
     most = processor.integer("max_patches", default=12)
-    if not 1 <= least <= most:
+    if not 1 <= least <= most <= MOST_TILES:
         raise CheckpointError(
             f"{processor.where}: min_patches is {least} and max_patches {most}: the first must be "
-            "at least 1, and at most the second"
+            f"at least 1, and at most the second, which may be {MOST_TILES}"
         )
     mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
     return TileRules(

@@ -218,7 +218,7 @@ def vision_config(variant: Variant, vision: Section) -> VisionConfig:
         ),
         merge=vision.integer("spatial_merge_size", default=2),
         temporal_patch=vision.integer("temporal_patch_size", default=2),
-        rope_theta=vision.section("rope_parameters").number("rope_theta", default=10000.0),
+        rope_theta=vision.section("rope_parameters").positive("rope_theta", default=10000.0),
         window=vision.integer("window_size", default=112) if variant == "qwen2_5_vl" else 0,
         full_attention_layers=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31))
         if variant == "qwen2_5_vl"
@@ -254,9 +254,9 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
 
 def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
     rope = read_rope(text)
-    theta = rope.number(
+    theta = rope.positive(
         "rope_theta",
-        default=text.number("rope_theta", default=5e5 if variant == "qwen3_vl" else 1e6),
+        default=text.positive("rope_theta", default=5e5 if variant == "qwen3_vl" else 1e6),
     )
     sections = rope.integers(
         "mrope_section", default=(24, 20, 20) if variant == "qwen3_vl" else (16, 24, 24)

@@ -114,7 +114,7 @@ def _text(config: Section, text: Section) -> TextConfig:
     hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
     head_dim = text.count("head_dim", default=hidden // heads)
     rope = read_rope(text, "default")
-    theta = rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    theta = rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
     return TextConfig(
         vocab_size=text.count("vocab_size"),
         hidden=hidden,

@@ -171,5 +171,5 @@ def _rope(text: Section, head_dim: int) -> tuple[RopeConfig, int]:
             f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
             f"{turned // 2}"
         )
-    theta = rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    theta = rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
     return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=True), turned
