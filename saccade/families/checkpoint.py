@@ -273,7 +273,7 @@ class Checkpoint:
         return [
             int(number)
             for number, entry in added
-            if isinstance(entry, dict) and entry.get("content") == content
+            if number.isdecimal() and isinstance(entry, dict) and entry.get("content") == content
         ]
 
 
@@ -340,7 +340,7 @@ def read_json(path: Path, *, required: bool = True) -> Section:
         return Section(str(path), {})
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} must hold a JSON object")

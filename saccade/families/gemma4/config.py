@@ -173,10 +173,7 @@ def _text(config: Section, text: Section) -> Gemma4Text:
         tied=config.flag("tie_word_embeddings", default=True),
         cap=cap,
         per_layer=_per_layer(text, vocab),
-        silent=Silent(
-            _silent(config) if config.has("text_config") else (),
-            text.integer("pad_token_id", default=0),
-        ),
+        silent=_silent(config, text, vocab),
         experts=_experts(text, len(layers)) if text.flag("enable_moe_block") else None,
     )
 
@@ -207,13 +204,21 @@ def _experts(text: Section, layers: int) -> ExpertsConfig:
     return ExpertsConfig(frozenset(range(layers)), count, top, width)
 
 
-def _silent(config: Section) -> tuple[int, ...]:
+def _silent(config: Section, text: Section, vocab: int) -> Silent:
     """Placeholders of images, videos and sounds."""
-    return (
+    padding = text.integer("pad_token_id", default=0)
+    if not 0 <= padding < vocab:
+        raise CheckpointError(
+            f"{text.where}: pad_token_id {padding} is beyond the vocabulary of {vocab} tokens"
+        )
+    if not config.has("text_config"):
+        return Silent((), padding)
+    tokens = (
         config.integer("image_token_id", default=258880),
         config.integer("video_token_id", default=258884),
         config.integer("audio_token_id", default=258881),
     )
+    return Silent(tokens, padding)
 
 
 def _vision(vision: Section, out: int) -> TowerConfig:
