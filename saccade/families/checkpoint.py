@@ -8,6 +8,7 @@ use of fields.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ DEMO = Path(__file__).parents[1] / "demo" / "model"
 
 LARGEST = 2**31 - 1
 """No integer of a configuration is larger."""
+MOST_LAYERS = 1000
+"""Each is counted on start-up before any tensor is looked for."""
 ELSEWHERE = "gguf.json"
 """A folder's file that lists weights which lie in GGUF files, in place of *.safetensors."""
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
@@ -140,11 +143,31 @@ class Section:
             raise CheckpointError(f"{self.where}: {names[0]} must be at most {LARGEST}")
         return value
 
+    def count(self, *names: str, default: int | None = None) -> int:
+        """An integer of at least 1."""
+        if (value := self.integer(*names, default=default)) < 1:
+            raise CheckpointError(f"{self.where}: {names[0]} must be at least 1, not {value}")
+        return value
+
+    def layers(self, *names: str, default: int | None = None) -> int:
+        """How many layers: at least 1, at most MOST_LAYERS."""
+        if (value := self.count(*names, default=default)) > MOST_LAYERS:
+            raise CheckpointError(
+                f"{self.where}: {names[0]} must be at most {MOST_LAYERS}, not {value}"
+            )
+        return value
+
     def number(self, *names: str, default: float | None = None) -> float:
         value = self._first(names, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not _is_finite(value):
             raise CheckpointError(f"{self.where}: {names[0]} must be a number, not {value!r}")
         return float(value)
+
+    def positive(self, *names: str, default: float | None = None) -> float:
+        """A number above 0."""
+        if (value := self.number(*names, default=default)) <= 0:
+            raise CheckpointError(f"{self.where}: {names[0]} must be above 0, not {value}")
+        return value
 
     def flag(self, *names: str, default: bool = False) -> bool:
         value = self._first(names, default)
@@ -170,9 +193,7 @@ class Section:
 
     def numbers(self, *names: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
         value = self._first(names, default)
-        if not isinstance(value, list | tuple) or not all(
-            isinstance(item, int | float) for item in value
-        ):
+        if not isinstance(value, list | tuple) or not all(map(_is_finite, value)):
             raise CheckpointError(
                 f"{self.where}: {names[0]} must be a list of numbers, not {value!r}"
             )
@@ -185,6 +206,16 @@ class Section:
         if default is None:
             raise CheckpointError(f"{self.where}: {' or '.join(names)} is missing")
         return default
+
+
+def _is_finite(value: object) -> bool:
+    """True for a number that is a float, or can become one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +273,7 @@ class Checkpoint:
         return [
             int(number)
             for number, entry in added
-            if isinstance(entry, dict) and entry.get("content") == content
+            if number.isdecimal() and isinstance(entry, dict) and entry.get("content") == content
         ]
 
 
@@ -309,7 +340,7 @@ def read_json(path: Path, *, required: bool = True) -> Section:
         return Section(str(path), {})
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} must hold a JSON object")

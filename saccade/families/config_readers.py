@@ -41,8 +41,8 @@ def refuse_unsupported(text: Section, *flags: str) -> None:
 
 def read_heads(text: Section) -> tuple[int, int]:
     """Attention's heads of queries, and of keys and values. Raises CheckpointError."""
-    heads = text.integer("num_attention_heads")
-    kv_heads = text.integer("num_key_value_heads", default=heads)
+    heads = text.count("num_attention_heads")
+    kv_heads = text.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise CheckpointError(
             f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
@@ -58,6 +58,8 @@ def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour,
         raise CheckpointError(
             f"{processor.where}: image_mean and image_std must have three values each"
         )
+    if min(stds) <= 0:
+        raise CheckpointError(f"{processor.where}: image_std must be above 0, not {stds}")
     return (means[0], means[1], means[2]), (stds[0], stds[1], stds[2])
 
 
@@ -70,7 +72,7 @@ def experts_config(text: Section) -> ExpertsConfig:
         )
     plain = text.integers("mlp_only_layers", default=())
     step = max(1, text.integer("decoder_sparse_step", default=1))
-    layers = range(text.integer("num_hidden_layers"))
+    layers = range(text.layers("num_hidden_layers"))
     sparse = frozenset(i for i in layers if i not in plain and not (i + 1) % step)
     return ExpertsConfig(sparse, count, top, text.integer("moe_intermediate_size"))
 
@@ -151,12 +153,12 @@ def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -
         )
     if vision.integer("num_channels", default=3) != 3:
         raise CheckpointError(f"{vision.where}: num_channels must be 3")
-    hidden = vision.integer("hidden_size", default=absent.hidden)
-    heads = vision.integer("num_attention_heads", default=absent.heads)
+    hidden = vision.count("hidden_size", default=absent.hidden)
+    heads = vision.count("num_attention_heads", default=absent.heads)
     if hidden % heads:
         raise CheckpointError(f"{vision.where}: {hidden} values do not divide into {heads} heads")
     return SiglipConfig(
-        depth=vision.integer("num_hidden_layers", default=12),
+        depth=vision.layers("num_hidden_layers", default=12),
         hidden=hidden,
         heads=heads,
         intermediate=vision.integer("intermediate_size", default=3072),

@@ -366,7 +366,10 @@ class InputProcessor:
         shown = [image for each in opened for image in each.images]
         steps = [step for each in opened for step in each.steps]
         images = [each.image for each in shown]
-        expanded, spans = self.spec.expand_prompt(encoded.tokens, images, steps)
+        try:
+            expanded, spans = self.spec.expand_prompt(encoded.tokens, images, steps)
+        except InvalidRequest as fault:  # the family knows no client's names
+            raise InvalidRequest(fault.message, _prompt_field(ask)) from None
         found = [(self.spec.widened(at, spans), mark) for at, mark in encoded.landmarks]
         return Prompt(
             expanded,
@@ -409,8 +412,7 @@ class InputProcessor:
         room = context_length - prompt_tokens
         if room < 1:
             chat = isinstance(ask.prompt, Chat)
-            param = ask.names["messages" if chat else "prompt"]
-            raise too_long(param, f"{prompt_tokens} tokens", context_length, chat)
+            raise too_long(_prompt_field(ask), f"{prompt_tokens} tokens", context_length, chat)
         # Defaults for every open field.
         usual = max(self.defaults.max_tokens, ask.sampling.get("min_tokens", 0))
         given = {"max_tokens": usual, "seed": secrets.randbits(63), **ask.sampling}
@@ -502,6 +504,11 @@ def _breakpoints(
         if at:
             points[at] = max(points.get(at, 0), mark.seconds or ask.cache.default)
     return tuple(sorted(points.items()))
+
+
+def _prompt_field(ask: GenerationRequest) -> str:
+    """The client's name for what holds the prompt."""
+    return ask.names["messages" if isinstance(ask.prompt, Chat) else "prompt"]
 
 
 def _sources(ask: GenerationRequest) -> Sequence[Source]:

@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"[^<]+")
 _SPACE = " \t\r\n"
 _MARKS = frozenset("{}[],:")
 _WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}
-_MAX_WORD = 400
+MAX_WORD = 400
 """Characters of a name, a bare key or a number."""
 
 
@@ -75,7 +75,7 @@ class GemmaCall:
         self._word = (self._word + character).lstrip(_SPACE)
         if self._word == QUOTE:
             return self._open_quote()
-        return len(self._word) <= _MAX_WORD and (
+        return len(self._word) <= MAX_WORD and (
             "<" not in self._word or QUOTE.startswith(self._word)
         )
 
@@ -83,7 +83,7 @@ class GemmaCall:
         self._word = (self._word + character).lstrip(_SPACE)
         if (head := _HEAD.fullmatch(self._word)) is None:
             begun = _CALL.startswith(self._word[: len(_CALL)])
-            return begun and character != "{" and len(self._word) <= _MAX_WORD
+            return begun and character != "{" and len(self._word) <= MAX_WORD
         self.name, self._word = head[1], ""
         return self._open("}", "{")
 

@@ -2,7 +2,8 @@
 
 Numbers keep all that their schema says. Of other values the form is held: types, alternatives,
 constants, lengths of arrays, the properties of objects and which of them must be there; further
-bounds are not. Properties stand in the order in which the chat templates sort them.
+bounds are not. Properties stand in the order in which the chat templates sort them. What would not
+be read back as it was written is refused.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.core.errors import InvalidRequest
-from saccade.text.call_gemma import QUOTE
+from saccade.text.call_gemma import MAX_WORD, QUOTE
 from saccade.text.call_xml import follow
-from saccade.text.grammar import Part, schema_part
+from saccade.text.grammar import Part, quoted, schema_part
 from saccade.text.schema import Place, place_name
 
 _UNWRITABLE = frozenset('{}[],:<>"\r\n')
@@ -39,18 +40,27 @@ class GemmaRules:
 
     def object(self, schema: Any, place: Place = ()) -> str:
         """The rule of an object. Raises InvalidRequest for a property that cannot be written."""
-        properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        if not properties:
-            return self._anything("object")
-        needed, pairs = schema.get("required", ()), []
-        for name in sorted(properties, key=lambda each: (each.lower(), each)):
+        properties, needed = schema.get("properties", {}), schema.get("required", ())
+        names = {*properties, *needed}
+        if not names:
+            closed = schema.get("additionalProperties") is False
+            return '"{" "}"' if closed else self._anything("object")
+        pairs = []
+        for name in sorted(names, key=lambda each: (each.lower(), each)):
             where = (*place, "properties", name)
-            if set(name) & _UNWRITABLE or name != name.strip() or not name:
-                there = place_name(self._param, where)
-                raise InvalidRequest(f"{there}: the model cannot write this name in a call", there)
-            value = self._value(properties[name], where)
-            pairs.append((f"{json.dumps(name + ':', ensure_ascii=False)} {value}", name in needed))
+            key = self._key(name, where)
+            pairs.append((f"{key} {self._value(properties.get(name), where)}", name in needed))
         return self._rule(f'"{{" {self._members(pairs)} "}}"')
+
+    def _key(self, name: str, place: Place) -> str:
+        """The term of a bare key and its colon. Raises InvalidRequest for one that the reader of
+        calls would not take.
+        """
+        plain = bool(name) and name == name.strip() and not set(name) & _UNWRITABLE
+        if not plain or len(name) > MAX_WORD:
+            where = place_name(self._param, place)
+            raise InvalidRequest(f"{where}: the model cannot write this name in a call", where)
+        return quoted(f"{name}:")
 
     def _members(self, pairs: Sequence[tuple[str, bool]]) -> str:
         """The rule of pairs in their order, of which some may be left out."""
@@ -72,7 +82,7 @@ class GemmaRules:
             return self._referred(reference, place)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values:
-            return self._rule(" | ".join(self._constant(each) for each in values))
+            return self._rule(" | ".join(self._constant(each, place) for each in values))
         kinds = schema.get("type")
         if kinds is None:
             for key in ("anyOf", "oneOf"):
@@ -121,15 +131,18 @@ class GemmaRules:
             self.rules.append(f"{name}: {self._value(follow(reference, self._root), place)}")
         return name
 
-    def _constant(self, value: Any) -> str:
+    def _constant(self, value: Any, place: Place) -> str:
         if isinstance(value, str):
-            return f"{self._quote} {json.dumps(value, ensure_ascii=False)} {self._quote}"
+            if QUOTE in value:
+                where = place_name(self._param, place)
+                raise InvalidRequest(f"{where}: the model cannot write {QUOTE} in a text", where)
+            return f"{self._quote} {quoted(value)} {self._quote}"
         if isinstance(value, list):
-            return '"[" ' + ' "," '.join(map(self._constant, value)) + ' "]"'
+            return '"[" ' + ' "," '.join(self._constant(v, place) for v in value) + ' "]"'
         if isinstance(value, dict):
-            pairs = (f"{json.dumps(f'{k}:')} {self._constant(v)}" for k, v in value.items())
+            pairs = (f"{self._key(k, place)} {self._constant(v, place)}" for k, v in value.items())
             return '"{" ' + ' "," '.join(pairs) + ' "}"'
-        return json.dumps(json.dumps(value))
+        return quoted(json.dumps(value))
 
     def _string(self) -> str:
         """The rule of any string."""

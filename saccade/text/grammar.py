@@ -258,6 +258,11 @@ def lark_part(name: str, lark: str) -> Part:
     return {"name": name, "lark_grammar": lark}
 
 
+def quoted(text: str) -> str:
+    """A string of Lark, which takes JSON's but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 class Grammars:
     """Compiles wishes; keeps the latest grammars."""
 
@@ -310,9 +315,7 @@ class Grammars:
             case "parts":
                 return list(wish.value)
             case "choice":
-                choices = " | ".join(
-                    json.dumps(each, ensure_ascii=False) for each in dict.fromkeys(wish.value)
-                )
+                choices = " | ".join(map(quoted, dict.fromkeys(wish.value)))
                 return [lark_part("answer", _bounded(f"start: {choices}", param))]
             case "regex":
                 regex = json.loads(LLMatcher.grammar_from_regex(_bounded(wish.value, param)))
@@ -336,9 +339,9 @@ class Grammars:
 
     def _after_reasoning(self, ends: str, name: str) -> Part:
         """Free text up to the first `ends`, then the grammar `name`."""
-        tag, quoted = tag_term(self._lexicon, ends), json.dumps(ends)
+        tag, text = tag_term(self._lexicon, ends), quoted(ends)
         thought = (
-            f"thought[suffix={quoted}]: /(?s:.*)/" if tag == quoted else f"thought: /(?s:.*)/ {tag}"
+            f"thought[suffix={text}]: /(?s:.*)/" if tag == text else f"thought: /(?s:.*)/ {tag}"
         )
         return lark_part("thinking", f'start: thought "\\n\\n" @{name}\n{thought}\n')
 

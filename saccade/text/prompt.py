@@ -76,23 +76,14 @@ class Tokenizer:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(f"{path}: {error}") from None
-        config = _read_json(directory / "tokenizer_config.json")
-        known = backend.get_added_tokens_decoder()
-        late = sorted(
-            (int(i), token)
-            for i, token in config.get("added_tokens_decoder", {}).items()
-            if int(i) not in known
-        )
-        for _, token in late:
-            backend.add_tokens([AddedToken(**token)])
-        return cls(
-            backend,
-            {
-                name: _content(config[name])
-                for name in _NAMED_TOKENS
-                if config.get(name) is not None
-            },
-        )
+        path = directory / "tokenizer_config.json"
+        config = _read_json(path)
+        try:
+            _add_late(backend, config.get("added_tokens_decoder") or {})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: added_tokens_decoder: {error}") from None
+        names = [name for name in _NAMED_TOKENS if config.get(name) is not None]
+        return cls(backend, {name: _content(config[name], f"{path}: {name}") for name in names})
 
     @cached_property
     def longest_token(self) -> int:
@@ -295,7 +286,7 @@ def _find_sources(
         if isinstance(found, str):
             return {"default": found}, str(path)
         if found is not None:
-            return {each["name"]: each["template"] for each in found}, str(path)
+            return _by_name(found, path), str(path)
     if default is not None:
         return {"default": _read_text(default)}, str(default)
     raise CheckpointError(
@@ -303,6 +294,20 @@ def _find_sources(
         "tokenizer_config.json; "
         "give one with --chat-template FILE"
     )
+
+
+def _by_name(found: object, path: Path) -> dict[str, str]:
+    """The templates of a list. Raises CheckpointError."""
+    templates = {
+        each["name"]: each["template"]
+        for each in (found if isinstance(found, list) else ())
+        if isinstance(each, dict) and {"name", "template"} <= each.keys()
+    }
+    if "default" not in templates or not all(isinstance(x, str) for x in templates.values()):
+        raise CheckpointError(
+            f"{path}: chat_template must be a text, or a list of them by name, one named default"
+        )
+    return templates
 
 
 def _has_calls(messages: Sequence[TemplateMessage]) -> bool:
@@ -381,8 +386,20 @@ def _cut_at_mark(text: str, last: str, param: str) -> str:
     return text[:at] if text.startswith(_CONTINUE_HERE, at) else text[:at].rstrip()
 
 
-def _content(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
+def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
+    """Those that tokenizer.json does not have, in the order of their ids."""
+    known = backend.get_added_tokens_decoder()
+    late = sorted((int(i), token) for i, token in tokens.items() if int(i) not in known)
+    for _, token in late:
+        backend.add_tokens([AddedToken(**token)])
+
+
+def _content(token: object, where: str) -> str:
+    """Raises CheckpointError naming `where`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise CheckpointError(f"{where} must be a text, or an object with one as content")
+    return content
 
 
 def _read_text(path: Path) -> str:
@@ -398,7 +415,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: expected a JSON object")

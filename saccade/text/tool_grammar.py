@@ -19,7 +19,7 @@ from saccade.core.grammar_vocab import tag_term
 from saccade.text import call_gemma, call_glm
 from saccade.text.call_xml import allowed_types
 from saccade.text.gemma_rules import GemmaRules
-from saccade.text.grammar import OutputConstraint, Part, lark_part, schema_part
+from saccade.text.grammar import OutputConstraint, Part, lark_part, quoted, schema_part
 from saccade.text.json_size import extent
 from saccade.text.schema import as_root, place_name, prepare_schema
 from saccade.text.tool_calls import ARGUMENTS, CLOSE, OPEN, OPENS, Form
@@ -64,7 +64,7 @@ class Style:
                 term(call_glm.VALUE_END),
             )
         arguments = term(ARGUMENTS) if form == "mistral" else None
-        if arguments == _quoted(ARGUMENTS):  # a tokenizer before version 11
+        if arguments == quoted(ARGUMENTS):  # a tokenizer before version 11
             arguments = None
         closing = call_gemma.CLOSE if form == "gemma" else CLOSE
         quote = term(call_gemma.QUOTE) if form == "gemma" else ""
@@ -78,7 +78,7 @@ class Style:
     @property
     def begun(self) -> str:
         """A call's tag and the gap, in Lark."""
-        return f"{self.opening} {_quoted(self.gap)}" if self.gap else self.opening
+        return f"{self.opening} {quoted(self.gap)}" if self.gap else self.opening
 
 
 class _Parts:
@@ -193,7 +193,7 @@ def calls_wish(
             rules += _argument_rules(index, tool, schema, parts, style)
         elif style.form == "gemma":
             made = GemmaRules(f"g_{index}", schema, tool.param, style.quote)
-            rules.append(f"tool_{index}: {_quoted(f'call:{tool.name}')} {made.object(schema)}")
+            rules.append(f"tool_{index}: {quoted(f'call:{tool.name}')} {made.object(schema)}")
             rules += made.rules
             for part in made.parts:
                 parts.add(part)
@@ -251,12 +251,12 @@ def _row(style: Style, parallel: bool) -> str:
 def _json_call(style: Style, name: str, arguments: str) -> str:
     """One call of those forms whose arguments are JSON."""
     if style.arguments:
-        return f"{_quoted(name)} {style.arguments} {arguments}"
+        return f"{quoted(name)} {style.arguments} {arguments}"
     if style.form == "llama3":  # no tag: word by word, as another answer in JSON would begin
         words = ("{", '"name"', ": ", json.dumps(name), ", ", '"parameters"', ": ")
-        return f'{" ".join(map(_quoted, words))} {arguments} "}}"'
+        return f'{" ".join(map(quoted, words))} {arguments} "}}"'
     head = f'{{"name": {json.dumps(name)}, "arguments": '
-    return f"{_quoted(head)} {arguments} {_quoted('}' + style.gap)}"
+    return f"{quoted(head)} {arguments} {quoted('}' + style.gap)}"
 
 
 def _answer_part(answer: OutputConstraint) -> Part:
@@ -273,8 +273,8 @@ def _answer_part(answer: OutputConstraint) -> Part:
 def _begun(style: Style) -> str:
     """The rule of text up to the first tag that opens a call."""
     tag = OPENS.get(style.form, OPEN)
-    if style.opening == _quoted(tag):
-        return f"begun: before\nbefore[suffix={_quoted(tag + style.gap)}]: /(?s:.*)/"
+    if style.opening == quoted(tag):
+        return f"begun: before\nbefore[suffix={quoted(tag + style.gap)}]: /(?s:.*)/"
     return f"begun: AFTER {style.begun}"
 
 
@@ -293,7 +293,7 @@ def _argument_rules(index: int, tool: Tool, schema: Any, parts: _Parts, style: S
         head, tail = _around_value(style, name)
         values = _string_values(inner)
         if values is not None:
-            texts = f"({' | '.join(_quoted(each) for each in values if each)})"
+            texts = f"({' | '.join(quoted(each) for each in values if each)})"
             texts = texts.replace("()", "") + ("?" if "" in values and any(values) else "")
             rules.append(f"{rule}: {head} {texts} {tail}")
         elif "string" in allowed_types(inner, object_):
@@ -304,26 +304,26 @@ def _argument_rules(index: int, tool: Tool, schema: Any, parts: _Parts, style: S
             parts.add(schema_part(f"value_{index}_{number}", alone))
             rules.append(f"{rule}: {head} @value_{index}_{number} {tail}")
         body.append(rule if name in object_.get("required", ()) else f"{rule}?")
-    name, end = f"<function={tool.name}>\n", [_quoted("</function>\n")]
+    name, end = f"<function={tool.name}>\n", [quoted("</function>\n")]
     if style.key is not None:
         name, end = f"{tool.name}\n", []
-    return [" ".join([f"tool_{index}: {_quoted(name)}", *body, *end]), *rules]
+    return [" ".join([f"tool_{index}: {quoted(name)}", *body, *end]), *rules]
 
 
 def _around_value(style: Style, name: str) -> tuple[str, str]:
     """The text before and behind an argument's value, in Lark."""
     if style.key is None:
-        return _quoted(f"<parameter={name}>\n"), _quoted("\n</parameter>\n")
+        return quoted(f"<parameter={name}>\n"), quoted("\n</parameter>\n")
     key, key_end, value, value_end = style.key
-    return f'{key} {_quoted(name)} {key_end} "\\n" {value}', f'{value_end} "\\n"'
+    return f'{key} {quoted(name)} {key_end} "\\n" {value}', f'{value_end} "\\n"'
 
 
 def _text_rules(rule: str, head: str, tail: str, style: Style) -> list[str]:
     """Text up to `tail`, verbatim."""
-    plain = _quoted(call_glm.VALUE_END)
+    plain = quoted(call_glm.VALUE_END)
     if style.key is None or style.key[3] == plain:
         if style.key is not None:
-            tail = _quoted(f"{call_glm.VALUE_END}\n")
+            tail = quoted(f"{call_glm.VALUE_END}\n")
         return [f"{rule}: {head} {rule}_text", f"{rule}_text[suffix={tail}]: /(?s:.*)/"]
     name = f"{rule}_text".upper()
     return [
@@ -345,8 +345,3 @@ def _string_values(schema: Any) -> list[str] | None:
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
         return values
     return None
-
-
-def _quoted(text: str) -> str:
-    """A string of Lark."""
-    return json.dumps(text, ensure_ascii=False)

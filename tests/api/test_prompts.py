@@ -243,3 +243,11 @@ def test_a_long_prompt_is_written_in_pieces_in_threads(
     assert len(entries) == len(tokens)
     assert len(written) >= len(tokens) // 4 and len(threads) >= len(written)
     assert max(written) < 64 * 100
+
+
+def test_a_mark_of_an_image_among_token_ids_is_refused_by_the_field(served: Served) -> None:
+    mark = TOKENIZER.backend.token_to_id("<|image_pad|>")
+    answer = served.http.post("/v1/completions", json={"prompt": [40, mark, 41]})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "prompt" and "1 image placeholders for 0 images" in error["message"]

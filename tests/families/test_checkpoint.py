@@ -129,6 +129,9 @@ def test_damaged_and_missing_files_are_named(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": [')
     with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
         load_spec(folder)
+    (folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged: maximum recursion"):
+        load_spec(folder)
     (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         load_spec(folder)

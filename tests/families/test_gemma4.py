@@ -454,6 +454,7 @@ def changed(source: Path, folder: Path, file: str, **fields: Any) -> Path:
             "'full' is no number of a layer",
         ),
         ("config.json", {"image_token_id": 600}, "600 is beyond the vocabulary of 600"),
+        ("config.json", {"text_config": {"pad_token_id": 600}}, "pad_token_id 600 is beyond"),
         ("config.json", {"vision_config": {"model_type": "clip"}}, "'clip' is not supported"),
         ("config.json", {"vision_config": {"num_key_value_heads": 2}}, "4 heads of 12 values over"),
         ("config.json", {"vision_config": {"position_embedding_size": 20}}, "20 positions are too"),

@@ -68,6 +68,7 @@ def test_any_text_needs_no_grammar() -> None:
         (read_guided({"guided_regex": r"a/b\d+\n?"}), "a/b12\n", "a/b"),
         (read_guided({"guided_regex": r"^yes|no$"}), "no", "yes or no"),
         (read_guided({"guided_choice": ['a "b"\n', "é", "é"]}), 'a "b"\n', 'a "b"'),
+        (read_guided({"guided_choice": ["a\x7fb"]}), "a\x7fb", "ab"),
         (read_guided({"guided_grammar": 'start: "x" start?'}), "xxx", "xy"),
         (read_guided({"guided_json": '{"enum": ["a", 1]}'}), '"a"', "a"),
         (

@@ -262,6 +262,27 @@ def test_of_named_templates_tools_choose(folder: Path, tmp_path: Path) -> None:
     assert rendered(tmp_path, [WEATHER]) == "more tools"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("chat_template", 5),
+        ("chat_template", []),
+        ("chat_template", [{"template": "x"}, 3]),
+        ("chat_template", [{"name": "default", "template": 5}]),
+        ("chat_template", [{"name": "tool_use", "template": "x"}]),
+        ("added_tokens_decoder", [1]),
+        ("added_tokens_decoder", {"x": {}}),
+        ("added_tokens_decoder", {"99999": "x"}),
+        ("eos_token", 5),
+        ("eos_token", {"text": "x"}),
+    ],
+)
+def test_a_malformed_field_is_named(folder: Path, tmp_path: Path, name: str, value: Any) -> None:
+    copy(folder, tmp_path, **{name: value})
+    with pytest.raises(CheckpointError, match=rf"tokenizer_config\.json: {name}"):
+        rendered(tmp_path)
+
+
 def test_a_missing_or_broken_file_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: no such file"):
         prompt.Tokenizer.load(tmp_path)

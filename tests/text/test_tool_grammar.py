@@ -292,25 +292,74 @@ def gemma_lexicon() -> tuple[LLTokenizer, int]:
 def test_gemma_s_spelling_keeps_to_the_form_of_a_schema(
     arguments: str, fits: bool, special: bool
 ) -> None:
+    assert gemma_takes(SHAPES, arguments, special) == fits
+    assert gemma_reads(arguments) is not None or not fits
+
+
+def gemma_takes(schema: dict[str, Any], arguments: str, special: bool = True) -> bool:
+    """Whether the grammar of a call of `schema` allows these and nothing more."""
     lexicon, vocab = gemma_lexicon() if special else (demo_lexicon(), DEMO_VOCAB)
-    made = read_tool_choice("required", read_tools(offered(f=SHAPES)), Style.of("gemma", lexicon))
+    made = read_tool_choice("required", read_tools(offered(f=schema)), Style.of("gemma", lexicon))
     assert made is not None
     matcher = Matchers(lexicon, vocab, DEMO_ENDS).begin(Grammars(lexicon, vocab).compile(made).text)
     text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
     tokens = lexicon.tokenize_str(text, parse_special=special)
-    took = matcher.count_allowed(tokens) == len(tokens)
-    if took:
-        matcher.accept(tokens)
-    assert (took and matcher.may_end) == fits
-    (call,) = gather(AnswerReader(None, "gemma", {}).feed(text)).calls or (None,)
-    assert call is not None or not fits
+    if matcher.count_allowed(tokens) < len(tokens):
+        return False
+    matcher.accept(tokens)
+    return matcher.may_end
 
 
-def test_a_name_that_gemma_cannot_write_is_refused_by_its_place(grammars: Grammars) -> None:
-    schema = {"type": "object", "properties": {"a": {"properties": {"b:c": {}}}}}
-    with pytest.raises(InvalidRequest, match="cannot write this name") as caught:
+def gemma_reads(arguments: str) -> Any:
+    text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
+    calls = gather(AnswerReader(None, "gemma", {}).feed(text)).calls
+    return json.loads(calls[0].arguments) if calls else None
+
+
+PLACE = "tools[0].function.parameters.properties"
+
+
+@pytest.mark.parametrize(
+    ("property_schema", "place"),
+    [
+        ({"properties": {"b:c": {}}}, f"{PLACE}.a.properties.b:c"),
+        ({"type": "object", "required": ["<x>"]}, f"{PLACE}.a.properties.<x>"),
+        ({"properties": {"x" * 401: {}}}, f"{PLACE}.a.properties.{'x' * 401}"),
+        ({"const": 'a<|"|>b'}, f"{PLACE}.a"),
+        ({"enum": ["a", [{"b": '<|"|>'}]]}, f"{PLACE}.a"),
+        ({"enum": ["a", {"b": {"c:d": 1}}]}, f"{PLACE}.a"),
+        ({"anyOf": [{}, {"const": {"": 1}}]}, f"{PLACE}.a.anyOf[1]"),
+    ],
+)
+def test_what_gemma_would_not_read_back_is_refused_by_its_place(
+    property_schema: Any, place: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": property_schema}}
+    with pytest.raises(InvalidRequest, match="the model cannot write") as caught:
         wish("required", "gemma", tools=read_tools(offered(f=schema)))
-    assert caught.value.param == "tools[0].function.parameters.properties.a.properties.b:c"
+    assert caught.value.param == place
+
+
+@pytest.mark.parametrize("text", ["", "\x7f", "\x00\x1f\x80", '"\\\n', "<|", "\u2028é"])
+def test_constants_of_any_characters_come_back_from_gemma(text: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": {"b": [text]}}}, "required": ["a"]}
+    arguments = f'a:{{b:[<|"|>{text}<|"|>]}}'
+    assert gemma_takes(schema, arguments)
+    assert gemma_reads(arguments) == {"a": {"b": [text]}}
+
+
+def test_gemma_writes_nothing_into_an_object_that_is_closed() -> None:
+    more: list[dict[str, Any]] = [{}, {"properties": {}}]
+    for inner in more:
+        closed = {"type": "object", "additionalProperties": False, **inner}
+        assert gemma_takes(closed, "") and not gemma_takes(closed, "a:1")
+    assert gemma_takes({"type": "object"}, "") and gemma_takes({"type": "object"}, "a:1")
+
+
+def test_gemma_writes_what_is_required_and_not_described() -> None:
+    schema = {"type": "object", "properties": {"b": {"type": "null"}}, "required": ["a"]}
+    assert gemma_takes(schema, "a:[1]") and gemma_takes(schema, "a:1,b:null")
+    assert not gemma_takes(schema, "b:null") and not gemma_takes(schema, "")
 
 
 def test_calls_of_generated_tools_are_read_back(grammars: Grammars, matchers: Matchers) -> None:

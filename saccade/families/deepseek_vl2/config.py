@@ -116,14 +116,14 @@ def read_text(text: Section) -> DeepseekText:
     refuse_unsupported(text, "attention_bias", "mlp_bias")
     given = {name: value for name, value in text.data.items() if value is not None}
     heads, kv_heads = read_heads(Section(text.where, {"num_attention_heads": 32, **given}))
-    hidden = text.integer("hidden_size", default=4096)
-    layers = text.integer("num_hidden_layers", default=30)
+    hidden = text.count("hidden_size", default=4096)
+    layers = text.layers("num_hidden_layers", default=30)
     latent = _latent(text)
     if latent is None and hidden % heads:
         raise CheckpointError(f"{text.where}: {hidden} values do not divide into {heads} heads")
     head_dim = hidden // heads if latent is None else latent.plain + latent.turned
     rope = read_rope(text, "default", "yarn")
-    theta = rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    theta = rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
     yarn = read_yarn(text, rope, theta)
     if latent is not None and yarn is not None:
         # As transformers' `yarn_apply_mscale`: queries and keys, whole, are both this much larger.
@@ -132,7 +132,7 @@ def read_text(text: Section) -> DeepseekText:
     turned = head_dim if latent is None else latent.turned
     experts, routing = _experts(text, layers)
     shape = TextConfig(
-        vocab_size=text.integer("vocab_size", default=102400),
+        vocab_size=text.count("vocab_size", default=102400),
         hidden=hidden,
         intermediate=text.integer("intermediate_size", default=11008),
         layers=layers,
@@ -148,7 +148,7 @@ def read_text(text: Section) -> DeepseekText:
             pairs="neighbours" if latent else "halves",
             yarn=yarn,
         ),
-        context_length=text.integer("max_position_embeddings", default=2048),
+        context_length=text.count("max_position_embeddings", default=2048),
         qkv_bias=False,
         qk_norm=False,
         tied=text.flag("tie_word_embeddings"),
@@ -235,7 +235,7 @@ def _vision(config: Section, out: int) -> SiglipConfig:
         )
     if vision.flag("class_token"):
         raise CheckpointError(f"{vision.where}: class_token is not supported")
-    hidden = vision.integer("width", default=1024)
+    hidden = vision.count("width", default=1024)
     for name, absent, wanted in (
         ("input_dim", 1152, hidden),
         ("n_embed", 2048, out),
@@ -244,19 +244,19 @@ def _vision(config: Section, out: int) -> SiglipConfig:
     ):
         if (found := projector.integer(name, default=absent)) != wanted:
             raise CheckpointError(f"{projector.where}: {name} must be {wanted}, not {found}")
-    heads = vision.integer("heads", default=16)
+    heads = vision.count("heads", default=16)
     side, patch = (
         vision.integer("image_size", default=384),
         vision.integer("patch_size", default=16),
     )
     merge = projector.integer("downsample_ratio", default=2)
-    if min(heads, patch, merge) < 1 or side < patch or hidden % heads:
+    if min(patch, merge) < 1 or side < patch or hidden % heads:
         raise CheckpointError(
             f"{vision.where}: tiles of {side} pixels in patches of {patch}, {merge} x {merge} "
             f"brought together, or {hidden} values in {heads} heads, cannot be"
         )
     return SiglipConfig(
-        depth=vision.integer("layers", default=24),
+        depth=vision.layers("layers", default=24),
         hidden=hidden,
         heads=heads,
         intermediate=int(hidden * vision.number("mlp_ratio", default=4.0)),

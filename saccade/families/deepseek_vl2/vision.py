@@ -98,7 +98,9 @@ class DeepseekTower:
         return replace(self.tower.grid_facts(grid), restore=order)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """The canvas has tiles side by side, the whole image last, and nothing beside that."""
+        """pixels uint8 [H, W, 3] -> [N, hidden]. The canvas has tiles side by side, the whole image
+        last, and nothing beside that.
+        """
         side, used, (segments,) = self.side, self.config.side, facts.segments
         across = pixels.shape[1] // side
         apart = pixels.view(-1, side, across, side, 3).transpose(1, 2).reshape(-1, side, side, 3)
@@ -110,6 +112,7 @@ class DeepseekTower:
         return self.tower.blocks(pack)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """[M, out], of tiles, to [m, out] of each image, with newlines and separator."""
         counts = [self.rows(fact.num_patches) for fact in facts]
         found = []
         for fact, part in zip(facts, embeddings[: sum(counts)].split(counts)):

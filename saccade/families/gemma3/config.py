@@ -106,15 +106,15 @@ def _text(config: Section, text: Section) -> GemmaText:
                 f"{text.where}: {name} {text.data[name]!r} is not supported (Gemma 3 has none)"
             )
     heads, kv_heads = _heads(text)
-    head_dim = text.integer("head_dim", default=256)
-    layers = text.integer("num_hidden_layers", default=26)
+    head_dim = text.count("head_dim", default=256)
+    layers = text.layers("num_hidden_layers", default=26)
     types = _layer_types(text, layers)
     window = text.integer("sliding_window", default=4096)
     if window < 1:
         raise CheckpointError(f"{text.where}: sliding_window must be at least 1, not {window}")
     shape = TextConfig(
-        vocab_size=text.integer("vocab_size", default=262208),
-        hidden=text.integer("hidden_size", default=2304),
+        vocab_size=text.count("vocab_size", default=262208),
+        hidden=text.count("hidden_size", default=2304),
         intermediate=text.integer("intermediate_size", default=9216),
         layers=layers,
         heads=heads,
@@ -122,7 +122,7 @@ def _text(config: Section, text: Section) -> GemmaText:
         head_dim=head_dim,
         rms_eps=text.number("rms_norm_eps", default=1e-6),
         rope=_rope(text, "full_attention", head_dim),
-        context_length=text.integer("max_position_embeddings", default=131072),
+        context_length=text.count("max_position_embeddings", default=131072),
         qkv_bias=False,
         qk_norm=True,
         tied=config.flag("tie_word_embeddings", default=True),
@@ -131,7 +131,7 @@ def _text(config: Section, text: Section) -> GemmaText:
         shape,
         _rope(text, "sliding_attention", head_dim),
         tuple(window if each == "sliding_attention" else None for each in types),
-        text.number("query_pre_attn_scalar", default=256.0),
+        text.positive("query_pre_attn_scalar", default=256.0),
         text.text("hidden_activation", default="gelu_pytorch_tanh"),
     )
 
@@ -149,7 +149,11 @@ def _layer_types(text: Section, layers: int) -> tuple[str, ...]:
         kinds = ("full_attention", "sliding_attention")
         return tuple(kinds[bool((at + 1) % max(1, every))] for at in range(layers))
     listed = text.data["layer_types"]
-    if not isinstance(listed, list) or len(listed) != layers or not set(listed) <= THETAS.keys():
+    if (
+        not isinstance(listed, list)
+        or len(listed) != layers
+        or not set(map(str, listed)) <= THETAS.keys()
+    ):
         raise CheckpointError(
             f"{text.where}: layer_types must name {layers} layers, each one of {', '.join(THETAS)}"
         )
@@ -163,7 +167,7 @@ def _rope(text: Section, kind: LayerType, head_dim: int) -> RopeConfig:
     if not rope.data and full:
         rope = text.section("rope_scaling")
     name = "rope_theta" if full else "rope_local_base_freq"
-    theta = rope.number("rope_theta", default=text.number(name, default=THETAS[kind]))
+    theta = rope.positive("rope_theta", default=text.positive(name, default=THETAS[kind]))
     scaling = rope.text("rope_type", "type", default="default")
     if scaling not in ("default", "linear"):
         raise CheckpointError(

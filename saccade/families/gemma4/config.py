@@ -151,17 +151,17 @@ def _text(config: Section, text: Section) -> Gemma4Text:
             f"{text.where}: use_bidirectional_attention {sight!r} is not supported (null and "
             "'vision' are)"
         )
-    heads = text.integer("num_attention_heads", default=8)
+    heads = text.count("num_attention_heads", default=8)
     layers = read_layers(text, heads)
     near, far = read_ropes(text)
-    vocab = text.integer("vocab_size", default=262144)
+    vocab = text.count("vocab_size", default=262144)
     cap = text.number("final_logit_softcapping") if text.has("final_logit_softcapping") else None
     if cap is not None and cap <= 0:
         raise CheckpointError(f"{text.where}: final_logit_softcapping must be above 0, not {cap}")
     sees = config.has("vision_config")
     return Gemma4Text(
         vocab_size=vocab,
-        hidden=text.integer("hidden_size", default=2304),
+        hidden=text.count("hidden_size", default=2304),
         heads=heads,
         layers=layers,
         near=near,
@@ -169,14 +169,11 @@ def _text(config: Section, text: Section) -> Gemma4Text:
         both_ways=sees and sight == "vision",
         rms_eps=text.number("rms_norm_eps", default=1e-6),
         activation=text.text("hidden_activation", default="gelu_pytorch_tanh"),
-        context_length=text.integer("max_position_embeddings", default=131072),
+        context_length=text.count("max_position_embeddings", default=131072),
         tied=config.flag("tie_word_embeddings", default=True),
         cap=cap,
         per_layer=_per_layer(text, vocab),
-        silent=Silent(
-            _silent(config) if config.has("text_config") else (),
-            text.integer("pad_token_id", default=0),
-        ),
+        silent=_silent(config, text, vocab),
         experts=_experts(text, len(layers)) if text.flag("enable_moe_block") else None,
     )
 
@@ -207,13 +204,21 @@ def _experts(text: Section, layers: int) -> ExpertsConfig:
     return ExpertsConfig(frozenset(range(layers)), count, top, width)
 
 
-def _silent(config: Section) -> tuple[int, ...]:
+def _silent(config: Section, text: Section, vocab: int) -> Silent:
     """Placeholders of images, videos and sounds."""
-    return (
+    padding = text.integer("pad_token_id", default=0)
+    if not 0 <= padding < vocab:
+        raise CheckpointError(
+            f"{text.where}: pad_token_id {padding} is beyond the vocabulary of {vocab} tokens"
+        )
+    if not config.has("text_config"):
+        return Silent((), padding)
+    tokens = (
         config.integer("image_token_id", default=258880),
         config.integer("video_token_id", default=258884),
         config.integer("audio_token_id", default=258881),
     )
+    return Silent(tokens, padding)
 
 
 def _vision(vision: Section, out: int) -> TowerConfig:
@@ -222,11 +227,11 @@ def _vision(vision: Section, out: int) -> TowerConfig:
         raise CheckpointError(f"{vision.where}: model_type {kind!r} is not supported")
     if vision.flag("attention_bias"):
         raise CheckpointError(f"{vision.where}: attention_bias is not supported")
-    hidden = vision.integer("hidden_size", default=768)
-    heads = vision.integer("num_attention_heads", default=12)
-    kv_heads = vision.integer("num_key_value_heads", default=12)
-    dim = vision.integer("head_dim", default=64)
-    if kv_heads != heads or dim % 4 or min(heads, dim) < 1:
+    hidden = vision.count("hidden_size", default=768)
+    heads = vision.count("num_attention_heads", default=12)
+    kv_heads = vision.count("num_key_value_heads", default=12)
+    dim = vision.count("head_dim", default=64)
+    if kv_heads != heads or dim % 4:
         raise CheckpointError(
             f"{vision.where}: {heads} heads of {dim} values over {kv_heads} keys are not supported "
             "(as many keys as heads are, of a multiple of 4 values)"
@@ -241,9 +246,9 @@ def _vision(vision: Section, out: int) -> TowerConfig:
     if min(patch, merge) < 1:
         raise CheckpointError(f"{vision.where}: {merge} patches of {patch} pixels make no token")
     return TowerConfig(
-        depth=vision.integer("num_hidden_layers", default=16),
+        depth=vision.layers("num_hidden_layers", default=16),
         hidden=hidden,
-        heads=TowerHeads(heads, dim, rope.number("rope_theta", default=100.0)),
+        heads=TowerHeads(heads, dim, rope.positive("rope_theta", default=100.0)),
         intermediate=vision.integer("intermediate_size", default=3072),
         activation=vision.text("hidden_activation", default="gelu_pytorch_tanh"),
         norm_eps=vision.number("rms_norm_eps", default=1e-6),

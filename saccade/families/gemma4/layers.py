@@ -42,7 +42,7 @@ class Rope:
 
 def read_layers(text: Section, heads: int) -> tuple[LayerShape, ...]:
     """Raises CheckpointError."""
-    count = text.integer("num_hidden_layers", default=30)
+    count = text.layers("num_hidden_layers", default=30)
     kinds = _kinds(text, count)
     window = text.integer("sliding_window", default=512)
     if window < 1:
@@ -84,7 +84,11 @@ def _kinds(text: Section, count: int) -> tuple[str, ...]:
     listed = text.data.get("layer_types")
     if listed is None:
         listed = [NEAR if (at + 1) % 6 else FULL for at in range(count)]
-    if not isinstance(listed, list) or len(listed) != count or not set(listed) <= ROPES.keys():
+    if (
+        not isinstance(listed, list)
+        or len(listed) != count
+        or not set(map(str, listed)) <= ROPES.keys()
+    ):
         raise CheckpointError(
             f"{text.where}: layer_types must name {count} layers, each one of {', '.join(ROPES)}"
         )
@@ -102,20 +106,18 @@ def _source(text: Section, own: tuple[str, ...], kind: str) -> int:
 
 def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int]:
     """Key/value heads and values of a head, of either age's fields."""
-    kv_heads = text.integer("num_key_value_heads", default=4)
-    dim = text.integer("head_dim", default=256)
+    kv_heads = text.count("num_key_value_heads", default=4)
+    dim = text.count("head_dim", default=256)
     if text.has("per_layer_config"):
         own = _own_fields(text.section("per_layer_config"), at)
         if others := sorted(own.data.keys() - {"head_dim", "num_key_value_heads"}):
             raise CheckpointError(f"{own.where}: {others[0]} is not supported by layer")
-        kv_heads = own.integer("num_key_value_heads", default=kv_heads)
-        dim = own.integer("head_dim", default=dim)
+        kv_heads = own.count("num_key_value_heads", default=kv_heads)
+        dim = own.count("head_dim", default=dim)
     elif kind == FULL:
-        dim = text.integer("global_head_dim", default=512)
+        dim = text.count("global_head_dim", default=512)
         if same:
-            kv_heads = text.integer("num_global_key_value_heads", default=kv_heads)
-    if min(kv_heads, dim) < 1:
-        raise CheckpointError(f"{text.where}: layer {at}: {kv_heads} heads of {dim} values")
+            kv_heads = text.count("num_global_key_value_heads", default=kv_heads)
     return kv_heads, dim
 
 
@@ -150,4 +152,4 @@ def _rope(text: Section, kind: str) -> Rope:
         raise CheckpointError(
             f"{rope.where}: factor {factor} and partial_rotary_factor {share} are not supported"
         )
-    return Rope(rope.number("rope_theta", default=theta), share, factor)
+    return Rope(rope.positive("rope_theta", default=theta), share, factor)

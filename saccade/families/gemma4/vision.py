@@ -68,6 +68,7 @@ class ClippedLinear:
             )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in] -> [N, out]"""
         if self.inputs is None or self.outputs is None:
             return self.product(x)
         return self.product(x.clamp(*self.inputs)).clamp_(*self.outputs)
@@ -98,6 +99,7 @@ class TowerMLP:
         self.act, self.ops = activation(config.activation), weights.ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> [N, hidden]"""
         return self.down(self.ops.activate(self.gate(x), self.act).mul_(self.up(x)))
 
 
@@ -175,6 +177,7 @@ class TowerBlock:
         return together(found)
 
     def _project(self, x: torch.Tensor, rotation: Axes) -> torch.Tensor:
+        """x [N, hidden] -> queries, keys and values [N, 3 H, D]"""
         normed = self.norm(x)
         qkv = torch.cat(
             [
@@ -204,6 +207,7 @@ class UnitNorm:
         self.eps, self.ops = eps, weights.ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., size] -> [..., size]"""
         return self.ops.rms_norm(x, self.ones, self.eps)
 
 
@@ -317,6 +321,6 @@ class Gemma4Tower:
         return self.connector(x)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """In reading order, as they are."""
+        """[M, out] to [m, out] of each image, in reading order, as they are."""
         counts = [self.rows(fact.num_patches) for fact in facts]
         return [part.clone() for part in embeddings[: sum(counts)].split(counts)]

@@ -28,6 +28,8 @@ from saccade.nn.text_config import RopeConfig, TextConfig
 NormKind = Literal["layer_norm", "rms_norm"]
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers."""
+MOST_TILES = 256
+"""Of an image: many times as many as in published checkpoints (12)."""
 ROPE_KINDS = ("default", "dynamic")
 """Dynamic scaling begins beyond the model's own context, where nothing is served."""
 
@@ -153,13 +155,19 @@ def _vision(config: Section, vision: Section, out: int) -> InternVisionConfig:
             f"{vision.where}: use_absolute_position_embeddings false is not supported"
         )
     side, patch = _square(vision, "image_size", 448), _square(vision, "patch_size", 14)
-    merge = int(1 / config.number("downsample_ratio", default=0.5))
+    ratio = config.number("downsample_ratio", default=0.5)
+    if not patch / side <= ratio <= 1:
+        raise CheckpointError(
+            f"{config.where}: downsample_ratio must be from {patch}/{side} (one token) to 1, not "
+            f"{ratio}"
+        )
+    merge = int(1 / ratio)
     if side % (patch * merge):
         raise CheckpointError(
             f"{vision.where}: image_size {side} is no multiple of {merge} patches of {patch} pixels"
         )
-    hidden = vision.integer("hidden_size", default=1024)
-    heads = vision.integer("num_attention_heads", default=16)
+    hidden = vision.count("hidden_size", default=1024)
+    heads = vision.count("num_attention_heads", default=16)
     if hidden % heads:
         raise CheckpointError(f"{vision.where}: {hidden} values do not divide into {heads} heads")
     kinds: dict[str, NormKind] = {"layer_norm": "layer_norm", "rms_norm": "rms_norm"}
@@ -167,7 +175,7 @@ def _vision(config: Section, vision: Section, out: int) -> InternVisionConfig:
     if norm not in kinds:
         raise CheckpointError(f"{vision.where}: norm_type {norm!r} is not supported")
     return InternVisionConfig(
-        depth=vision.integer("num_hidden_layers", default=24),
+        depth=vision.layers("num_hidden_layers", default=24),
         hidden=hidden,
         heads=heads,
         intermediate=vision.integer("intermediate_size", default=4096),
@@ -192,19 +200,19 @@ def _text(config: Section, text: Section) -> TextConfig:
             f"{text.where}: model_type {kind!r} is not supported (qwen2 and qwen3 are)"
         )
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
-    hidden, (heads, kv_heads) = text.integer("hidden_size"), read_heads(text)
-    head_dim = text.integer("head_dim", default=128 if kind == "qwen3" else hidden // heads)
+    hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
+    head_dim = text.count("head_dim", default=128 if kind == "qwen3" else hidden // heads)
     return TextConfig(
-        vocab_size=text.integer("vocab_size"),
+        vocab_size=text.count("vocab_size"),
         hidden=hidden,
         intermediate=text.integer("intermediate_size"),
-        layers=text.integer("num_hidden_layers"),
+        layers=text.layers("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         rms_eps=text.number("rms_norm_eps", default=1e-6),
         rope=RopeConfig(_rope_theta(text), (head_dim // 2,), interleaved=False),
-        context_length=text.integer("max_position_embeddings", default=32768),
+        context_length=text.count("max_position_embeddings", default=32768),
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
         # What transformers takes it for where the file does not say, as older files do not.
@@ -214,7 +222,7 @@ def _text(config: Section, text: Section) -> TextConfig:
 
 def _rope_theta(text: Section) -> float:
     rope = read_rope(text, *ROPE_KINDS)
-    return rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    return rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
 
 
 def _tiles(vision: InternVisionConfig, processor: Section) -> TileRules:
@@ -231,10 +239,10 @@ def _tiles(vision: InternVisionConfig, processor: Section) -> TileRules:
         )
     least = processor.integer("min_patches", default=1)
     most = processor.integer("max_patches", default=12)
-    if not 1 <= least <= most:
+    if not 1 <= least <= most <= MOST_TILES:
         raise CheckpointError(
             f"{processor.where}: min_patches is {least} and max_patches {most}: the first must be "
-            "at least 1, and at most the second"
+            f"at least 1, and at most the second, which may be {MOST_TILES}"
         )
     mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
     return TileRules(

@@ -178,8 +178,8 @@ def _variant(checkpoint: Checkpoint) -> Variant:
 def vision_config(variant: Variant, vision: Section) -> VisionConfig:
     first = variant == "qwen2_vl"
     # Qwen2-VL names the tower's own width `embed_dim`, and the text model's `hidden_size`.
-    hidden = vision.integer("embed_dim", default=1280) if first else vision.integer("hidden_size")
-    heads = vision.integer("num_heads", "num_attention_heads", default=16)
+    hidden = vision.count("embed_dim", default=1280) if first else vision.count("hidden_size")
+    heads = vision.count("num_heads", "num_attention_heads", default=16)
     if hidden % heads or hidden // heads % 4:
         raise CheckpointError(
             f"{vision.where}: {hidden} values in {heads} heads: a head needs a multiple of 4"
@@ -187,7 +187,7 @@ def vision_config(variant: Variant, vision: Section) -> VisionConfig:
     positions = (
         vision.integer("num_position_embeddings", default=2304) if variant == "qwen3_vl" else 0
     )
-    depth = vision.integer("depth", "num_hidden_layers")
+    depth = vision.layers("depth", "num_hidden_layers")
     deepstack = (
         vision.integers("deepstack_visual_indexes", default=(8, 16, 24))
         if variant == "qwen3_vl"
@@ -206,7 +206,7 @@ def vision_config(variant: Variant, vision: Section) -> VisionConfig:
         intermediate=int(hidden * vision.number("mlp_ratio", default=4.0))
         if first
         else vision.integer("intermediate_size"),
-        out_hidden=vision.integer("hidden_size") if first else vision.integer("out_hidden_size"),
+        out_hidden=vision.count("hidden_size") if first else vision.count("out_hidden_size"),
         activation=vision.text(
             "hidden_act",
             default={"qwen2_vl": "quick_gelu", "qwen2_5_vl": "silu"}.get(
@@ -218,7 +218,7 @@ def vision_config(variant: Variant, vision: Section) -> VisionConfig:
         ),
         merge=vision.integer("spatial_merge_size", default=2),
         temporal_patch=vision.integer("temporal_patch_size", default=2),
-        rope_theta=vision.section("rope_parameters").number("rope_theta", default=10000.0),
+        rope_theta=vision.section("rope_parameters").positive("rope_theta", default=10000.0),
         window=vision.integer("window_size", default=112) if variant == "qwen2_5_vl" else 0,
         full_attention_layers=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31))
         if variant == "qwen2_5_vl"
@@ -230,19 +230,19 @@ def vision_config(variant: Variant, vision: Section) -> VisionConfig:
 
 def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
-    hidden, (heads, kv_heads) = text.integer("hidden_size"), read_heads(text)
-    head_dim = text.integer("head_dim", default=128 if variant == "qwen3_vl" else hidden // heads)
+    hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
+    head_dim = text.count("head_dim", default=128 if variant == "qwen3_vl" else hidden // heads)
     return TextConfig(
-        vocab_size=text.integer("vocab_size"),
+        vocab_size=text.count("vocab_size"),
         hidden=hidden,
         intermediate=text.integer("intermediate_size"),
-        layers=text.integer("num_hidden_layers"),
+        layers=text.layers("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         rms_eps=text.number("rms_norm_eps", default=1e-6 if variant == "qwen3_vl" else 1e-5),
         rope=_rope(variant, text, head_dim),
-        context_length=text.integer("max_position_embeddings"),
+        context_length=text.count("max_position_embeddings"),
         qkv_bias=variant != "qwen3_vl",
         qk_norm=variant == "qwen3_vl",
         # Of Qwen2 checkpoints saved before transformers 5, some say it of the text model only.
@@ -254,9 +254,9 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
 
 def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
     rope = read_rope(text)
-    theta = rope.number(
+    theta = rope.positive(
         "rope_theta",
-        default=text.number("rope_theta", default=5e5 if variant == "qwen3_vl" else 1e6),
+        default=text.positive("rope_theta", default=5e5 if variant == "qwen3_vl" else 1e6),
     )
     sections = rope.integers(
         "mrope_section", default=(24, 20, 20) if variant == "qwen3_vl" else (16, 24, 24)

@@ -33,6 +33,7 @@ LONGEST = 4096
 """Pixels of an edge, beyond which transformers shrinks again."""
 MOST_ACROSS = 32
 """Tiles; no checkpoint has more than six."""
+FAMILIES = ("idefics3", "smolvlm")
 FAKE, IMAGE, OVERALL = "<fake_token_around_image>", "<image>", "<global-img>"
 
 Ids = tuple[int, ...]
@@ -98,6 +99,10 @@ def parse_config(checkpoint: Checkpoint) -> SmolVLMConfig:
     vision = read_siglip(config.section("vision_config"), merge, text.hidden, SIGLIP)
     tiles = _tiles(vision, checkpoint.processor)
     family = config.text("model_type")
+    if family not in FAMILIES:
+        raise CheckpointError(
+            f"{config.where}: model_type {family!r} is not supported ({' and '.join(FAMILIES)} are)"
+        )
     return SmolVLMConfig(family, vision, text, tiles, _image_text(checkpoint, tiles))
 
 
@@ -106,21 +111,21 @@ def _text(config: Section, text: Section) -> TextConfig:
     if kind != "llama":
         raise CheckpointError(f"{text.where}: model_type {kind!r} is not supported (llama is)")
     refuse_unsupported(text, "attention_bias", "mlp_bias")
-    hidden, (heads, kv_heads) = text.integer("hidden_size"), read_heads(text)
-    head_dim = text.integer("head_dim", default=hidden // heads)
+    hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
+    head_dim = text.count("head_dim", default=hidden // heads)
     rope = read_rope(text, "default")
-    theta = rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    theta = rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
     return TextConfig(
-        vocab_size=text.integer("vocab_size"),
+        vocab_size=text.count("vocab_size"),
         hidden=hidden,
         intermediate=text.integer("intermediate_size"),
-        layers=text.integer("num_hidden_layers"),
+        layers=text.layers("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         rms_eps=text.number("rms_norm_eps", default=1e-5),
         rope=RopeConfig(theta, (head_dim // 2,), interleaved=False),
-        context_length=text.integer("max_position_embeddings", default=2048),
+        context_length=text.count("max_position_embeddings", default=2048),
         qkv_bias=False,
         qk_norm=False,
         tied=config.flag("tie_word_embeddings"),

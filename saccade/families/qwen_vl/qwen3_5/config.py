@@ -95,14 +95,14 @@ def _text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
     if not text.flag("attn_output_gate", default=True):
         raise CheckpointError(f"{text.where}: attn_output_gate false is not supported")
     heads, kv_heads = read_heads(text)
-    head_dim = text.integer("head_dim", default=256)
+    head_dim = text.count("head_dim", default=256)
     rope, rotary_dim = _rope(text, head_dim)
-    layers = text.integer("num_hidden_layers")
+    layers = text.layers("num_hidden_layers")
     sparse = text.has("num_experts")
     shared = text.integer("shared_expert_intermediate_size", default=512) if sparse else 0
     model = TextConfig(
-        vocab_size=text.integer("vocab_size"),
-        hidden=text.integer("hidden_size"),
+        vocab_size=text.count("vocab_size"),
+        hidden=text.count("hidden_size"),
         intermediate=shared or text.integer("intermediate_size"),
         layers=layers,
         heads=heads,
@@ -110,7 +110,7 @@ def _text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
         head_dim=head_dim,
         rms_eps=text.number("rms_norm_eps", default=1e-6),
         rope=rope,
-        context_length=text.integer("max_position_embeddings"),
+        context_length=text.count("max_position_embeddings"),
         qkv_bias=False,
         qk_norm=True,
         tied=config.flag("tie_word_embeddings"),
@@ -123,7 +123,7 @@ def _layers(text: Section, count: int) -> tuple[bool, ...]:
     """The layers with full attention."""
     names = text.data.get("layer_types")
     if names is None:
-        interval = text.integer("full_attention_interval", default=4)
+        interval = text.count("full_attention_interval", default=4)
         return tuple((layer + 1) % interval == 0 for layer in range(count))
     if (
         not isinstance(names, list)
@@ -171,5 +171,5 @@ def _rope(text: Section, head_dim: int) -> tuple[RopeConfig, int]:
             f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
             f"{turned // 2}"
         )
-    theta = rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    theta = rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
     return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=True), turned
