@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
@@ -198,12 +199,12 @@ class LLM:
         """
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
-            sampling or self._usual,
+            _typed(SamplingParams, sampling or self._usual, "sampling"),
             ToolSet(read_tools(tools), tool_choice, parallel_tool_calls),
             chat_template_kwargs or {},
             read_wish(given),
-            prompt_logprobs,
-            rules,
+            _typed(int | None, prompt_logprobs, "prompt_logprobs"),
+            _typed(AnswerRules, rules, "rules"),
             self._adapter(lora),
         )
         _check_list(messages)
@@ -427,6 +428,21 @@ def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
     listed = content if isinstance(content, list | tuple) else [content]
     parts = [part if isinstance(part, str) else image_part(part) for part in listed]
     return read_parts(parts, place, PartDefaults.of(scoring.limits, None))
+
+
+def _typed(kind: Any, value: Any, name: str) -> Any:
+    """A value whose fields have the types that are written: the engine process, which is sent them,
+    ends where it cannot read one. Raises InvalidRequest that names the field.
+    """
+    if not isinstance(value, kind):
+        what = kind.__name__ if isinstance(kind, type) else kind
+        raise InvalidRequest(f"{name}: expected {what}, got {type(value).__name__}", name)
+    try:
+        return msgspec.convert(msgspec.to_builtins(value), kind)
+    except msgspec.ValidationError as error:
+        why, _, place = str(error).partition(" - at `$")
+        field = place.strip(".`") or name
+        raise InvalidRequest(f"{field}: {why.replace('Expected', 'expected')}", field) from None
 
 
 def _check_list(conversation: object) -> None:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from saccade import LLM, SamplingParams
 from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
+from saccade.front.answer_rules import AnswerRules
 from saccade_bench.fixtures.tiny import Reference, picture
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -141,6 +142,8 @@ def test_a_prompts_tokens_are_scored_as_transformers_does(
         ("frequency_penalty", 3),
         ("seed", 2**63),
         ("logprobs", 21),
+        ("logprobs", True),
+        ("stop", ("x", 3)),
         ("logit_bias", ((1, 101.0),)),
         ("stop", ("x",) * 17),
         ("stop", ("",)),
@@ -151,6 +154,21 @@ def test_sampling_out_of_bounds_is_refused_as_over_http(field: str, value: Any) 
     with pytest.raises(InvalidRequest, match=f"^{field}: expected") as caught:
         SamplingParams(**{field: value})
     assert caught.value.param == field
+
+
+def test_what_the_engine_could_not_read_is_refused_before_it(llm: LLM) -> None:
+    wrong: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("stop_token_ids[1]", {"sampling": SamplingParams(stop_token_ids=(1, "2"))}),  # type: ignore[arg-type]
+        ("ignore_eos", {"sampling": SamplingParams(ignore_eos="yes")}),  # type: ignore[arg-type]
+        ("prompt_logprobs", {"prompt_logprobs": True}),
+        ("allowed_token_ids[0]", {"rules": AnswerRules(allowed_token_ids=("a",))}),  # type: ignore[arg-type]
+        ("sampling", {"sampling": object()}),
+    )
+    for field, given in wrong:
+        with pytest.raises(InvalidRequest, match="expected") as caught:
+            llm.chat(ask("hello"), **given)
+        assert caught.value.param == field
+    assert llm.chat(ask("hello"), SamplingParams(max_tokens=2)).completion_tokens == 2
 
 
 def test_what_is_no_conversation_is_refused_by_its_place(llm: LLM) -> None:

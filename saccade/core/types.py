@@ -153,7 +153,7 @@ def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> 
         if name not in given:
             continue
         value, field = given[name], names[name]
-        is_kind = isinstance(value, kind)
+        is_kind = isinstance(value, kind) and not isinstance(value, bool)
         if not is_kind or (value is not None and not least <= value <= most):
             what = (
                 "a whole number"
@@ -185,7 +185,8 @@ def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
         raise InvalidRequest(f"{field}: expected biases from {-MAX_BIAS} to {MAX_BIAS}", field)
     stop, field = given.get("stop", ()), names["stop"]
     # A single string would pass for a tuple of its letters.
-    if isinstance(stop, str) or len(stop) > MAX_STOPS or not all(stop):
+    known = all(isinstance(each, str) and each for each in stop)
+    if isinstance(stop, str) or len(stop) > MAX_STOPS or not known:
         raise InvalidRequest(
             f"{field}: expected at most {MAX_STOPS} stop strings, none of them empty", field
         )
