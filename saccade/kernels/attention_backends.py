@@ -76,7 +76,9 @@ def _halves(_: Ops, place: torch.device, dtype: torch.dtype) -> bool:
 
 
 BACKENDS: dict[AttentionName, Registered] = {
-    "triton": Registered(_triton, lambda ops, *_: ops.kind == "triton", captured=True, ranges=True),
+    "triton": Registered(
+        _triton, lambda ops, *_: ops.kind == "triton", captured=True, ranges=True, latents=True
+    ),
     "x86": Registered(
         _x86, lambda ops, *_: ops.kind == "x86", captured=False, ranges=True, latents=True
     ),

@@ -9,7 +9,6 @@ import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,12 @@ from saccade.core.errors import CheckpointError, ConfigError, ImageError
 from saccade.core.options import EngineOptions, ModelOptions
 from saccade.engine.sizing import resolve
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
-from saccade.families.registry import family_model, load_spec
+from saccade.families.registry import load_spec
 from saccade.kernels.attention_backends import BACKENDS
 from saccade.kernels.reference.ops import Ops
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
 from saccade.media.sources import ImageSource, in_company
-from saccade.parallel import WHOLE
 from saccade.runtime.attention import pick_attention
 from saccade.text.prompt import ChatTemplate
 from saccade.text.prompt import Tokenizer as TextTokenizer
@@ -378,12 +376,6 @@ def test_what_is_not_supported_is_refused_by_name(
 ) -> None:
     with pytest.raises(CheckpointError, match=words):
         load_spec(changed(model.reference.folder, tmp_path / "model", **fields))
-
-
-def test_gpus_are_refused_before_a_tensor_is_read(model: parity.Model) -> None:
-    weights: Any = SimpleNamespace(device=torch.device("cuda"))
-    with pytest.raises(ConfigError, match=r"is served on CPUs alone: .*--device cpu"):
-        family_model(model.net.spec).build(weights, WHOLE, WHOLE)
 
 
 def test_a_cache_of_8_bits_is_refused_by_name(model: parity.Model) -> None:

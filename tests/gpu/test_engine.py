@@ -112,7 +112,9 @@ def test_a_picture_is_encoded_once_with_graphs_in_sixteen_bits(
     assert all(outcome.finish == ["length"] for each in outcomes for outcome in each.values())
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "deepseek_vl_v2"]
+)
 def test_answers_are_those_of_transformers(family: str, cuda: torch.device, tmp_path: Path) -> None:
     pytest.importorskip(
         "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",

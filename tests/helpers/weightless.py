@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -54,6 +56,7 @@ CARDS = {
     "qwen3.5-9b": 23.5,
     "gemma-3-4b": 23.5,
     "gemma-3-12b": 79.19,
+    "deepseek-vl2-small": 79.19,
 }
 """GiB that a card of 80 or 24 GB says it has."""
 
@@ -103,6 +106,57 @@ def make_gemma(name: str, folder: Path) -> Path:
     for file, said in (("config", config), ("preprocessor_config", processor)):
         (folder / f"{file}.json").write_text(json.dumps(said))
     return folder
+
+
+def make_deepseek(_: str, folder: Path) -> Path:
+    """The configuration of DeepSeek-VL2-small, and a tokenizer of its image's token alone."""
+    text = {
+        "model_type": "deepseek_v2",
+        "hidden_size": 2048,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 10_944,
+        "vocab_size": 102_400,
+        "max_position_embeddings": 4096,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "topk_method": "greedy",
+    }
+    sizes = [[384 * w, 384 * h] for w in range(1, 10) for h in range(1, 10) if w * h <= 9]
+    vision = {"image_size": 384, "patch_size": 14, "width": 1152, "layers": 27, "heads": 16}
+    config = {
+        "architectures": ["DeepseekVLV2ForCausalLM"],
+        "model_type": "deepseek_vl_v2",
+        "candidate_resolutions": sizes,
+        "global_view_pos": "head",
+        "tile_tag": "2D",
+        "eos_token_id": 1,
+        "torch_dtype": "bfloat16",
+        "language_config": text,
+        "projector_config": {"input_dim": 1152, "n_embed": 2048, "model_type": "mlp_projector"},
+        "vision_config": vision | {"mlp_ratio": 3.7362, "model_type": "vision"},
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "processor_config.json").write_text(
+        json.dumps({"candidate_resolutions": sizes, "image_token": "<image>"})
+    )
+    vocabulary = WordLevel({"<image>": 100_003}, unk_token="<image>")
+    Tokenizer(vocabulary).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+MAKERS = dict.fromkeys(GEMMA, make_gemma) | {"deepseek-vl2-small": make_deepseek}
+"""Of models that `make_checkpoint` has no preset for."""
 
 
 class NoKernel:
@@ -253,8 +307,7 @@ def weightless(preset: str, folder: Path) -> Iterator[Model]:
                     patch.setattr(module, name, NoKernel())
         patch.setattr(placement, "generation", lambda _: 90)
         pretend_cuda(patch)
-        make = make_gemma if preset in GEMMA else make_checkpoint
-        folder = make(preset, folder)
+        folder = MAKERS.get(preset, make_checkpoint)(preset, folder)
         # Gemma's head is its table, which no file has twice.
         absent = ("lm_head.weight",) if preset in GEMMA else ()
         spec, weights = load_spec(folder), NoWeights(absent=absent)

@@ -20,6 +20,7 @@ import torch
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.family import FamilySpec
 from saccade.core.types import Request
+from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
@@ -68,9 +69,11 @@ def load(folder: Path, kernels: bool = True) -> FamilyNet:
     return load_net(load_spec(folder), folder, dtype=torch.float32, device=place, ops=ops)
 
 
-@pytest.fixture(scope="module", params=(*QWEN, "gemma3"))
+@pytest.fixture(scope="module", params=(*QWEN, "gemma3", "deepseek_vl_v2"))
 def family(request: pytest.FixtureRequest) -> FamilyName:
-    """Each in turn; Gemma 3 has windows and images that see themselves in both directions."""
+    """Each in turn; Gemma 3 has windows and images that see themselves in both directions,
+    DeepSeek-VL2 latents.
+    """
     name: FamilyName = request.param
     return name
 
@@ -100,6 +103,8 @@ def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
     """Of an image, with its token in a prompt."""
     if isinstance(spec, Gemma3Spec):
         return (spec.vision.side, spec.vision.side), spec.images.begin
+    if isinstance(spec, DeepseekSpec):  # one tile, and the whole image below it
+        return (2 * spec.images.side, spec.images.side), spec.images.content
     factor = qwen(spec).image_rules.factor
     return (3 * factor, 4 * factor), qwen(spec).image_token_id
 
@@ -211,6 +216,8 @@ def test_keys_and_values_of_eight_bits_are_near_pytorchs(
     net: FamilyNet, there: FamilyNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a sum differs in its last bit, a key may be rounded the other way."""
+    if net.spec.kv_spec().latent:
+        pytest.skip("latents are not kept in 8 bits")
     found = []
     kv = KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_spec().kv_layers)
     for by_kernels in (False, True):
@@ -298,7 +305,8 @@ def test_weights_of_four_bits_answer_as_their_twin(
 def test_a_tower_in_its_graphs_answers_as_pytorch_does(
     there: FamilyNet, expected: dict[str, list[int]]
 ) -> None:
-    over = with_kernels(there, encoder=EncoderConfig("triton", (64,)))
+    unit = there.spec.patch_unit
+    over = with_kernels(there, encoder=EncoderConfig("triton", (-(-64 // unit) * unit,)))
     assert run(over, requests(over), 1) == expected
 
 

@@ -55,8 +55,10 @@ def check(
     window: int | None = None,
     images: Sequence[tuple[int, int, int]] = (),
     both_ways: bool = True,
+    latents: bool = False,
 ) -> None:
     """Rows of (tokens, keys) on pages in no order; the table's lines are in no order either.
+    latents: the keys are the values as well.
     images: (row, first, end) of its tokens. Pages that no token of a row can see are not numbers.
     """
     count = len(lengths)
@@ -68,9 +70,11 @@ def check(
     for row, mine in enumerate(order.split(pages)):
         table[line[row], : len(mine)] = mine.int()
     slots = (1 + sum(pages)) * page
+    keys = noise(slots, heads[1], dim, seed=3, dtype=dtype).to(kept or dtype).to(device)
+    values = noise(slots, heads[1], dim, seed=4, dtype=dtype).to(kept or dtype).to(device)
     cache = PagedCache(
-        noise(slots, heads[1], dim, seed=3, dtype=dtype).to(kept or dtype).to(device),
-        noise(slots, heads[1], dim, seed=4, dtype=dtype).to(kept or dtype).to(device),
+        keys,
+        keys if latents else values,
         *scales,
         window=window,
         both_ways=both_ways,
@@ -134,6 +138,34 @@ def test_decode_prefill_and_both_in_one_step(
         dtype=dtype,
         page=page,
     )
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "dtype"),
+    [
+        (4, 32, torch.float32),
+        (6, 40, HALVES[0]),
+        pytest.param(16, 576, torch.float32, marks=pytest.mark.more),
+        pytest.param(48, 576, HALVES[0], marks=pytest.mark.more),
+        pytest.param(3, 288, HALVES[-1], marks=pytest.mark.more),
+    ],
+)
+def test_latents_are_keys_and_values_of_all_heads(
+    device: str, heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    """As DeepSeek's: 512 + 64 values; one long row beside short ones, several pieces."""
+    lengths = [(1, 1), (1, 37), (1, 200), (5, 5), (19, 140), (1, 33)]
+    for tile in (SMALL, None):
+        check(
+            device,
+            lengths,
+            singles=3,
+            heads=(heads, 1),
+            dim=dim,
+            dtype=dtype,
+            tile=tile,
+            latents=True,
+        )
 
 
 @pytest.mark.first

@@ -81,7 +81,7 @@ class Made:
 
 @pytest.fixture(
     scope="module",
-    params=broad(CARDS, keep=ALWAYS),
+    params=broad([name for name in CARDS if name.startswith("qwen")], keep=ALWAYS),
 )
 def made(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Made]:
     with weightless(request.param, tmp_path_factory.mktemp("buffers") / "model") as model:
@@ -184,11 +184,12 @@ def test_decoding_takes_what_is_claimed_for_pieces_of_keys(made: Made) -> None:
         integers(rows + 1), integers(rows), integers(rows, dtype=torch.int64), table, 16, rows
     )
     keys = torch.empty((1 << 10, kv_heads, dim), dtype=BF16, device=META)
+    cache = PagedCache(keys, torch.empty_like(keys))
     q = torch.empty((rows, heads, dim), dtype=BF16, device=META)
     out = torch.empty_like(q)
     work = replace(paged, work=share_keys(paged, kv_heads))
     with Peak() as peak:
-        launch_decode(q, PagedCache(keys, keys), work, 0.1, out)
+        launch_decode(q, cache, work, 0.1, out)
     claimed = decode_bytes(spec, steps)
     assert peak.bytes <= claimed <= 1.02 * peak.bytes
 

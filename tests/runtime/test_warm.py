@@ -20,6 +20,7 @@ import torch
 
 from saccade.core.config import EncoderConfig
 from saccade.core.types import AdapterRef, Caching, Request
+from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.kernels import device as placement
 from saccade.kernels import triton as triton_kernels
@@ -87,16 +88,20 @@ def traffic(over: Harness, seed: int) -> list[Request]:
     """Prompts of many lengths, pictures of many sizes, every way to draw."""
     rng = np.random.default_rng(seed)
     spec: Any = over.net.spec
-    square = isinstance(spec, Gemma3Spec)
-    factor = 0 if square else spec.image_rules.factor
-    mark = spec.images.begin if square else spec.image_token_id
+    sides: tuple[int, int] | None = None  # of images that all have one size
+    if isinstance(spec, Gemma3Spec):
+        sides, mark = (spec.vision.side,) * 2, spec.images.begin
+    elif isinstance(spec, DeepseekSpec):
+        sides, mark = (2 * spec.images.side, spec.images.side), spec.images.content
+    else:
+        factor, mark = spec.image_rules.factor, spec.image_token_id
     asked = []
     for at in range(int(rng.integers(1, 12))):
         tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 40))]
         shown = []
         if at % 3 == 0:
             h, w = (int(each) for each in rng.integers(1, 9, 2))
-            h, w = (spec.vision.side,) * 2 if square else (h * factor, w * factor)
+            h, w = sides or (h * factor, w * factor)
             pixels = np.ascontiguousarray(picture(h, w, seed=at))
             tokens.insert(len(tokens) // 2, mark)
             shown = [over.image(pixels, f"{seed} {at}")]
@@ -118,7 +123,7 @@ def check(net: FamilyNet, names: dict[str, set[str]], attention: Any = "triton")
     over = Harness(net, encoder=EncoderConfig(attention), context_length=512, **sizes)
     known = {name: set(each) for name, each in names.items()}
     assert len(known["_prefill"]) == windows * (1 + kept.whole_images)
-    assert len(known["_turn_and_cache"]) == 1
+    assert len(known["_turn_and_cache"]) == (not kept.latent)
     assert len(known["_sample"]) == 2, "with masks and without"
     assert len(known["_edit"]) == 2 and len(known["_count"]) == 1
     assert len(known["_share"]) == len(known["_decode"]) == len(known["_merge"]) == windows
@@ -146,6 +151,14 @@ def test_no_request_compiles_a_kernel_for_windows(
     checkpoint: Callable[..., Path], names: dict[str, set[str]]
 ) -> None:
     check(load(checkpoint("gemma3"), TritonOps()), names)
+
+
+@pytest.mark.more
+def test_no_request_compiles_a_kernel_for_latents(
+    checkpoint: Callable[..., Path], names: dict[str, set[str]]
+) -> None:
+    check(load(checkpoint("deepseek_vl_v2"), TritonOps()), names)
+    assert names["_rotate"], "queries and the shared key"
 
 
 @pytest.mark.first

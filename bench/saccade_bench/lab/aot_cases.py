@@ -57,6 +57,8 @@ INT4_KINDS = ((128, True, False), (32, False, False), (0, False, True))
 """Inputs that share a scale (0: all), whether there are zero points and an order of inputs: AWQ;
 compressed-tensors; GPTQ with desc_act and one scale.
 """
+LATENT, LATENT_HEADS = 576, (16, 128)
+"""DeepSeek-V2's 512 + 64, and the heads of its small and its large size."""
 LORA_SHAPES = (((4096, 1024, 1024), 2560), ((9728, 9728), 2560), ((2560,), 9728))
 """Outputs and inputs: Qwen3-VL-4B's queries, keys and values, gate and up, and down."""
 LORA_RANKS = (16, 64)
@@ -109,6 +111,13 @@ def _ranged_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"paged prefill, {name}, images", paged_gpu, run, PREFILLED)
         run = partial(_paged, 0, *shape, window=WINDOW, images=True)
         yield KernelCase(f"paged prefill, {name}, windows and images", paged_gpu, run, PREFILLED)
+    for heads in LATENT_HEADS:
+        name = f"{heads} heads, latents of {LATENT}"
+        run = partial(_paged, TOKENS, heads, 1, LATENT, latents=True)
+        yield KernelCase(f"paged decode, {name}", paged_decode_gpu, run, DECODED)
+        run = partial(_paged, 0, heads, 1, LATENT, latents=True)
+        few = PREFILLED | {"_prefill": Promise()}  # too few rows for Hopper's products
+        yield KernelCase(f"paged prefill, {name}", paged_gpu, run, few)
 
 
 def _text_cases() -> Iterator[KernelCase]:
@@ -222,14 +231,16 @@ def _paged(
     *,
     window: int | None = None,
     images: bool = False,
+    latents: bool = False,
 ) -> None:
     """Rows that decode, or a prefill chunk, perhaps with images that see themselves whole."""
     keys = torch.empty((1024, kv_heads, dim), dtype=kept)
+    values = keys if latents else torch.empty_like(keys)
     q = torch.empty((TOKENS, heads, dim), dtype=HALF)
     rows = _rows([1] * singles or [TOKENS], singles)  # few tokens: keys are split
     if images:
         rows = replace(rows, sees=torch.ones(TOKENS, dtype=torch.int64))
-    paged_gpu.launch_paged(q, PagedCache(keys, keys, window=window), rows, 0.1)
+    paged_gpu.launch_paged(q, PagedCache(keys, values, window=window), rows, 0.1)
 
 
 def _states(lengths: Sequence[int], singles: int) -> StateRows:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from saccade.core.errors import ConfigError
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.deepseek_vl2.text import deepseek_decoder
 from saccade.families.deepseek_vl2.vision import DeepseekTower
@@ -52,12 +51,8 @@ class DeepseekModel:
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
         """`encoder_shard` is the vision tower's.
 
-        Raises CheckpointError where a tensor is missing or misshapen, ConfigError on a GPU.
+        Raises CheckpointError where a tensor is missing or misshapen.
         """
-        if weights.device.type != "cpu":
-            raise ConfigError(
-                f"{self.spec.family} is served on CPUs alone: start the server with --device cpu"
-            )
         tower = (
             self.build_tower(weights, encoder_shard).vision if self.spec.sees_images else NoVision()
         )

@@ -68,6 +68,11 @@ class PagedCache:
     window: int | None = None
     both_ways: bool = True
 
+    @property
+    def latents(self) -> bool:
+        """True if one tensor is keys and values, which all heads of queries share."""
+        return self.values is self.keys
+
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:

@@ -107,7 +107,8 @@ def attend_block(
 ):
     """One block of N keys more: (acc0, acc1, top, total).
 
-    k_at, v_at [N]: the beginnings of keys and values, of present keys. bias [N]: 0, or `NOTHING`
+    k_at, v_at [N]: the beginnings of present keys and their values; v_at None: these are the same,
+    read once. bias [N]: 0, or `NOTHING`
     for a key left out, at least one being in; seen [M, N]: the keys seen by each query. Either may
     be None. Scores are logarithms to base 2. acc1 means nothing if d1 is 0.
     """
@@ -129,10 +130,10 @@ def attend_block(
     alpha = tl.exp2(top - new)
     total = total * alpha + tl.sum(p, 1)
     p = p.to(q0.dtype)
-    v0 = load_part(v_at, None, 0, d0, dim).to(q0.dtype)
+    v0 = k0 if v_at is None else load_part(v_at, None, 0, d0, dim).to(q0.dtype)
     acc0 = tl.dot(p, v0, acc0 * alpha[:, None], input_precision="ieee")
     if d1 > 0:
-        v1 = load_part(v_at, None, d0, d1, dim).to(q0.dtype)
+        v1 = k1 if v_at is None else load_part(v_at, None, d0, d1, dim).to(q0.dtype)
         acc1 = tl.dot(p, v1, acc1 * alpha[:, None], input_precision="ieee")
     return acc0, acc1, new, total
 

@@ -10,14 +10,13 @@ import torch
 
 from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 from saccade.kernels.triton.paged import launch_paged
-from saccade.kernels.triton.paged_decode import share_keys
+from saccade.kernels.triton.paged_decode import head_groups, share_keys
 
 
 class TritonAttention:
     """Implements `kernels.paged.AttentionBackend`."""
 
     def __init__(self, shape: PagedShape) -> None:
-        self._kv_heads = shape.kv_heads
         self._scale = shape.scale
         self._rows: PagedRows | None = None
         self._shared: dict[int | None, PagedRows] = {}  # with the list of pieces, by windows
@@ -31,7 +30,7 @@ class TritonAttention:
         if rows is None:
             rows = self._rows
             if rows.singles:
-                work = share_keys(rows, self._kv_heads, window=cache.window)
+                work = share_keys(rows, head_groups(q, cache), window=cache.window)
                 rows = replace(rows, work=work)
             self._shared[cache.window] = rows
         return launch_paged(q, cache, rows, self._scale)

@@ -34,11 +34,13 @@ from saccade.kernels.triton.attention import (
 from saccade.kernels.triton.paged_decode import (
     LEAST_PIECE,
     ROUND,
+    head_groups,
     key_places,
     launch_decode,
     piece_count,
     piece_keys,
     share_keys,
+    values_at,
 )
 
 MOST_SPLITS = 8
@@ -59,6 +61,10 @@ PREFILL_LARGE_SMALL = Tile(rows=64, keys=32, warps=8, stages=2)
 """The same before Hopper, where 99 KB of memory may be all that there is."""
 PREFILL_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
 """For 32-bit values, whose blocks take twice the memory."""
+PREFILL_LATENTS = Tile(rows=32, keys=32, warps=8, stages=2)
+"""For heads beyond 256: two tokens of 16 heads in 74 KB. Of 64 rows, which Hopper's products begin
+at, registers would spill.
+"""
 
 
 @triton.jit
@@ -125,9 +131,10 @@ def attend_masked(
         seen = cols[None, :] < reach[:, None]
         if window > 0:
             seen = seen & (cols[None, :] > place_q[:, None] - window)
-        place = key_places(table, tl.minimum(cols, end - 1), slot_stride, head, page, dim)
+        last = tl.minimum(cols, end - 1)
+        place = key_places(table, last, slot_stride, head, page, dim, v_cache is None)
         acc0, acc1, top, total = attend_block(
-            q0, q1, k_cache + place, v_cache + place, None, seen, acc0, acc1, top, total,
+            q0, q1, k_cache + place, values_at(v_cache, place), None, seen, acc0, acc1, top, total,
             scale_log2, dim, d0, d1,
         )  # fmt: skip
     return acc0, acc1, top, total
@@ -177,9 +184,9 @@ def attend_causal(
         from_key = tl.maximum(from_key, full)
     for at in tl.range(from_key, tl.minimum(whole, end), block_n):
         cols = at + tl.arange(0, block_n)
-        place = key_places(table, cols, slot_stride, head, page, dim)
+        place = key_places(table, cols, slot_stride, head, page, dim, v_cache is None)
         acc0, acc1, top, total = attend_block(
-            q0, q1, k_cache + place, v_cache + place, None, None, acc0, acc1, top, total,
+            q0, q1, k_cache + place, values_at(v_cache, place), None, None, acc0, acc1, top, total,
             scale_log2, dim, d0, d1,
         )  # fmt: skip
     return attend_masked(
@@ -336,8 +343,8 @@ def launch_paged(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if rows.singles:
         if rows.work is None or piece is not None:
-            kv_heads = cache.keys.shape[1]
-            work = share_keys(rows, kv_heads, piece or LEAST_PIECE, cache.window)
+            groups = head_groups(q, cache)
+            work = share_keys(rows, groups, piece or LEAST_PIECE, cache.window)
             rows = replace(rows, work=work)
         launch_decode(q, cache, rows, scale, out)
     if len(rows.kv_lengths) > rows.singles and len(q) > rows.singles:
@@ -347,9 +354,11 @@ def launch_paged(
 
 def prefill_tile(q: torch.Tensor, window: int | None = None) -> Tile:
     """What prefill is cut into on the device of `q`, in layers with such a window."""
+    large, room = q.shape[2] > 128, device.has_room(q.device)
+    if q.shape[2] > 256:
+        return PREFILL_LATENTS if q.element_size() == 2 else replace(PREFILL_LATENTS, keys=16)
     if q.element_size() > 2:
         return PREFILL_WIDE
-    large, room = q.shape[2] > 128, device.has_room(q.device)
     if large or (window and q.shape[2] > 64 and not room):  # its masks would spill
         return PREFILL_LARGE if room else PREFILL_LARGE_SMALL
     if room:
@@ -383,7 +392,7 @@ def launch_prefill(
     piece: int = LEAST_PIECE_PREFILL,
 ) -> None:
     """Attention of the tokens behind the first `rows.singles`, to `out`."""
-    heads, dim, kv_heads = q.shape[1], q.shape[2], cache.keys.shape[1]
+    heads, dim, kv_heads = q.shape[1], q.shape[2], head_groups(q, cache)
     cut, group, tile = HeadCut.of(dim), heads // kv_heads, tile or prefill_tile(q, cache.window)
     block_m = max(tile.rows, triton.next_power_of_2(group))
     block_q = block_m // group
@@ -396,7 +405,7 @@ def launch_prefill(
     _prefill[kv_heads, tokens // block_q + count - first, splits](
         q,
         cache.keys,
-        cache.values,
+        None if cache.latents else cache.values,
         rows.page_table,
         rows.lines,
         rows.q_starts,
@@ -430,5 +439,5 @@ def launch_prefill(
         _join[tokens, heads](
             *(parts, logs, rows.q_starts, rows.kv_lengths, out, first, count, splits),
             **shape,
-            num_warps=1,
+            num_warps=max(1, shape["columns"] // 256),
         )

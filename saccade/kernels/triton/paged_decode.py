@@ -14,6 +14,7 @@ Imported only on a GPU, or in Triton's interpreter.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 import torch
 import triton
@@ -45,21 +46,48 @@ DECODE = Tile(rows=16, keys=64, warps=4, stages=5)
 """The page lookup and the scores cost stages: loads of keys run two blocks ahead."""
 DECODE_LARGE = Tile(rows=16, keys=32, warps=4, stages=5)
 """For heads beyond 128, and 32-bit values."""
+DECODE_LATENTS = Tile(rows=16, keys=32, warps=4, stages=2)
+"""For heads beyond 256: 36 KiB of a latent of 512 + 64 are loaded while as many are multiplied."""
+LATENT_HEADS = 16
+"""Of queries, in a program whose keys all heads share."""
 FEWER_STAGES = 3
 """On multiprocessors with little memory: one block ahead."""
 
 
 def decode_tile(q: torch.Tensor) -> Tile:
     """The cut of decode on the device of `q`."""
+    if q.shape[2] > 256:
+        return DECODE_LATENTS if q.element_size() == 2 else replace(DECODE_LATENTS, keys=16)
     tile = DECODE_LARGE if q.shape[2] * q.element_size() > 256 else DECODE
     return tile if device.has_room(q.device) else replace(tile, stages=FEWER_STAGES)
 
 
+def head_groups(q: torch.Tensor, cache: PagedCache) -> int:
+    """Programs for the heads of queries q [T, Hq, D]: one for each head of keys; of latents, which
+    all heads share, one for `LATENT_HEADS` or a divisor of them.
+    """
+    heads = q.shape[1]
+    return heads // gcd(heads, LATENT_HEADS) if cache.latents else cache.keys.shape[1]
+
+
 @triton.jit
-def key_places(table, at, slot_stride, head, page: tl.constexpr, dim: tl.constexpr):
-    """The beginnings of the keys at places `at` [N] of a sequence, from the cache's beginning."""
+def key_places(
+    table, at, slot_stride, head, page: tl.constexpr, dim: tl.constexpr, latents: tl.constexpr
+):
+    """The beginnings of the keys at places `at` [N] of a sequence, from the cache's beginning.
+    latents: all heads share them.
+    """
     pages = tl.load(table + at // page).to(tl.int64)
-    return (pages * page + at % page) * slot_stride + head * dim
+    places = (pages * page + at % page) * slot_stride
+    if not latents:
+        places += head * dim
+    return places
+
+
+@triton.jit
+def values_at(v_cache, place):
+    """Where the values of keys at `place` begin; None where the keys are the values (latents)."""
+    return None if v_cache is None else v_cache + place
 
 
 @triton.jit
@@ -147,9 +175,9 @@ def attend_keys(
     """The keys [from_key, end) of a sequence, all seen: (acc0, acc1, top, total)."""
     for at in tl.range(from_key, end, block_n):
         cols, bias = beyond(at + tl.arange(0, block_n), end)
-        place = key_places(table, cols, slot_stride, head, page, dim)
+        place = key_places(table, cols, slot_stride, head, page, dim, v_cache is None)
         acc0, acc1, top, total = attend_block(
-            q0, q1, k_cache + place, v_cache + place, bias, None,
+            q0, q1, k_cache + place, values_at(v_cache, place), bias, None,
             acc0, acc1, top, total, scale_log2, dim, d0, d1,
         )  # fmt: skip
     return acc0, acc1, top, total
@@ -290,7 +318,7 @@ def launch_decode(
     assert work is not None, "a step's list is made first"
     assert work.window == (cache.window or 0), "the list is that of layers with another window"
     count, heads, dim = rows.singles, q.shape[1], q.shape[2]
-    kv_heads, cut, tile = cache.keys.shape[1], HeadCut.of(dim), decode_tile(q)
+    kv_heads, cut, tile = head_groups(q, cache), HeadCut.of(dim), decode_tile(q)
     group, room = heads // kv_heads, len(work.items)
     parts = torch.empty((room, heads, dim), dtype=torch.float32, device=q.device)
     logs = torch.empty((room, heads), dtype=torch.float32, device=q.device)
@@ -298,7 +326,7 @@ def launch_decode(
     _decode[min(programs, room), kv_heads](
         q,
         cache.keys,
-        cache.values,
+        None if cache.latents else cache.values,
         rows.page_table,
         rows.lines,
         rows.kv_lengths,
