@@ -40,7 +40,6 @@ from saccade.kernels.triton.paged_decode import (
     piece_count,
     piece_keys,
     share_keys,
-    values_at,
 )
 
 MOST_SPLITS = 8
@@ -134,8 +133,8 @@ def attend_masked(
         last = tl.minimum(cols, end - 1)
         place = key_places(table, last, slot_stride, head, page, dim, v_cache is None)
         acc0, acc1, top, total = attend_block(
-            q0, q1, k_cache + place, values_at(v_cache, place), None, seen, acc0, acc1, top, total,
-            scale_log2, dim, d0, d1,
+            q0, q1, k_cache + place, None if v_cache is None else v_cache + place, None, seen,
+            acc0, acc1, top, total, scale_log2, dim, d0, d1,
         )  # fmt: skip
     return acc0, acc1, top, total
 
@@ -186,8 +185,8 @@ def attend_causal(
         cols = at + tl.arange(0, block_n)
         place = key_places(table, cols, slot_stride, head, page, dim, v_cache is None)
         acc0, acc1, top, total = attend_block(
-            q0, q1, k_cache + place, values_at(v_cache, place), None, None, acc0, acc1, top, total,
-            scale_log2, dim, d0, d1,
+            q0, q1, k_cache + place, None if v_cache is None else v_cache + place, None, None,
+            acc0, acc1, top, total, scale_log2, dim, d0, d1,
         )  # fmt: skip
     return attend_masked(
         q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, place_q, reach,

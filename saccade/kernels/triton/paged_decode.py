@@ -85,12 +85,6 @@ def key_places(
 
 
 @triton.jit
-def values_at(v_cache, place):
-    """Where the values of keys at `place` begin; None where the keys are the values (latents)."""
-    return None if v_cache is None else v_cache + place
-
-
-@triton.jit
 def piece_keys(length, least, most):
     """Keys of each piece but the last, for a row of `length` keys."""
     return tl.maximum(tl.cdiv(tl.cdiv(length, most), ROUND) * ROUND, least)
@@ -177,7 +171,7 @@ def attend_keys(
         cols, bias = beyond(at + tl.arange(0, block_n), end)
         place = key_places(table, cols, slot_stride, head, page, dim, v_cache is None)
         acc0, acc1, top, total = attend_block(
-            q0, q1, k_cache + place, values_at(v_cache, place), bias, None,
+            q0, q1, k_cache + place, None if v_cache is None else v_cache + place, bias, None,
             acc0, acc1, top, total, scale_log2, dim, d0, d1,
         )  # fmt: skip
     return acc0, acc1, top, total
