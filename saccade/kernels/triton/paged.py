@@ -55,7 +55,7 @@ PREFILL_SMALL = Tile(rows=128, keys=32, warps=8, stages=3)
 PREFILL_THIN_SMALL = Tile(rows=64, keys=32, warps=4, stages=3)
 """The same for heads up to 64: three programs fit, where one of 128 rows spills."""
 PREFILL_LARGE = Tile(rows=128, keys=32, warps=8, stages=3)
-"""For heads beyond 128."""
+"""For heads beyond 128; with a window a stage less, for Blackwell's registers."""
 PREFILL_LARGE_SMALL = Tile(rows=64, keys=32, warps=8, stages=2)
 """The same before Hopper, where 99 KB of memory may be all that there is."""
 PREFILL_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
@@ -359,7 +359,8 @@ def prefill_tile(q: torch.Tensor, window: int | None = None) -> Tile:
     if q.element_size() > 2:
         return PREFILL_WIDE
     if large or (window and q.shape[2] > 64 and not room):  # its masks would spill
-        return PREFILL_LARGE if room else PREFILL_LARGE_SMALL
+        wide = replace(PREFILL_LARGE, stages=2) if window else PREFILL_LARGE
+        return wide if room else PREFILL_LARGE_SMALL
     if room:
         return PREFILL
     return PREFILL_THIN_SMALL if q.shape[2] <= 64 else PREFILL_SMALL
