@@ -218,7 +218,7 @@ def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
         table.add_row(str(index), *map(str, figures))
     console.print(table)
     console.print(
-        "encoded: pictures that the vision tower had to see; reused: pictures of the chat that "
+        "encoded: images that the vision tower had to see; reused: images of the chat that "
         "cost a hash.\n"
     )
 
