@@ -6,6 +6,7 @@ Every function raises CheckpointError with the file and the field. Knows nothing
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from saccade.core.errors import CheckpointError
@@ -92,6 +93,28 @@ def read_rope(text: Section, *kinds: str) -> Section:
     return rope
 
 
+def read_theta(text: Section, rope: Section) -> float:
+    """The base of the rotary embedding: of `rope`, as `read_rope` found it, or of an older file's
+    `text`. Raises CheckpointError.
+    """
+    return rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
+
+
+def read_layer_types(text: Section, count: int, kinds: Collection[str]) -> tuple[str, ...]:
+    """The kind of each of `count` layers; none if the file does not list them. Raises
+    CheckpointError.
+    """
+    if not text.has("layer_types"):
+        return ()
+    listed = text.data["layer_types"]
+    known = isinstance(listed, list) and set(map(str, listed)) <= set(kinds)
+    if not known or len(listed) != count:
+        raise CheckpointError(
+            f"{text.where}: layer_types must name {count} layers, each one of {', '.join(kinds)}"
+        )
+    return tuple(listed)
+
+
 def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
     """Long rope, as transformers' `_compute_yarn_parameters` reads it; None if `rope`, as
     `read_rope` found it, is of another type. Raises CheckpointError.
@@ -102,16 +125,14 @@ def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
     original = rope.number("original_max_position_embeddings", default=longest)
     factor = rope.number("factor", default=longest / original if original else 0.0)
     # A 0 is as if nothing were said.
-    fast, slow = (
-        rope.number("beta_fast", default=0) or 32.0,
-        rope.number("beta_slow", default=0) or 1,
-    )
+    fast = rope.number("beta_fast", default=0) or 32.0
+    slow = rope.number("beta_slow", default=0) or 1.0
     weight, whole = rope.number("mscale", default=0), rope.number("mscale_all_dim", default=0)
     amplitude = yarn_scale(factor)
     if weight and whole:
         amplitude = yarn_scale(factor, weight) / yarn_scale(factor, whole)
     amplitude = rope.number("attention_factor", default=amplitude)
-    known = all(map(math.isfinite, (factor, original, fast, slow, amplitude, whole)))
+    known = math.isfinite(amplitude)
     if not known or factor < 1 or original < 1 or min(slow, amplitude) <= 0 or fast < slow:
         raise CheckpointError(
             f"{rope.where}: yarn needs factor and original_max_position_embeddings of at least 1, "

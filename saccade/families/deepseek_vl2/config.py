@@ -20,6 +20,7 @@ from saccade.families.config_readers import (
     read_colours,
     read_heads,
     read_rope,
+    read_theta,
     read_yarn,
     refuse_unsupported,
 )
@@ -123,7 +124,7 @@ def read_text(text: Section) -> DeepseekText:
         raise CheckpointError(f"{text.where}: {hidden} values do not divide into {heads} heads")
     head_dim = hidden // heads if latent is None else latent.plain + latent.turned
     rope = read_rope(text, "default", "yarn")
-    theta = rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
+    theta = read_theta(text, rope)
     yarn = read_yarn(text, rope, theta)
     if latent is not None and yarn is not None:
         # As transformers' `yarn_apply_mscale`: queries and keys, whole, are both this much larger.

@@ -19,6 +19,7 @@ from saccade.families.config_readers import (
     SiglipDefaults,
     read_colours,
     read_heads,
+    read_layer_types,
     read_resample,
     read_siglip,
     text_section,
@@ -109,9 +110,7 @@ def _text(config: Section, text: Section) -> GemmaText:
     head_dim = text.count("head_dim", default=256)
     layers = text.layers("num_hidden_layers", default=26)
     types = _layer_types(text, layers)
-    window = text.integer("sliding_window", default=4096)
-    if window < 1:
-        raise CheckpointError(f"{text.where}: sliding_window must be at least 1, not {window}")
+    window = text.count("sliding_window", default=4096)
     shape = TextConfig(
         vocab_size=text.count("vocab_size", default=262208),
         hidden=text.count("hidden_size", default=2304),
@@ -145,19 +144,10 @@ def _heads(text: Section) -> tuple[int, int]:
 def _layer_types(text: Section, layers: int) -> tuple[str, ...]:
     """The kind of each layer: as listed, else every sixth sees all."""
     every = text.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    if not text.has("layer_types"):
-        kinds = ("full_attention", "sliding_attention")
-        return tuple(kinds[bool((at + 1) % max(1, every))] for at in range(layers))
-    listed = text.data["layer_types"]
-    if (
-        not isinstance(listed, list)
-        or len(listed) != layers
-        or not set(map(str, listed)) <= THETAS.keys()
-    ):
-        raise CheckpointError(
-            f"{text.where}: layer_types must name {layers} layers, each one of {', '.join(THETAS)}"
-        )
-    return tuple(listed)
+    kinds = ("full_attention", "sliding_attention")
+    return read_layer_types(text, layers, THETAS) or tuple(
+        kinds[bool((at + 1) % max(1, every))] for at in range(layers)
+    )
 
 
 def _rope(text: Section, kind: LayerType, head_dim: int) -> RopeConfig:

@@ -155,9 +155,7 @@ def _text(config: Section, text: Section) -> Gemma4Text:
     layers = read_layers(text, heads)
     near, far = read_ropes(text)
     vocab = text.count("vocab_size", default=262144)
-    cap = text.number("final_logit_softcapping") if text.has("final_logit_softcapping") else None
-    if cap is not None and cap <= 0:
-        raise CheckpointError(f"{text.where}: final_logit_softcapping must be above 0, not {cap}")
+    cap = text.positive("final_logit_softcapping") if text.has("final_logit_softcapping") else None
     sees = config.has("vision_config")
     return Gemma4Text(
         vocab_size=vocab,

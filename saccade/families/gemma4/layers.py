@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
+from saccade.families.config_readers import read_layer_types
 
 FULL, NEAR = "full_attention", "sliding_attention"
 ROPES = {FULL: ("proportional", 1e6, 0.25), NEAR: ("default", 1e4, 1.0)}
@@ -44,9 +45,7 @@ def read_layers(text: Section, heads: int) -> tuple[LayerShape, ...]:
     """Raises CheckpointError."""
     count = text.layers("num_hidden_layers", default=30)
     kinds = _kinds(text, count)
-    window = text.integer("sliding_window", default=512)
-    if window < 1:
-        raise CheckpointError(f"{text.where}: sliding_window must be at least 1, not {window}")
+    window = text.count("sliding_window", default=512)
     shared = text.integer("num_kv_shared_layers", default=0)
     if not 0 <= shared < count:
         raise CheckpointError(
@@ -81,18 +80,8 @@ def read_layers(text: Section, heads: int) -> tuple[LayerShape, ...]:
 
 def _kinds(text: Section, count: int) -> tuple[str, ...]:
     """The kind of each layer: as listed, else every sixth sees all. The last always does."""
-    listed = text.data.get("layer_types")
-    if listed is None:
-        listed = [NEAR if (at + 1) % 6 else FULL for at in range(count)]
-    if (
-        not isinstance(listed, list)
-        or len(listed) != count
-        or not set(map(str, listed)) <= ROPES.keys()
-    ):
-        raise CheckpointError(
-            f"{text.where}: layer_types must name {count} layers, each one of {', '.join(ROPES)}"
-        )
-    return (*listed[:-1], FULL)
+    usual = tuple(NEAR if (at + 1) % 6 else FULL for at in range(count))
+    return (*(read_layer_types(text, count, ROPES) or usual)[:-1], FULL)
 
 
 def _source(text: Section, own: tuple[str, ...], kind: str) -> int:

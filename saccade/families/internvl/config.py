@@ -21,6 +21,7 @@ from saccade.families.config_readers import (
     read_colours,
     read_heads,
     read_rope,
+    read_theta,
     refuse_unsupported,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
@@ -222,7 +223,7 @@ def _text(config: Section, text: Section) -> TextConfig:
 
 def _rope_theta(text: Section) -> float:
     rope = read_rope(text, *ROPE_KINDS)
-    return rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
+    return read_theta(text, rope)
 
 
 def _tiles(vision: InternVisionConfig, processor: Section) -> TileRules:

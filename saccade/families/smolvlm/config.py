@@ -23,6 +23,7 @@ from saccade.families.config_readers import (
     read_resample,
     read_rope,
     read_siglip,
+    read_theta,
     refuse_unsupported,
 )
 from saccade.nn.siglip_config import SiglipConfig
@@ -114,7 +115,7 @@ def _text(config: Section, text: Section) -> TextConfig:
     hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
     head_dim = text.count("head_dim", default=hidden // heads)
     rope = read_rope(text, "default")
-    theta = rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
+    theta = read_theta(text, rope)
     return TextConfig(
         vocab_size=text.count("vocab_size"),
         hidden=hidden,

@@ -12,6 +12,7 @@ from saccade.families.config_readers import (
     experts_config,
     read_heads,
     read_rope,
+    read_theta,
     refuse_unsupported,
     text_section,
 )
@@ -171,5 +172,5 @@ def _rope(text: Section, head_dim: int) -> tuple[RopeConfig, int]:
             f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
             f"{turned // 2}"
         )
-    theta = rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
+    theta = read_theta(text, rope)
     return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=True), turned
