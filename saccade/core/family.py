@@ -76,12 +76,13 @@ class KVSpec:
 
     windows: for each layer, the last tokens that one sees, itself included; None: all; none given:
     all layers see all. both_ways: for each layer, True where the tokens of an image also see each
-    other's successors; none given: nowhere.
+    other's successors; none given: nowhere. drafts: the last layer is of a head that drafts.
     """
 
     layers: tuple[tuple[Cache, ...], ...]
     windows: tuple[int | None, ...] = ()
     both_ways: tuple[bool, ...] = ()
+    drafts: bool = False
 
     @property
     def whole_images(self) -> bool:

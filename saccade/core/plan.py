@@ -88,7 +88,8 @@ class Row:
     if that is what was drawn. `scored`: prompt tokens [first, end) to score, each following a token
     of the row. `read`: number of the row's last tokens to read, by `Open.reading`. `keep`: the line
     of the state memory that gets the sequence's state after the row, for models with states;
-    `NO_LINE`: none but the slot's own.
+    `NO_LINE`: none but the slot's own. guess: the number of tokens for the model's head to guess
+    after the one drawn, by this row or by the last of the right drafts behind it.
     """
 
     slot: int
@@ -102,6 +103,7 @@ class Row:
     read: int = 0
     draft: bool = False
     keep: int = NO_LINE
+    guess: int = 0
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -383,6 +385,14 @@ PageEvent = tuple[bytes, Happened, PageTier]
 
 
 @dataclass(frozen=True, slots=True)
+class HeadGuesses:
+    """Guesses by the model's head of a sequence's tokens from `place` on."""
+
+    place: int
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
     `logprobs[i]` is None if not requested. `scores`, `readouts`: one per row with `scored`, or with
@@ -395,7 +405,8 @@ class StepResult:
     to adapt. `broken`: indices of rows with values that are no numbers: their tokens and KV mean
     nothing. `failed`: images not encoded for lack of device memory; their pixels are not read any
     more. `exhausted`: the device had no memory for the plan's rows, and none was computed.
-    `changed`: what came of the plan's change, if it has one.
+    `changed`: what came of the plan's change, if it has one. `guesses`: one per row with `guess`,
+    in row order.
     """
 
     step: int
@@ -404,6 +415,7 @@ class StepResult:
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     scores: tuple[PromptScores, ...] = ()
     readouts: tuple[Readout, ...] = ()
+    guesses: tuple[HeadGuesses, ...] = ()
     broken: tuple[int, ...] = ()
     exhausted: bool = False
     # of images

@@ -486,9 +486,9 @@ class CacheReport:
     missed: CacheMiss | None = None
 
 
-GuessSource = Literal["text", "image", "prediction"]
-"""Where a guess was found: in the sequence's own tokens, in an earlier answer about an image, or in
-the client's prediction of the answer.
+GuessSource = Literal["text", "image", "prediction", "head"]
+"""Where a guess was found: in the sequence's own tokens, in an earlier answer about an image, in
+the client's prediction of the answer, or by the model's head that drafts.
 """
 
 

@@ -55,7 +55,7 @@ from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.checkpoint import digest_weights
 from saccade.families.registry import load_spec
 from saccade.sched.encoding import EncodeScheduler
-from saccade.sched.limits import SchedulerLimits
+from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.protocol import Scheduler
 from saccade.sched.scheduler import GenerationScheduler
 from saccade.sched.tower_pace import TowerPace
@@ -193,11 +193,12 @@ def build_scheduler(
     """The deciding half of the engine: page pool, caches, scheduler.
 
     `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
-    `CacheOptions.pinned_share`. `drafts`: `SchedulerLimits.draft_tokens`. `paced`: the tower's
+    `CacheOptions.pinned_share`. `drafts`: `DraftLimits.tokens`. `paced`: the tower's
     budget follows pauses, on an accelerator.
     """
     pool = PagePool(config.kv_pages, config.page_size)
-    limits = replace(limits_of(config, spec, arena_bytes), draft_tokens=drafts)
+    limits = limits_of(config, spec, arena_bytes)
+    limits = replace(limits, drafts=replace(limits.drafts, tokens=drafts))
     embeddings = build_embeddings(config, spec, saved, pinned_share)
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
     keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
@@ -263,7 +264,7 @@ def build_encode_scheduler(
 def draft_tokens(
     options: EngineOptions, config: EngineConfig, spec: FamilySpec, *, exact: bool
 ) -> tuple[int, str]:
-    """`SchedulerLimits.draft_tokens`, 0 where a guess could change an answer; and the reason for 0,
+    """`DraftLimits.tokens`, 0 where a guess could change an answer; and the reason for 0,
     in words. A state that has seen a wrong guess cannot forget it: one from before is needed.
     """
     why = ""
@@ -286,7 +287,8 @@ def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> Sched
         embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
     )
     first = config.max_running + config.snapshots.count
-    lines = range(first, first + config.snapshots.between)
+    kept, lines = spec.kv_spec(), range(first, first + config.snapshots.between)
+    states = lines if kept.state_bytes(config.dtype) else None
     return SchedulerLimits(
         max_running=config.max_running,
         chunk_tokens=config.chunk_tokens,
@@ -298,8 +300,8 @@ def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> Sched
         tower_blocks=spec.encoder_blocks,
         snapshot_tokens=config.snapshots.tokens,
         given_bytes=given,
-        draft_states=lines if spec.kv_spec().state_bytes(config.dtype) else None,
-        whole_image_tokens=spec.largest_image.tokens if spec.kv_spec().whole_images else 0,
+        drafts=DraftLimits(states=states, head=kept.drafts),
+        whole_image_tokens=spec.largest_image.tokens if kept.whole_images else 0,
     )
 
 

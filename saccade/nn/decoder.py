@@ -78,8 +78,8 @@ M = TypeVar("M", bound=Mixer)
 class DecoderLayer(Generic[M]):
     """What mixes tokens, then an MLP or experts, each on normalised input and added to the stream.
 
-    mixer, mlp: make the two, from the layer's name in the checkpoint. around_one: norms hold what
-    their weights are more than 1.
+    name: of the layer in the checkpoint; mixer, mlp: make the two from it. around_one: norms hold
+    what their weights are more than 1.
     """
 
     __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
@@ -87,7 +87,7 @@ class DecoderLayer(Generic[M]):
     def __init__(
         self,
         weights: Weights,
-        layer: int,
+        name: str,
         config: TextConfig,
         mixer: Callable[[str], M],
         mlp: Callable[[str], FeedForward],
@@ -98,7 +98,6 @@ class DecoderLayer(Generic[M]):
             sizes = (config.hidden, config.rms_eps)
             return RMSNorm(weights, f"{name}.{part}", *sizes, around_one=around_one)
 
-        name = f"language_model.layers.{layer}"
         # In the order in which checkpoints of random numbers are drawn.
         self.mixer_norm = norm("input_layernorm")
         self.mixer = mixer(name)
@@ -119,6 +118,11 @@ class DecoderLayer(Generic[M]):
         mixed = self.mixer(normed, rotation, attention)
         x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
         return x, self.mlp(normed)
+
+
+def layer_name(layer: int) -> str:
+    """The name of a language model's layer in a checkpoint."""
+    return f"language_model.layers.{layer}"
 
 
 def _attention_layer(
@@ -144,7 +148,7 @@ def _attention_layer(
         routed = MoEShape(config.hidden, experts.width, experts.count, experts.top, "silu")
         return SparseMLP(weights, f"{name}.mlp", routed, shard)
 
-    return DecoderLayer(weights, layer, config, mixer, mlp)
+    return DecoderLayer(weights, layer_name(layer), config, mixer, mlp)
 
 
 class Decoder(Generic[M]):

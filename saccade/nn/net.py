@@ -18,6 +18,7 @@ from saccade.nn.low_rank import Adapters
 from saccade.nn.protocol import (
     Attention,
     Batch,
+    DraftHead,
     GridFacts,
     LanguageModel,
     Pack,
@@ -90,6 +91,7 @@ class WholeNet:
     vision: VisionNet
     text: LanguageModel
     adapters: Adapters
+    head: DraftHead | None = None
 
     @property
     def hidden(self) -> int:

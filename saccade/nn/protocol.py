@@ -278,6 +278,22 @@ class LanguageModel(Protocol):
         ...
 
 
+class DraftHead(Protocol):
+    """A head that drafts: guesses the token after next, token by token. Its layer is the last of
+    `KVSpec.layers`.
+    """
+
+    def __call__(self, batch: Batch, states: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """The head's states [T, hidden]. batch: of the step, but each token and image row is the
+        next one's. states: [T, hidden], `FamilyNet.normed`, or the head's own.
+        """
+        ...
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] of the head's states -> [R, vocab_size] in float32."""
+        ...
+
+
 class FamilyNet(TowerNet, Protocol):
     """The tensors of one checkpoint; a family makes a `VisionNet` and a `LanguageModel`, and
     `nn.net.WholeNet` the rest.
@@ -287,6 +303,9 @@ class FamilyNet(TowerNet, Protocol):
     def hidden(self) -> int:
         """Values of a state."""
         ...
+
+    @property
+    def head(self) -> DraftHead | None: ...
 
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """The states of all T tokens, [T, hidden], after the last layer; `attention` has planned

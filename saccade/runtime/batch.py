@@ -7,7 +7,7 @@ remembers the parts that plans do not repeat: prompt tokens, rotary positions an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -288,6 +288,39 @@ class Batcher:
             if row.tokens or row.start < len(slot.tokens):
                 return index
         return len(rows)
+
+    def known(self, slot: int, place: int) -> int:
+        """The token at a place of a slot's sequence; 0: none that was told when it was opened."""
+        opened = self._slots[slot]
+        assert opened is not None, "a plan names an empty slot"
+        return int(opened.tokens[place]) if place < len(opened.tokens) else 0
+
+    def room(self, slot: int) -> int:
+        """The number of tokens that a slot's pages hold."""
+        return len(self._table.lists[slot]) * self._page_size
+
+    def singles(self, places: Mapping[int, int], tokens: Sequence[int]) -> Batch:
+        """A step beside the plan's: a token at a place of each slot's sequence, on its pages."""
+        positions, kept = [], []
+        for slot, place in places.items():
+            opened, page = self._slots[slot], self._table.lists[slot][place // self._page_size]
+            assert opened is not None, "a plan names an empty slot"
+            positions.append(place + opened.shift)
+            kept.append(page * self._page_size + place % self._page_size)
+        count = len(places)
+        return Batch(
+            tokens=torch.tensor(tokens),
+            positions=torch.tensor(positions).expand(self._axes, count),
+            out_slots=torch.tensor(kept),
+            slots=torch.tensor(list(places)),
+            page_table=self._table.on_device,
+            q_starts=torch.arange(count + 1, dtype=torch.int32),
+            kv_lengths=torch.tensor([place + 1 for place in places.values()], dtype=torch.int32),
+            singles=count,
+            splice_rows=torch.empty(0, dtype=torch.int64),
+            embeddings=self._no_rows,
+            sample_rows=torch.empty(0, dtype=torch.int64),
+        )
 
     def places(self, rows: Sequence[Row], frame: Frame | None = None) -> list[int]:
         """The place of each of a step's rows in the batch, perhaps padded to `frame`."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from saccade.core.plan import Changed, DiskEvent, Plan, StepResult
+from saccade.core.plan import Changed, DiskEvent, HeadGuesses, Plan, StepResult
 from saccade.core.types import ImageKey
 from saccade.runtime.disk import DiskTier
 from saccade.runtime.finite import NO_TOKEN
@@ -47,9 +47,7 @@ class Step:
         self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
         self._begun = time.monotonic()
-        self._unfinished = False
-        self._exhausted = False
-        self._changed: Changed | None = None
+        self._known = StepResult(plan.step)  # so far
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
 
     def move_pages(self, pages: PageMemory) -> None:
@@ -83,6 +81,10 @@ class Step:
         self._read = RowsRead(found.wanted, states, logits)
         self._note_copies(found.states)
 
+    def guess(self, guesses: tuple[HeadGuesses, ...]) -> None:
+        """Note the guesses of the model's head."""
+        self._known = replace(self._known, guesses=guesses)
+
     def check(self, finite: torch.Tensor, places: Sequence[int]) -> None:
         """Begin to copy the mask of batch rows [R] with states that are numbers. `places`: of the
         plan's rows in the batch.
@@ -97,16 +99,16 @@ class Step:
 
     def exhausted(self) -> None:
         """The plan's rows found no memory."""
-        self._exhausted = True
+        self._known = replace(self._known, exhausted=True)
         self._tokens, self._report = torch.empty(0, dtype=torch.int64), None
         self._read = None
 
     def changed(self, outcome: Changed) -> None:
         """Note the outcome of the plan's change."""
-        self._changed = outcome
+        self._known = replace(self._known, changed=outcome)
 
     def adapted(self, unfinished: bool) -> None:
-        self._unfinished = unfinished
+        self._known = replace(self._known, unfinished=unfinished)
 
     def ready(self) -> bool:
         """True if `result` would not block, or not for long."""
@@ -132,20 +134,17 @@ class Step:
         tokens = tuple(self._tokens.tolist())
         logprobs = self._report.read(tokens) if self._report else (None,) * len(tokens)
         scores = tuple(scored.read() for scored in self._scored)
-        return StepResult(
-            self._plan.step,
-            tokens,
-            logprobs,
-            scores,
-            () if self._read is None else self._read.read(),
-            self._broken(tokens),
-            self._exhausted,
+        return replace(
+            self._known,
+            tokens=tokens,
+            logprobs=logprobs,
+            scores=scores,
+            readouts=() if self._read is None else self._read.read(),
+            broken=self._broken(tokens),
             encoded=encoded,
             failed=self._vision.failures(),
             disk=disk,
             pages=self._pages.collect() if self._pages else (),
-            unfinished=self._unfinished,
-            changed=self._changed,
         )
 
     def _broken(self, tokens: Sequence[int]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from saccade.core.config import EncoderMode, EngineConfig, StepGraphSizes
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Change, Changed, Memory, Plan, StepResult
 from saccade.nn.net import without_weights
-from saccade.nn.protocol import FamilyNet
+from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.adapters import FINGERPRINT_BYTES, agree, open_table
@@ -25,6 +25,7 @@ from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, PageTable
 from saccade.runtime.begun_step import MaskSource, Step
 from saccade.runtime.finite import NO_TOKEN, finite_rows, quieten
+from saccade.runtime.head import HeadGuesser
 from saccade.runtime.images import ImageExecutor, begin_captures
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
 from saccade.runtime.page_memory import PageMemory, open_pages
@@ -64,10 +65,10 @@ class Worker:
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
-        lines = config.max_running + config.snapshots.lines
-        self.states = StateMemory(kept, lines, dtype, device)
+        self.states = StateMemory(kept, config.max_running + config.snapshots.lines, dtype, device)
         per_token = [each for layer in caches for each in layer.values()]
         self._memory = GivenBack([*per_token, self.states.lines])
+        self._guesses = bool(config.snapshots.between)  # guesses are wanted, and kept on CPUs alone
         sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
             keys_and_values(caches),
@@ -285,6 +286,7 @@ class Worker:
             finite = finite_rows(states.index_select(0, batch.q_starts[1:].long() - 1))  # [R]
             step.check(finite, self._batcher.places(rows, frame))
         if not draws.rows:
+            self._guess(plan, batch, states, draws.slots, step)
             return
         logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
         report = None
@@ -303,6 +305,15 @@ class Worker:
         tokens = self._shard.broadcast(tokens)
         self._batcher.keep(draws, tokens)
         step.draw(told, report)
+        self._guess(plan, batch, states, tokens, step)
+
+    def _guess(
+        self, plan: Plan, batch: Batch, states: torch.Tensor, drawn: torch.Tensor, step: Step
+    ) -> None:
+        """drawn: as `HeadGuesser`'s."""
+        if self._net.head is not None and self._guesses:
+            guess = HeadGuesser(self._net.head, self._attention, self._batcher)
+            step.guess(guess(plan.rows, batch, self._net.normed(states), drawn))
 
 
 def _masked(plan: Plan) -> list[int]:

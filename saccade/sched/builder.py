@@ -117,13 +117,16 @@ class PlanBuilder:
             )
         )
 
-    def decode(self, sequence: Sequence, run: Run, guesses: Tokens[int] = ()) -> None:
+    def decode(
+        self, sequence: Sequence, run: Run, guesses: Tokens[int] = (), asked: int = 0
+    ) -> None:
         """Compute the newest token, which a plan in flight may still be sampling, and sample the
         next; and the token after each guess, if right. `Speculation.lines` are the guesses'.
+        asked: as `Row.guess`.
         """
         speculation, start = run.speculation, run.planned
         kept = chain(speculation.lines, repeat(NO_LINE))
-        row = replace(_row(sequence, run, start + 1), keep=next(kept))
+        row = replace(_row(sequence, run, start + 1), keep=next(kept), guess=asked)
         if speculation.told:
             row = replace(row, tokens=(sequence.tokens[start],))
         (self._told if speculation.told else self._decode).append((row, sequence, run))

@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 
+from saccade.core.plan import HeadGuesses
 from saccade.core.types import ImageKey, Request
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.speculation import (
@@ -46,11 +47,20 @@ END = -1
 """Between two answers: no token."""
 
 
-class Drafter:
-    """Guesses for all sequences of a scheduler: at most `most` tokens a step for each; 0: none."""
+HEAD_TOKENS = 3
+"""Guesses of the model's head for a step: each further one is made of the one before."""
+TRIAL = 16
+"""Answer tokens from one question to a head whose guesses are not worth a row to the next."""
 
-    def __init__(self, most: int) -> None:
+
+class Drafter:
+    """Guesses for all sequences of a scheduler: at most `most` tokens a step for each; 0: none.
+    head: the model has a head that drafts.
+    """
+
+    def __init__(self, most: int, *, head: bool = False) -> None:
         self.most = most
+        self.head = head
         self.costs = StepCosts()
         self.guessed: Counter[Source] = Counter()
         self.right: Counter[Source] = Counter()
@@ -84,6 +94,22 @@ class Drafter:
             untried = Untried(sequence.length, found[0], speculation.source)
             speculation.untried.append(untried)
         return found[:count]
+
+    def ask(self, sequence: Sequence, run: Run, rows: int) -> int:
+        """The number of guesses to ask the model's head for, after the token that the run's next
+        row draws. The next plan waits for them.
+        """
+        if not self.head or not self.allows(sequence.request):
+            return 0
+        rate = self._rate(run.speculation, "head")
+        count = worthwhile(rate, min(self.most, HEAD_TOKENS), rows, self.costs.row)
+        count = count or int(sequence.output_length % TRIAL == 0)
+        run.speculation.asked = count > 0
+        return count
+
+    def told(self, run: Run, guesses: HeadGuesses) -> None:
+        """The head has guessed."""
+        run.speculation.head, run.speculation.asked = guesses, False
 
     def _worthwhile(self, speculation: Speculation, most: int, rows: int) -> int:
         rate = self._rate(speculation, speculation.source)
@@ -127,6 +153,11 @@ class Drafter:
             if matched > best:
                 best, speculation.source = matched, source
                 found = tokens[place : place + count].tolist()
+        if best < LEAST_MATCH and (guesses := speculation.head) is not None:
+            since = known[guesses.place :].tolist()
+            if guesses.place <= len(known) and (*since,) == guesses.tokens[: len(since)]:
+                speculation.source = "head"
+                return [*guesses.tokens[len(since) :]]
         return found[: found.index(END)] if END in found else found
 
     def keep(self, sequence: Sequence) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 
-from saccade.core.plan import Row
+from saccade.core.plan import HeadGuesses, Row
 from saccade.sched.answers import jumps
 from saccade.sched.builder import Flight
 from saccade.sched.draft_states import DraftStates
@@ -78,8 +78,18 @@ def counts(row: Row, sequence: Sequence, run: Run, left: dict[Run, int]) -> bool
     return True
 
 
-def settle(drafter: Drafter, states: DraftStates, flight: Flight, right: dict[Run, int]) -> None:
-    """Sequences go on behind the last right guess."""
+def settle(
+    drafter: Drafter,
+    states: DraftStates,
+    flight: Flight,
+    right: dict[Run, int],
+    found: Tokens[HeadGuesses],
+) -> None:
+    """Sequences go on behind the last right guess, with the guesses `found` by the model's head."""
+    heard = iter(found)
+    for row, (_, run) in zip(flight.plan.rows, flight.rows, strict=True):
+        if row.guess:
+            drafter.told(run, next(heard))
     sequences = {run: sequence for sequence, run in flight.rows if run in right}
     for run, sequence in sequences.items():
         drafter.settle(run, right[run])

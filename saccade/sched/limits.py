@@ -30,6 +30,21 @@ NOT_FINITE = (
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """tokens: most guesses of a sequence in a step; 0: none. states: lines of the workers' state
+    memory for the states between guesses; None: a model without states. head: the model has a head
+    that drafts.
+    """
+
+    tokens: int = 0
+    states: range | None = None
+    head: bool = False
+
+
+NO_DRAFTS = DraftLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which
     are never held back). context_length: prompt and answer.
@@ -43,10 +58,8 @@ class SchedulerLimits:
     vision tower) that a step may spend on images; 0: no bound. tower_shares: prompts, not only
     decoding rows, compete for the tower's time. tower_blocks: blocks of the vision tower.
     snapshot_tokens: tokens between two snapshots of a long prompt, for models with per-sequence
-    states. draft_tokens: most guesses of a sequence in a step; 0: none. draft_states: lines of the
-    workers' state memory for the states between guesses; None: a model without states.
-    whole_image_tokens: of the largest image, where no chunk may end within one; 0: chunks end
-    anywhere.
+    states. whole_image_tokens: of the largest image, where no chunk may end within one; 0: chunks
+    end anywhere.
     """
 
     # a step
@@ -65,8 +78,7 @@ class SchedulerLimits:
     # what few models have
     snapshot_tokens: int = 1024
     given_bytes: int = 0
-    draft_tokens: int = 0
-    draft_states: range | None = None
+    drafts: DraftLimits = NO_DRAFTS
     whole_image_tokens: int = 0
 
 

@@ -74,14 +74,14 @@ class GenerationScheduler:
         self.gallery = ImageScheduler(limits, embeddings, self.counts, pace)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
-        self.drafter = Drafter(limits.draft_tokens)
+        self.drafter = Drafter(limits.drafts.tokens, head=limits.drafts.head)
         self._snapshots = keep_snapshots(prefix, pool.page_size, limits.snapshot_tokens)
         keeping = CacheControlTracker(prefix, embeddings, pool.page_size)
         self._room = KVCacheManager(pool, prefix, keeping, self._snapshots, self.token_limit)
         self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
-        self._slots = RunSlots(limits.max_running, DraftStates(limits.draft_states))
+        self._slots = RunSlots(limits.max_running, DraftStates(limits.drafts.states))
         self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
 
     # ---- requests and pixels come in
@@ -315,7 +315,7 @@ class GenerationScheduler:
         rows = len(self.running)
         for sequence in tuple(self.running):
             run = sequence.run
-            if run is None or run.speculation.rows or not sequence.may_draw(limit):
+            if run is None or run.speculation.waits or not sequence.may_draw(limit):
                 continue  # it lost its pages, or the plans in flight draw its last token, or guess
             if not sequence.decoding:
                 self._prefill(sequence, run, builder)
@@ -324,7 +324,7 @@ class GenerationScheduler:
             ):
                 guesses = self._guess(sequence, run, rows)
                 self._slots.states.planned(run, builder, len(guesses))
-                builder.decode(sequence, run, guesses)
+                builder.decode(sequence, run, guesses, self.drafter.ask(sequence, run, rows))
                 rows += len(guesses)
                 self._snapshots.planned(run, builder)
             elif not (run.drawing or self._pages_in_flight):
@@ -335,7 +335,7 @@ class GenerationScheduler:
         """Guesses for a sequence decoding beside so many rows: as many as fit pages, answer and the
         workers' rows and states. No page is taken from anybody for guesses.
         """
-        if not self.limits.draft_tokens:
+        if not self.limits.drafts.tokens:
             return []
         after, size = run.planned + 1, self.pool.page_size
         most = sequence.prompt_length + sequence.request.sampling.max_tokens
@@ -522,7 +522,7 @@ class GenerationScheduler:
                     deltas.append(self._append(sequence, token, logprobs))
                 if readout is not None:
                     deltas.append(self._tell_readout(sequence, run, readout))
-        settle(self.drafter, self._slots.states, flight, right)
+        settle(self.drafter, self._slots.states, flight, right, result.guesses)
         self.pool.release(flight.pages)
         return deltas
 

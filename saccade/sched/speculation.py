@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from saccade.core.plan import HeadGuesses
 from saccade.core.types import GuessSource
 
 Ids = npt.NDArray[np.int32]
@@ -48,20 +49,31 @@ class Speculation:
     computed alone, as it would be by the next plan in flight without guesses, though forced tokens
     follow. rate: the share of right guesses; None: none was made. untried: guesses only compared.
     tokens: known so far, as far as looked at. prediction: the client's, behind the prompt's end;
-    empty before the first look.
+    empty before the first look. head: the newest guesses of the model's head; asked: some are on
+    their way, and worth a wait.
     """
 
+    # in flight, and behind it
     rows: int = 0
     told: bool = False
     lines: list[int] = field(default_factory=list)
     foreseen: int | None = None
     alone: bool = False
+    # how good they were
     source: Source = "text"
     rate: float | None = None
     untried: deque[Untried] = field(default_factory=deque)
+    # what they come from
     length: int = 0
     tokens: Ids = field(default_factory=lambda: np.empty(0, np.int32))
     prediction: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    head: HeadGuesses | None = None
+    asked: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """True if the sequence goes on only with the result of the plan in flight."""
+        return bool(self.rows) or self.asked
 
     def known(self, tokens: Tokens[int]) -> Ids:
         """All tokens of the sequence, as an array."""

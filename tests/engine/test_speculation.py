@@ -298,7 +298,7 @@ def test_the_next_question_goes_on_from_a_state_saved_among_guesses(
             ]
         known |= found
     assert 0 < drafter.right.total() < drafter.guessed.total()
-    between = harness.scheduler.limits.draft_states
+    between = harness.scheduler.limits.drafts.states
     assert between and any(source in between for source in sources)
 
 

@@ -20,7 +20,7 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Masks, Plan, StepResult
 from saccade.core.types import Delta, Request, SamplingParams
 from saccade.sched.grammar_state import SLOW_SECONDS, GrammarState, Matchers
-from saccade.sched.limits import SchedulerLimits
+from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.scheduler import GenerationScheduler
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
 
@@ -58,7 +58,7 @@ class Drawing:
         drafts: int = 0,
         chunk: int = 512,
     ) -> None:
-        limits = SchedulerLimits(512, chunk, 1 << 20, 1 << 16, draft_tokens=drafts)
+        limits = SchedulerLimits(512, chunk, 1 << 20, 1 << 16, drafts=DraftLimits(drafts))
         pool = PagePool(pages, 16)
         embeddings = EmbeddingCache(EmbeddingBudgets(1 << 20), 8)
         self.scheduler = GenerationScheduler(limits, pool, PrefixCache(pool), embeddings, DEMO_ENDS)

@@ -30,6 +30,7 @@ from saccade.core.plan import (
     PAGE_TIERS,
     TOWER_RESTS,
     DiskEvent,
+    HeadGuesses,
     Move,
     Open,
     PageCopy,
@@ -156,7 +157,7 @@ class Worker:
         lines: range | None = None,
     ) -> None:
         self.lines = lines  # of snapshots, for a model that keeps a state per sequence
-        self.between = limits.draft_states or range(0)
+        self.between = limits.drafts.states or range(0)
         self.saved_between = 0  # snapshots of a state with guesses behind it
         self.states: dict[int, bytes] = {}  # by line: the digest of what the state has seen
         self.limits = limits
@@ -210,6 +211,7 @@ class Worker:
         shown: dict[int, tuple[ImageKey, int]] = {}
         drawn: list[int] = []
         scores: list[PromptScores] = []
+        guesses: list[HeadGuesses] = []
         first = 0
         for row in plan.rows:
             seat = self.seats[row.slot]
@@ -221,6 +223,8 @@ class Worker:
                 assert row.start < start < end <= row.start + row.length + 1
                 ids = array("i", seat.open.tokens[start:end]).tobytes()
                 scores.append(PromptScores(start, ids, ids, ids))
+            if row.guess:
+                guesses.append(self._guess(plan, row, seat.history[-1]))
             if row.sample:
                 drawn.append(next_token(seat.history[-1]))
                 seat.grow(drawn[-1])
@@ -248,10 +252,28 @@ class Worker:
             tuple(drawn),
             logprobs,
             tuple(scores),
+            guesses=tuple(guesses),
             encoded=tuple((key, 1.0, 0.0) for key in encoded),
             disk=tuple(self._disk_events(plan)),
             pages=tuple(self._page_events(plan)),
         )
+
+    def _guess(self, plan: Plan, row: Row, history: bytes) -> HeadGuesses:
+        """A head's guesses behind the row or the last right draft after it, some of them wrong."""
+        assert self.limits.drafts.head and row.sample and not row.draft
+        place, token = row.start + row.length, next_token(history)
+        for other in plan.rows:
+            if other.draft and (other.slot, other.start) == (row.slot, place):
+                if other.tokens[0] != token:
+                    break
+                history = digest(history, token)
+                place, token = place + 1, next_token(history)
+        found: list[int] = []
+        for _ in range(row.guess):
+            history = digest(history, token)
+            token = next_token(history)
+            found.append((token + (place + len(found)) % 5 // 4) % VOCABULARY)
+        return HeadGuesses(place + 1, tuple(found))
 
     def _move_pages(self, plan: Plan) -> None:
         """Pages as files: those of one name have one content, whoever wrote them. What comes from

@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 
 from saccade.core.plan import PageTier
-from saccade.sched.limits import SchedulerLimits
+from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.page_arrivals import NONE, Bytes, ReadRates
 from tests.helpers.breadth import broad
 from tests.sched.simulator import Oracle, Simulation, random_request
@@ -42,7 +42,7 @@ def simulation(
         tower_budget=rng.choice([0, 1, 50, 300]),
         tower_blocks=3,
         snapshot_tokens=rng.choice([1, 20, 64]) if states else 0,
-        draft_tokens=6 * guesses,
+        drafts=DraftLimits(6 * guesses),
         whole_image_tokens=LARGEST_TOKENS * whole,
     )
     pages = max(2, tokens // page_size + rng.choice([0, 1, 3]))
@@ -52,7 +52,10 @@ def simulation(
     snapshots = rng.choice([1, 2, 5, 40]) if states else None
     if snapshots and guesses:
         first = limits.max_running + snapshots
-        limits = replace(limits, draft_states=range(first, first + rng.choice([1, 4, 12])))
+        between = range(first, first + rng.choice([1, 4, 12]))
+        limits = replace(
+            limits, drafts=replace(limits.drafts, states=between, head=rng.random() < 0.5)
+        )
     made = Simulation(
         limits,
         pages,

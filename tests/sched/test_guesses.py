@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from saccade.sched.drafts import END, Drafter, last_match
-from saccade.sched.limits import SchedulerLimits
+from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.sequence import Sequence
 from saccade.sched.speculation import Speculation, worthwhile
 from saccade.sched.step_costs import MOST_COST, ROW_COST, StepCosts
@@ -44,7 +44,7 @@ def serve(
     streams: int, *, rounds: int = 1, drafts: int = 7, wrong: int = 0, period: int = 0
 ) -> tuple[float, Prophet]:
     """What answers to so many sequences at once cost, in steps of one row, and who guessed."""
-    limits = SchedulerLimits(64, 512, 1000, 10_000, 32, 256, 1 << 40, draft_tokens=drafts)
+    limits = SchedulerLimits(64, 512, 1000, 10_000, 32, 256, 1 << 40, drafts=DraftLimits(drafts))
     sim = Simulation(limits, 1024, 4, in_flight=2)
     sim.scheduler.drafter = prophet = Prophet(sim, wrong, period)
     cost = 0.0

@@ -90,7 +90,7 @@ def phrase(row: Comparison) -> str:
     """One comparison in words; a difference within the interval is not claimed."""
     values = f"{figure(row.first)} → {figure(row.second)} {row.unit}"
     ratio = row.ratio
-    if math.isnan(ratio.value):
+    if math.isnan(ratio.value) or not ratio.value:
         return f"{row.metric}: not comparable ({values})"
     if ratio.low <= 1 <= ratio.high:
         return f"{row.metric}: no difference shown ({values})"

@@ -10,7 +10,7 @@ from saccade.families.deepseek_vl2.config import DeepseekText
 from saccade.families.deepseek_vl2.routing import route
 from saccade.kernels.matrix import Rows
 from saccade.nn.attention import AttentionShape, CausalAttention
-from saccade.nn.decoder import Decoder, DecoderLayer
+from saccade.nn.decoder import Decoder, DecoderLayer, layer_name
 from saccade.nn.latent import LatentAttention
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, RoutedExperts
@@ -72,7 +72,7 @@ def _layer(
             return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
         return SharedExperts(weights, f"{name}.mlp", text, shard)
 
-    return DecoderLayer(weights, layer, config, mixer, mlp)
+    return DecoderLayer(weights, layer_name(layer), config, mixer, mlp)
 
 
 def deepseek_decoder(

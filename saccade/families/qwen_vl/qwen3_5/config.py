@@ -63,12 +63,14 @@ class HybridConfig:
     """What the language model has beyond `TextConfig`. full: which layers have full attention; the
     others have the delta rule. rotary_dim: values of a head, its first ones, that are turned.
     shared: values of the expert that all rows go to besides; 0 where layers have no experts.
+    drafting: layers of the head that drafts; 0: none that is known here.
     """
 
     full: tuple[bool, ...]
     delta: DeltaConfig
     rotary_dim: int
     shared: int
+    drafting: int = 0
 
 
 def parse_config(
@@ -117,7 +119,10 @@ def _text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
         tied=config.flag("tie_word_embeddings"),
         experts=experts_config(text) if sparse else None,
     )
-    return model, HybridConfig(_layers(text, layers), _delta(text), rotary_dim, shared)
+    own = text.flag("mtp_use_dedicated_embeddings")
+    drafting = 0 if own else text.integer("mtp_num_hidden_layers", default=0)
+    kinds = _layers(text, layers)
+    return model, HybridConfig(kinds, _delta(text), rotary_dim, shared, drafting)
 
 
 def _layers(text: Section, count: int) -> tuple[bool, ...]:

@@ -8,19 +8,20 @@ import re
 from dataclasses import dataclass
 
 from saccade.families.qwen_vl.net import HARMLESS, QwenVLModel, canonical_name
+from saccade.families.qwen_vl.qwen3_5.head import NAME, MultiTokenHead
 from saccade.families.qwen_vl.qwen3_5.spec import Qwen35Spec
 from saccade.families.qwen_vl.qwen3_5.text import hybrid_model
 from saccade.nn.net import NoVision, TowerAlone, WholeNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
-DRAFTING = "mtp."
-"""Heads that draft several tokens at a time, which nothing here uses."""
+DRAFTING = f"{NAME}."
+"""Heads that draft: loaded if asked for."""
 PROJECTION = re.compile(
-    r"language_model\.layers\.\d+\."
+    r"(language_model|mtp)\.layers\.\d+\."
     r"(((self_attn|mlp|mlp\.shared_expert|mlp\.experts\.\d+)\.[a-z]+_proj"
     r"|linear_attn\.(in_proj_qkv|in_proj_z|out_proj))\.weight|mlp\.experts\.[a-z_]+_proj)"
-    r"|language_model\.embed_tokens\.weight|lm_head\.weight"
+    r"|language_model\.embed_tokens\.weight|lm_head\.weight|mtp\.fc\.weight"
 )
 
 
@@ -39,7 +40,10 @@ class Qwen35Model:
             self.build_tower(weights, encoder_shard).vision if self.spec.sees_images else NoVision()
         )
         text = hybrid_model(weights, self.spec.text, self.spec.hybrid, shard)
-        return WholeNet(self.spec, weights.ops, tower, text, weights.adapters)
+        config, hybrid = self.spec.text, self.spec.hybrid
+        drafts = self.spec.drafts
+        head = MultiTokenHead(weights, config, hybrid, shard, text) if drafts else None
+        return WholeNet(self.spec, weights.ops, tower, text, weights.adapters, head)
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
         """The vision tower alone, which is Qwen3-VL's."""

@@ -5,8 +5,10 @@ of torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from saccade.core.errors import ConfigError
 from saccade.core.family import Cache, Cuts, KVSpec, heads_cache
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import text_section
@@ -20,9 +22,26 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Spec(QwenVLSpec):
-    """CPU facts of one Qwen3.5 checkpoint; implements `core.family.FamilySpec`."""
+    """CPU facts of one Qwen3.5 checkpoint; implements `core.family.FamilySpec`. drafts: the head
+    that drafts is loaded.
+    """
 
     hybrid: HybridConfig
+    drafts: bool = False
+
+    def with_options(self, options: Mapping[str, str]) -> Qwen35Spec:
+        others = dict(options)
+        wanted = others.pop("mtp", "off")
+        spec = QwenVLSpec.with_options(self, others)
+        assert isinstance(spec, Qwen35Spec)
+        if wanted not in ("on", "off"):
+            raise ConfigError(f"--family-option mtp={wanted}: on or off")
+        if wanted == "on" and self.hybrid.drafting != 1:
+            raise ConfigError(
+                "--family-option mtp=on: config.json says of no head that drafts with one layer "
+                "(mtp_num_hidden_layers) and the model's own embeddings"
+            )
+        return replace(spec, drafts=wanted == "on")
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         text, delta = self.text, self.hybrid.delta
@@ -33,7 +52,8 @@ class Qwen35Spec(QwenVLSpec):
             Cache("recurrent", shape, "sequence", "float32"),
             Cache("conv", (delta.taps - 1, channels), "sequence"),
         )
-        return KVSpec(tuple(full if is_full else linear for is_full in self.hybrid.full))
+        layers = tuple(full if is_full else linear for is_full in self.hybrid.full)
+        return KVSpec((*layers, full) if self.drafts else layers, drafts=self.drafts)
 
     @property
     def cuts(self) -> Cuts:

@@ -13,7 +13,7 @@ from saccade.families.qwen_vl.qwen3_5.config import DeltaConfig, HybridConfig
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation
-from saccade.nn.decoder import Decoder, DecoderLayer
+from saccade.nn.decoder import Decoder, DecoderLayer, layer_name
 from saccade.nn.linear import Linear, RowLinear, share
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, SparseMLP
@@ -192,11 +192,18 @@ class SharedSparseMLP:
         return torch.sigmoid(self.ops.dense_linear(x, self.gate)) * self.shared(x) + self.sparse(x)
 
 
-def _hybrid_layer(
-    weights: Weights, layer: int, config: TextConfig, hybrid: HybridConfig, shard: Shard
+def hybrid_layer(
+    weights: Weights,
+    layer: int,
+    config: TextConfig,
+    hybrid: HybridConfig,
+    shard: Shard,
+    name: str = "",
 ) -> DecoderLayer[GatedAttention | GatedDelta]:
+    """name: of a layer behind the language model's, which has attention."""
+
     def mixer(name: str) -> GatedAttention | GatedDelta:
-        if hybrid.full[layer]:
+        if layer >= config.layers or hybrid.full[layer]:
             return GatedAttention(weights, f"{name}.self_attn", config, shard, layer)
         return GatedDelta(weights, f"{name}.linear_attn", config, hybrid.delta, shard, layer)
 
@@ -208,7 +215,7 @@ def _hybrid_layer(
             weights, f"{name}.mlp", config.hidden, config.experts, hybrid.shared, shard
         )
 
-    return DecoderLayer(weights, layer, config, mixer, mlp, around_one=True)
+    return DecoderLayer(weights, name or layer_name(layer), config, mixer, mlp, around_one=True)
 
 
 def hybrid_model(
@@ -219,7 +226,7 @@ def hybrid_model(
         weights,
         config,
         shard,
-        lambda layer: _hybrid_layer(weights, layer, config, hybrid, shard),
+        lambda layer: hybrid_layer(weights, layer, config, hybrid, shard),
         rotary_dim=hybrid.rotary_dim,
         around_one=True,
     )

@@ -1,0 +1,123 @@
+"""Guesses by a model's head that drafts: for each row that asks, the tokens after the one drawn.
+
+Owns nothing but the way through the head: it goes over all tokens of a step, so that its keys and
+values are whole, then token by token behind the rows that ask. Guesses change no answer; those
+behind a prefix from the cache may be worse, for a page's last keys saw another next token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from saccade.core.plan import HeadGuesses, Row
+from saccade.nn.protocol import Attention, Batch, DraftHead
+from saccade.runtime.batch import Batcher
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A place to guess behind: batch row `at` has drawn the token at `place` of a slot's sequence,
+    and the slot's pages hold `room` tokens. count: of guesses asked for.
+    """
+
+    slot: int
+    at: int
+    place: int
+    room: int
+    count: int
+
+
+class HeadGuesser:
+    """On CPUs: it reads drawn tokens as it goes."""
+
+    def __init__(self, head: DraftHead, attention: Attention, batcher: Batcher) -> None:
+        self._head = head
+        self._attention = attention
+        self._batcher = batcher
+
+    def __call__(
+        self, rows: Sequence[Row], batch: Batch, states: torch.Tensor, drawn: torch.Tensor
+    ) -> tuple[HeadGuesses, ...]:
+        """One per row that asks. states: of the batch, [T, hidden], normed. drawn: [D], the tokens
+        of rows with a draw, in row order.
+        """
+        tokens = drawn.tolist()
+        shifted = _next_images(batch)
+        following = self._following(rows, batch, tokens)
+        found = self._head(replace(shifted, tokens=following), states, self._attention)
+        behind = [
+            Behind(row.slot, last, place, self._batcher.room(row.slot), row.guess)
+            for row, last, place in _right_ends(rows, batch, tokens)
+        ]
+        if not behind:
+            return ()
+        guesses: list[list[int]] = [[] for _ in behind]
+        states = found[[each.at for each in behind]]
+        alive = list(range(len(behind)))
+        for step in range(max(each.count for each in behind)):
+            best = self._head.logits(states).argmax(1).tolist()
+            for index, token in zip(alive, best):
+                guesses[index].append(token)
+            going = [
+                at
+                for at, index in enumerate(alive)
+                if step + 1 < behind[index].count
+                and behind[index].place + step < behind[index].room
+            ]
+            if not going:
+                break
+            alive = [alive[at] for at in going]
+            places = {behind[index].slot: behind[index].place + step for index in alive}
+            single = self._batcher.singles(places, [guesses[index][-1] for index in alive])
+            self._attention.plan(single)
+            states = self._head(single, states[going], self._attention)
+        return tuple(
+            HeadGuesses(each.place + 1, tuple(found)) for each, found in zip(behind, guesses)
+        )
+
+    def _following(self, rows: Sequence[Row], batch: Batch, drawn: Sequence[int]) -> torch.Tensor:
+        """The token after each of the batch's [T]: drawn, or known from the prompt, else 0."""
+        following = torch.zeros_like(batch.tokens)
+        following[:-1] = batch.tokens[1:]
+        tokens = iter(drawn)
+        last = [
+            next(tokens) if row.sample else self._batcher.known(row.slot, row.start + row.length)
+            for row in rows
+        ]
+        following[batch.q_starts[1:].long() - 1] = torch.from_numpy(np.array(last, np.int64))
+        return following
+
+
+def _right_ends(
+    rows: Sequence[Row], batch: Batch, drawn: Sequence[int]
+) -> list[tuple[Row, int, int]]:
+    """For each row that asks: it, the batch row of the last right draft behind it (its own last
+    one if there is none), and the place of the token drawn there.
+    """
+    found: list[tuple[Row, int, int]] = []
+    token, going = -1, False
+    tokens, ends = iter(drawn), batch.q_starts[1:].tolist()
+    for row, end in zip(rows, ends, strict=True):
+        going = row.draft and going and row.tokens[0] == token
+        token = next(tokens) if row.sample else -1
+        if row.guess:
+            found.append((row, end - 1, row.start + row.length))
+            going = True
+        elif going:
+            found[-1] = found[-1][0], end - 1, row.start + row.length
+    return found
+
+
+def _next_images(batch: Batch) -> Batch:
+    """The batch with each image row at the token before; those of a row's first token are left out,
+    for the token before is not in this batch.
+    """
+    if not batch.splice_rows.shape[0]:
+        return batch
+    inside = ~torch.isin(batch.splice_rows, batch.q_starts.long())
+    rows = batch.splice_rows[inside] - 1
+    return replace(batch, splice_rows=rows, embeddings=batch.embeddings[inside])
