@@ -5,7 +5,9 @@
 The weights are random, so what an answer says means nothing; that it is the same answer with and
 without guesses is checked. `again`: the same question about the same image once more (its answer is
 known), drawn at temperature 1 with the same seed, so that it does not repeat itself, too. `new`:
-text drawn at temperature 1, which nothing predicts. `eight`: eight of these at once.
+text drawn at temperature 1, which nothing predicts. `eight`: eight of these at once. --head: a
+Qwen3.5 preset with its head that drafts, always right (weights of which it can foresee greedy
+answers; `new` and `eight` are greedy then), or always wrong (random ones).
 Ratios are of medians, in turns; above 1 guesses are faster. Answers that differ are printed whole,
 with the first place that does, and the trace of the one with guesses; the command then fails.
 """
@@ -27,13 +29,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 import httpx
+import torch
 from PIL import Image
 
 from saccade.core.types import GuessSource
 from saccade.families.registry import load_spec
+from saccade_bench.fixtures.certain_head import make_certain
 from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.fixtures.tiny import picture
-from saccade_bench.lab.checkpoint import make_checkpoint
+from saccade_bench.lab.checkpoint import make_checkpoint, write_weights
+
+HEAD = ("mtp=on",)
 
 
 def question(seed: int, text: str) -> list[dict[str, Any]]:
@@ -90,6 +96,7 @@ def compare(what: str, plain: Answer, guessed: Answer) -> bool:
 def measure(servers: dict[str, Server], args: argparse.Namespace) -> dict[str, Any]:
     seconds: dict[str, dict[str, list[float]]] = {}
     answers = differ = 0
+    text = {"temperature": float(args.head != "right")}
 
     def note(what: str, name: str, took: float) -> None:
         seconds.setdefault(what, {}).setdefault(name, []).append(took)
@@ -102,11 +109,11 @@ def measure(servers: dict[str, Server], args: argparse.Namespace) -> dict[str, A
             # The first answer comes of a prompt computed whole, whose last bits differ in bfloat16.
             for _ in range(3):
                 again = ask(server, args.tokens, about, **drawn)
-            new = ask(server, args.tokens, question(turn, f"{turn}"), **drawn)
+            new = ask(server, args.tokens, question(turn, f"{turn}"), **drawn | text)
 
             def one(seed: int, server: Server = server) -> Answer:
                 each = question(0, f"{seed}")
-                return ask(server, args.tokens, each, temperature=1.0, seed=seed)
+                return ask(server, args.tokens, each, **text, seed=seed)
 
             start = time.perf_counter()
             with ThreadPoolExecutor(8) as pool:
@@ -164,19 +171,27 @@ def main() -> None:
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--head", choices=["right", "wrong"])
     args = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = make_checkpoint(args.preset, folder / "model")
         how = ["--quantization", args.quantization, "--dtype", "bfloat16"]
-        how += ["--context-length", "4096", "--tune", "load_format=dummy"]
+        how += ["--context-length", "4096"]
+        if args.head == "right":
+            write_weights(model, 0, torch.bfloat16, HEAD)
+            make_certain(model)
+        else:
+            how += ["--tune", "load_format=dummy"]
+        head = [f"--family-option={each}" for each in HEAD if args.head]
         # A model with a state per sequence is guessed for only where asked.
         states = load_spec(model).kv_spec().state_bytes("bfloat16")
         modes = {"off": "off", "on": "always" if states else "auto"}
-        servers = {
-            name: stack.enter_context(serving(model, folder, *how, "--tune", f"speculative={mode}"))
-            for name, mode in modes.items()
-        }
+        servers = {}
+        for name, mode in modes.items():
+            more = head if name == "on" else []
+            flags = *how, *more, "--tune", f"speculative={mode}"
+            servers[name] = stack.enter_context(serving(model, folder, *flags))
         figures = {"load before": os.getloadavg()} | measure(servers, args)
     print(json.dumps(figures, indent=1))
 

@@ -335,7 +335,7 @@ class ImageScheduler:
         tokens.
         """
         here = self._under_way.get(image.key)
-        horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
+        horizon = sequence.position + AHEAD_CHUNKS * self._limits.longest_chunk
         near = here is not None and here.stage == "arrived" and start < horizon
         if here is None or not (walk.encoding and near):
             return True
@@ -487,7 +487,7 @@ class ImageScheduler:
         """The first missing image takes the room of embeddings encoded ahead: not of its own
         sequence's next images, unless nothing under way could make room.
         """
-        horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
+        horizon = sequence.position + AHEAD_CHUNKS * self._limits.longest_chunk
         self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
         idle = sequence.run is None and not (builder.works or self._patches_encoding())
         if idle and not self._embeddings.fits(image.num_tokens):

@@ -81,6 +81,11 @@ class SchedulerLimits:
     drafts: DraftLimits = NO_DRAFTS
     whole_image_tokens: int = 0
 
+    @property
+    def longest_chunk(self) -> int:
+        """Most prompt tokens of a step: an image that may not be cut always fits."""
+        return max(self.chunk_tokens, self.whole_image_tokens)
+
 
 @dataclass(slots=True)
 class Counts:

@@ -266,6 +266,21 @@ def test_no_chunk_ends_within_an_image(model: parity.Model) -> None:
     assert any(end == names_.spans[0].start for names_ in asked if names_.spans for _, end in ends)
 
 
+def test_an_image_behind_text_is_computed_in_steps_of_any_size(model: parity.Model) -> None:
+    """It is further away than two chunks, and nearer than a step goes for an image's sake."""
+    case = parity.Case("two blue squares @", ((64, 96),))
+    (pixels,), tokens, found = model.pixels(case), model.tokens(case), []
+    place = tokens.index(model.tokens(parity.Case("@", ()))[0])
+    assert 2 * 2 < place < TOKENS
+    for chunk in (2, 2048):
+        harness = Harness(model.net, chunk_tokens=chunk)
+        request = harness.request("x", tokens, [harness.image(pixels, "x")], max_tokens=4)
+        (outcome,) = harness.run([request]).values()
+        found.append(outcome.tokens)
+        assert len(outcome.tokens) == 4 and len(harness.encoded) == 1
+    assert found[0] == found[1]
+
+
 @pytest.mark.first
 @pytest.mark.parametrize("chunk", [TOKENS, 2048])
 def test_a_prefix_that_ends_within_an_image_is_taken_up_there(

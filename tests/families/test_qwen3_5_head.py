@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
@@ -21,6 +21,7 @@ from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
 from saccade.sched.drafts import HEAD_TOKENS
+from saccade_bench.fixtures.certain_head import make_certain
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, reference
 from tests.families.test_gemma4 import changed
@@ -108,23 +109,6 @@ def test_guesses_are_those_of_the_published_head(
     assert len(heard) >= 2 and longest > 1
 
 
-def bigrams(folder: Path) -> Path:
-    """A checkpoint whose every token follows from the one before alone, and whose head knows it."""
-    make_checkpoint(folder, "qwen3_5")
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for name, value in tensors.items():
-        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
-            value.zero_()
-    text = next(v for k, v in tensors.items() if k.endswith("language_model.norm.weight"))
-    hidden = len(text)
-    tensors["mtp.norm.weight"] = text.clone()
-    tensors["mtp.pre_fc_norm_embedding.weight"].zero_()
-    tensors["mtp.fc.weight"].zero_()[:, :hidden] = torch.eye(hidden)
-    save_file(tensors, file, metadata={"format": "pt"})
-    return folder
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.8, "seed": 3}, {"frequency_penalty": 0.5}], ids=str
@@ -159,7 +143,8 @@ def test_answers_are_those_without_a_head(
 
 
 def test_right_guesses_save_steps(tmp_path: Path) -> None:
-    net = load(bigrams(tmp_path), *OPTION)
+    make_checkpoint(tmp_path, "qwen3_5")
+    net = load(make_certain(tmp_path), *OPTION)
     harness, plain = Harness(net, drafts=3), Harness(load(tmp_path))
     tokens = list(range(20, 30))
     heard = listen(harness)

@@ -102,6 +102,7 @@ def make_folder(folder: Path) -> None:
 
 def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
     third = preset.family in THIRD
+    head: dict[str, Any] = {}
     rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": 5e6 if third else 1e6,
@@ -109,6 +110,7 @@ def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str
     }
     if preset.family.startswith("qwen3_5"):
         rope |= {"rope_theta": 1e7, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}
+        head = {"mtp_num_hidden_layers": 1}
     text: dict[str, Any] = {
         "model_type": f"{preset.family}_text",
         "max_position_embeddings": 262144 if third else 128000,
@@ -118,6 +120,7 @@ def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
         "tie_word_embeddings": preset.tied,
+        **head,
     } | preset.text
     if third:
         text["rope_parameters"] = text["rope_parameters"] | {"mrope_interleaved": True}
@@ -251,15 +254,15 @@ class _Random:
         return noise.to(self.dtype)
 
 
-def write_weights(folder: Path, seed: int, dtype: torch.dtype) -> None:
+def write_weights(folder: Path, seed: int, dtype: torch.dtype, options: Sequence[str] = ()) -> None:
     """Write the weights that the network of a folder's configuration asks for, under transformers'
-    names.
+    names. options: the family's own.
     """
-    spec = load_spec(folder)
+    spec = load_spec(folder, options)
     weights = _Random(seed, dtype)
     family_model(spec).build(weights, WHOLE, WHOLE)
     tensors = {
-        name if name.startswith("lm_head.") else f"model.{name}": tensor
+        name if name.startswith(("lm_head.", "mtp.")) else f"model.{name}": tensor
         for name, tensor in weights.tensors.items()
     }
     write_tensors(tensors, folder / "model.safetensors")
