@@ -55,6 +55,7 @@ from saccade.sched.drafts import Drafter
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.scheduler import GenerationScheduler
 from saccade.sched.sequence import Run, Sequence, State
+from saccade.sched.step_costs import StepCosts
 from saccade.sched.tower_pace import TowerPace
 
 VOCABULARY = 40
@@ -420,7 +421,8 @@ class Worker:
         )
         assert not plan.wait or waited, "waits for nothing"
         assert plan.tower or not (self.encoding and self.limits.tower_budget)
-        assert plan.tower != TOWER_RESTS or plan.rows or plan.moves or plan.pages, "nothing goes on"
+        works = plan.rows or plan.moves or plan.pages or plan.save
+        assert plan.tower != TOWER_RESTS or works, "nothing goes on"
         self.idle |= {encode.key for encode in plan.encode if encode.idle}
         ended: list[ImageKey] = []
         budget = max(0, plan.tower) if plan.tower else sum(self.encoding.values())
@@ -555,18 +557,23 @@ class WatchedEmbeddings(EmbeddingCache):
 
 
 class Oracle(Drafter):
-    """Guesses that are right, wrong, or right for a while: each token so likely as `accuracy`."""
+    """Guesses that are right, wrong, or right for a while: each token so likely as `accuracy`; or
+    the worker's head's.
+    """
 
     def __init__(self, simulation: Simulation, rng: random.Random, accuracy: float) -> None:
-        super().__init__(6)
+        super().__init__(6, head=simulation.scheduler.limits.drafts.head)
+        self.costs = StepCosts(clock=lambda: 0.0)
         self._simulation = simulation
         self._rng = rng
         self._accuracy = accuracy
 
     def propose(self, sequence: Sequence, run: Run, room: int, rows: int) -> list[int]:
-        del run, rows
+        if self.head and self._rng.random() < 0.5:
+            return super().propose(sequence, run, room, rows)
         if room <= 0 or not self.allows(sequence.request):
             return []
+        run.speculation.source = "text"
         limit = self._simulation.scheduler.token_limit
         answer = reference(sequence.request, limit)[0]
         first = sequence.length - sequence.prompt_length

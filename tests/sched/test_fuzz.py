@@ -42,7 +42,7 @@ def simulation(
         tower_budget=rng.choice([0, 1, 50, 300]),
         tower_blocks=3,
         snapshot_tokens=rng.choice([1, 20, 64]) if states else 0,
-        drafts=DraftLimits(6 * guesses),
+        drafts=DraftLimits(6 * guesses, head=guesses and rng.random() < 0.5),
         whole_image_tokens=LARGEST_TOKENS * whole,
     )
     pages = max(2, tokens // page_size + rng.choice([0, 1, 3]))
@@ -53,9 +53,7 @@ def simulation(
     if snapshots and guesses:
         first = limits.max_running + snapshots
         between = range(first, first + rng.choice([1, 4, 12]))
-        limits = replace(
-            limits, drafts=replace(limits.drafts, states=between, head=rng.random() < 0.5)
-        )
+        limits = replace(limits, drafts=replace(limits.drafts, states=between))
     made = Simulation(
         limits,
         pages,
