@@ -49,7 +49,8 @@ FAMILIES = (
     "qwen3_5",
     "qwen3_5_moe",
 )
-"""The last two keep a state per sequence."""
+"""The last two keep a state per sequence, and have heads that draft."""
+HEADED, HEAD = FAMILIES[-2:], ("mtp=on",)
 FORMS: Mapping[str, dict[str, Any]] = {
     "float32": {"dtype": torch.float32},
     "int8": {"dtype": torch.bfloat16, "quantization": "int8"},
@@ -156,7 +157,8 @@ class Model:
     @classmethod
     def make(cls, folder: Path, family: Any, form: str) -> Model:
         make_checkpoint(folder, family)
-        spec, theirs = load_spec(folder), reference(folder)
+        options = HEAD if family in HEADED else ()
+        spec, theirs = load_spec(folder, options), reference(folder)
         net = load_net(spec, folder, **{"device": torch.device("cpu"), **FORMS[form]})
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         lexicon = read_lexicon(tokenizer.to_str(), spec.vocab_size, spec.eos_token_ids)
@@ -240,6 +242,7 @@ def compare(model: Model, seed: int, name: str) -> Tally:
     for accuracy in (None, 1.0, 0.7, 0.0):
         harness = model.harness(MOST, limits)
         guesser = Guesser(plain, accuracy, seed, model.net.spec.vocab_size)
+        guesser.head = model.net.head is not None
         harness.scheduler.drafter = guesser
         found = model.answers(harness, seed, depth)
         for id, outcome in found.items():
