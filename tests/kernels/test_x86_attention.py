@@ -51,6 +51,20 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def calls(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows of all calls of `attend`, which is of this kind."""
+    made: list[int] = []
+
+    def note(q: torch.Tensor, *rest: object) -> torch.Tensor:
+        made.append(len(q))
+        return attend(q, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention, "best_kind", lambda: kind)
+    monkeypatch.setattr(attention, "attend", note)
+    return made
+
+
 def fused(rows: int, heads: int, dim: int) -> tuple[torch.Tensor, ...]:
     """q, k, v as a tower's product gives them: parts of one tensor."""
     return noise(rows, 3 * heads, dim, seed=rows).bfloat16().split(heads, dim=1)
@@ -108,19 +122,8 @@ def backend(kv_heads: int, dim: int) -> X86Attention:
     ("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 128), (2, 2, 80), (14, 2, 64)]
 )
 def test_prompts_see_what_was_before_them_on_any_pages(
-    heads: int, kv_heads: int, dim: int, kind: Kind, monkeypatch: pytest.MonkeyPatch
+    heads: int, kv_heads: int, dim: int, calls: list[int]
 ) -> None:
-    monkeypatch.setattr(attention, "best_kind", lambda: kind)
-    monkeypatch.setattr(attention, "LEAST_QUERIES", 1)
-    monkeypatch.setattr(attention, "LEAST_KEYS", 1)
-    calls: list[int] = []
-    usual = attention.attend
-
-    def note(q: torch.Tensor, *rest: object) -> torch.Tensor:
-        calls.append(len(q))
-        return usual(q, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(attention, "attend", note)
     q, cache, rows = paged(PROMPTS, heads, kv_heads, dim)
     ours = backend(kv_heads, dim)
     ours.plan(rows)
@@ -128,6 +131,16 @@ def test_prompts_see_what_was_before_them_on_any_pages(
     assert calls == [38, QUERIES + 304], "neighbours share a call, what decodes has its own"
     wanted = paged_attention_reference(q.double(), cache, rows, dim**-0.5)
     torch.testing.assert_close(found.double(), wanted, atol=2 * ALLOWED, rtol=ALLOWED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_segments_of_any_length_are_one_call(kind: Kind, calls: list[int]) -> None:
+    lengths = (1, 4, 16, 64, 64)
+    q, k, v = fused(sum(lengths), 3, 64)
+    bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    together = sdpa_segments(q, k, v, Segments(bounds, max(lengths)), 0.1)
+    assert calls == [sum(lengths)]
+    assert torch.equal(together, attend(q, k, v, lay_out_segments(lengths), 0.1, kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)

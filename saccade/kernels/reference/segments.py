@@ -33,8 +33,7 @@ def sdpa_segments(
     if len(k) > len(q):
         return _whole(q, k, v, scale)
     lengths = [end - start for start, end in pairwise(segments.bounds.tolist())]
-    shortest = min(filter(None, lengths), default=0)
-    if compiled.pays(q, shortest, shortest):
+    if compiled.takes(q):
         return compiled.attend(q, k, v, compiled.lay_out_segments(tuple(lengths)), scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     start = 0
@@ -44,7 +43,7 @@ def sdpa_segments(
             continue
         rows = slice(start, start + count * length)
         start = rows.stop
-        if compiled.pays(q, length, length) or blockwise.pays(q, length, length):
+        if blockwise.pays(q, length, length):
             for first in range(rows.start, rows.stop, length):
                 one = slice(first, first + length)
                 out[one] = _whole(q[one], k[one], v[one], scale)
@@ -59,7 +58,7 @@ def sdpa_segments(
 
 def _whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Attention of q [L, H, D] to all of k, v [K, H, D]."""
-    if compiled.pays(q, len(q), len(k)):
+    if compiled.takes(q):
         return compiled.attend(q, k, v, compiled.lay_out_whole(len(q), len(k)), scale)
     keys, values = k.transpose(0, 1), v.transpose(0, 1)
     if blockwise.pays(q, len(q), len(k)):

@@ -41,8 +41,6 @@ Kind = Literal["amx", "pairs"]
 PACKED_VALUES = 1 << 23
 """Keys, or values, that are packed at a time: those of one head at least."""
 HALF = torch.bfloat16
-LEAST_QUERIES, LEAST_KEYS = 64, 256
-"""Without AMX: rows of a key head, and keys, below which PyTorch's attention is as fast."""
 NOTHING = torch.zeros(LONGEST_HEAD, dtype=HALF)
 
 
@@ -71,13 +69,11 @@ def runs(dtype: torch.dtype, dim: int) -> bool:
     return dtype == HALF and dim % 2 == 0 and 0 < dim <= LONGEST_HEAD and best_kind() is not None
 
 
-def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
-    """True if `attend` is the fastest way for so many queries of a key head, and so many keys, of
-    q's kind: with AMX always; without, if `reference/long_attention.py` would be.
+def takes(q: torch.Tensor) -> bool:
+    """True if `attend` serves queries of q's kind here. It is then the fastest way but for a few
+    rows that see a few keys, where it loses some millionths of a second (LOG.md).
     """
-    if q.device.type != "cpu" or not runs(q.dtype, q.shape[-1]):
-        return False
-    return best_kind() == "amx" or (queries >= LEAST_QUERIES and keys >= LEAST_KEYS)
+    return q.device.type == "cpu" and runs(q.dtype, q.shape[-1])
 
 
 @cache

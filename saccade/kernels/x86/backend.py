@@ -53,12 +53,14 @@ class X86Attention(SdpaAttention):
 
     def _prompts(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
         """As `_shared`, for rows of several tokens each."""
+        if not attention.takes(self._like):
+            return None
         table, size = host.rows.page_table.numpy(), self._shape.page_size
         begin, end = host.starts[first], first
         rows, places = [], []
         while end < len(host.lengths):
             count, keys = host.starts[end + 1] - host.starts[end], host.lengths[end]
-            if count < 2 or not attention.pays(self._like, count, keys):
+            if count < 2:
                 break
             rows.append((host.starts[end] - begin, count, keys))
             page, offset = np.divmod(np.arange(keys), size)
