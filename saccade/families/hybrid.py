@@ -6,6 +6,8 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cache, Divisible, heads_cache
 from saccade.families.checkpoint import Section
@@ -23,14 +25,18 @@ FULL, LINEAR = "full_attention", "linear_attention"
 Caches = tuple[Cache, ...]
 
 
-def read_hybrid(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
-    """The language model of a configuration, by its section `text`. Raises CheckpointError."""
+def read_hybrid(
+    config: Section, text: Section, axes: Literal[1, 3] = 3
+) -> tuple[TextConfig, HybridConfig]:
+    """The language model of a configuration, by its section `text`. axes: of positions. Raises
+    CheckpointError.
+    """
     refuse_unsupported(text, "attention_bias")
     if not text.flag("attn_output_gate", default=True):
         raise CheckpointError(f"{text.where}: attn_output_gate false is not supported")
     heads, kv_heads = read_heads(text)
     head_dim = text.count("head_dim", default=256)
-    rope, rotary_dim = _rope(text, head_dim)
+    rope, rotary_dim = _rope(text, head_dim, axes)
     layers = text.layers("num_hidden_layers")
     sparse = text.has("num_experts")
     shared = text.integer("shared_expert_intermediate_size", default=512) if sparse else 0
@@ -120,18 +126,25 @@ def _delta(text: Section) -> DeltaConfig:
     return delta
 
 
-def _rope(text: Section, head_dim: int) -> tuple[RopeConfig, int]:
+def _rope(text: Section, head_dim: int, axes: int) -> tuple[RopeConfig, int]:
     """The rotary embedding, and how many values of a head it turns."""
     rope = read_rope(text)
     part = rope.number(
         "partial_rotary_factor", default=text.number("partial_rotary_factor", default=0.25)
     )
     turned = int(head_dim * part)
+    theta = read_theta(text, rope)
+    if axes == 1:
+        if turned % 2 or not 2 <= turned <= head_dim:
+            raise CheckpointError(
+                f"{rope.where}: partial_rotary_factor {part} of {head_dim} values is not supported "
+                "(an even number of values, of a head's at most, is)"
+            )
+        return RopeConfig(theta, (turned // 2,), interleaved=False), turned
     sections = rope.integers("mrope_section", default=(11, 11, 10))
     if len(sections) != 3 or 2 * sum(sections) != turned:
         raise CheckpointError(
             f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
             f"{turned // 2}"
         )
-    theta = read_theta(text, rope)
     return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=True), turned
