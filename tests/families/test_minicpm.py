@@ -642,7 +642,7 @@ def test_what_is_not_supported_is_refused_by_name(
 def test_the_tokenizer_must_know_the_marks(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint(FAMILY), tmp_path / "m")
     shutil.copy(checkpoint("qwen2_vl") / "tokenizer.json", folder)
-    with pytest.raises(CheckpointError, match="has no <image>"):
+    with pytest.raises(CheckpointError, match="has no token <image>"):
         load_spec(folder)
 
 

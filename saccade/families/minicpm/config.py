@@ -9,12 +9,17 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 
-from tokenizers import Tokenizer
-
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import ImageRecipe, Resample
 from saccade.families.checkpoint import Checkpoint, Section, read_json
-from saccade.families.config_readers import HALF, Colour, SiglipDefaults, read_colours, read_siglip
+from saccade.families.config_readers import (
+    HALF,
+    Colour,
+    SiglipDefaults,
+    read_colours,
+    read_siglip,
+    read_tokenizer,
+)
 from saccade.families.hybrid import read_hybrid
 from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.siglip_config import SiglipConfig
@@ -218,10 +223,11 @@ def _slices(checkpoint: Checkpoint, vision: MergingTower) -> SliceRules:
 def _image_text(checkpoint: Checkpoint, vocab: int) -> SliceText:
     """As the tokenizer writes what transformers' processor puts around images."""
     path = checkpoint.folder / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    tokenizer = read_tokenizer(path)
+
+    def ids(text: str) -> Ids:
+        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
     settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
     named = settings.data.get("extra_special_tokens")
     # Older files list these tokens without saying which is which.
@@ -230,8 +236,8 @@ def _image_text(checkpoint: Checkpoint, vocab: int) -> SliceText:
     for field, usual in MARKS.items():
         token = names.text(field, default=usual)
         found = tokenizer.token_to_id(token)
-        if found is None:
-            raise CheckpointError(f"{path}: the tokenizer has no {token} ({field})")
+        if found is None or ids(token) != (found,):
+            raise CheckpointError(f"{path}: the tokenizer has no token {token} ({field})")
         if found >= vocab:
             raise CheckpointError(
                 f"{path}: {token} ({field}) is {found}, beyond the vocabulary of {vocab} tokens"
@@ -246,13 +252,11 @@ def _image_text(checkpoint: Checkpoint, vocab: int) -> SliceText:
     numbers: tuple[Ids, ...] = ()
     if checkpoint.processor.flag("use_image_id", default=True):
         begin, end = marks["image_id_start_token"], marks["image_id_end_token"]
-        texts = [str(number) for number in range(MOST_NUMBERED)]
-        encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
-        numbers = tuple((begin, *each.ids, end) for each in encoded)
+        numbers = tuple((begin, *ids(str(number)), end) for number in range(MOST_NUMBERED))
     return SliceText(
         content=content,
         numbers=numbers,
         image=(marks["image_start_token"], marks["image_end_token"]),
         slice=(marks["slice_start_token"], marks["slice_end_token"]),
-        line=tuple(tokenizer.encode("\n", add_special_tokens=False).ids),
+        line=ids("\n"),
     )
