@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from pathlib import Path
 from typing import NamedTuple
+
+from tokenizers import Tokenizer
 
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import Resample
@@ -24,6 +27,14 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts")
 """Names of the number of experts; the second since transformers 5."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a checkpoint's tokenizer.json. Raises CheckpointError."""
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def text_section(config: Section) -> Section:

@@ -18,6 +18,7 @@ from saccade.families.deepseek_vl2.spec import DeepseekSpec, deepseek_spec
 from saccade.families.gemma3.spec import Gemma3Spec, gemma3_spec
 from saccade.families.gemma4.spec import Gemma4Spec, gemma4_spec
 from saccade.families.internvl.spec import InternVLSpec, internvl_spec
+from saccade.families.minicpm.spec import MiniCPMSpec, minicpm_spec
 from saccade.families.quantization import read_quantization
 from saccade.families.qwen_vl.qwen3_5.spec import Qwen35Spec, qwen3_5_spec
 from saccade.families.qwen_vl.spec import QwenVLSpec, qwen_vl_spec
@@ -85,6 +86,13 @@ def _gemma4(spec: FamilySpec) -> FamilyModel:
     return Gemma4Model(spec)
 
 
+def _minicpm(spec: FamilySpec) -> FamilyModel:
+    from saccade.families.minicpm.net import MiniCPMModel
+
+    assert isinstance(spec, MiniCPMSpec)
+    return MiniCPMModel(spec)
+
+
 def _transformers_any(spec: FamilySpec) -> FamilyModel:
     from saccade.families.transformers_any.net import AnyModel
 
@@ -99,6 +107,7 @@ SMOLVLM = Family(smolvlm_spec, _smolvlm)
 GEMMA3 = Family(gemma3_spec, _gemma3)
 DEEPSEEK_VL2 = Family(deepseek_spec, _deepseek_vl2)
 GEMMA4 = Family(gemma4_spec, _gemma4)
+MINICPM = Family(minicpm_spec, _minicpm)
 TRANSFORMERS_ANY = Family(transformers_spec, _transformers_any)
 """Of architectures without a line: the extra `transformers`."""
 
@@ -120,6 +129,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": DEEPSEEK_VL2,
     "Gemma4ForConditionalGeneration": GEMMA4,
     "Gemma4ForCausalLM": GEMMA4,
+    "MiniCPMV4_6ForConditionalGeneration": MINICPM,
 }
 MODEL_TYPES = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), QWEN_VL),
@@ -129,6 +139,7 @@ MODEL_TYPES = {
     **dict.fromkeys(("gemma3", "gemma3_text"), GEMMA3),
     **dict.fromkeys(("deepseek_vl_v2", "deepseek_v2"), DEEPSEEK_VL2),
     **dict.fromkeys(("gemma4", "gemma4_text"), GEMMA4),
+    "minicpmv4_6": MINICPM,
     "transformers_any": TRANSFORMERS_ANY,
 }
 

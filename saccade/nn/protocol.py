@@ -124,11 +124,11 @@ class GridFacts:
 
     Rows are in the order of the tower's blocks, unless said otherwise. places: each patch's place
     on each axis of the tower's rotary embedding. position_embedding: learned positions at the
-    patches, in merged order, before `order` is applied; None without. order: the token at each
-    place of the tower's own order, and `restore`, the inverse, or for `split` alone each token's
-    row among those of its image; None for reading order. segments:
-    for each kind of attention in the tower, the lengths in patches of the runs that attend to each
-    other.
+    patches, in merged order, before `order` is applied; None without. order: the token, or the
+    block of the canvas that becomes it, at each place of the tower's own order, and `restore`, the
+    inverse, or for `split` alone each token's row among those of its image; None for reading order.
+    segments: for each kind of attention in the tower, the lengths in patches of the runs that
+    attend to each other.
     """
 
     places: torch.Tensor  # [A, N] int64

@@ -105,7 +105,10 @@ def reference_text(
 @pytest.mark.parametrize(
     # Of each family the engine's answers are compared by default, in tests/engine/test_parity.py.
     "family",
-    broad((*FAMILIES, "internvl", "idefics3", "smolvlm", "gemma3", "gemma4"), keep=["qwen3_vl"]),
+    broad(
+        (*FAMILIES, "internvl", "idefics3", "smolvlm", "gemma3", "gemma4", "minicpmv4_6"),
+        keep=["qwen3_vl"],
+    ),
 )
 def test_answers_over_http_are_those_of_transformers(
     family: Any,

@@ -48,6 +48,8 @@ TOWER = {
     "gemma4": r".*vision_tower\.encoder\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.linear"
     r"|.*embed_vision\.embedding_projection",
     "smolvlm": rf"{SIGLIP}|.*connector\.modality_projection\.proj",
+    "minicpmv4_6": rf"{SIGLIP}|.*vit_merger\.(self_attn\.(q|k|v|out)_proj|linear_[12])"
+    r"|.*merger\.mlp\.0\.linear_[12]",
 }
 FAMILIES: Sequence[FamilyName] = (
     "qwen2_5_vl",
@@ -56,6 +58,7 @@ FAMILIES: Sequence[FamilyName] = (
     "gemma3",
     "gemma4",
     "smolvlm",
+    "minicpmv4_6",
 )
 SOME = [
     pytest.param(family, marks=pytest.mark.slow if family in FAMILIES[3:] else ())

@@ -29,6 +29,7 @@ TEXTS: dict[FamilyName, tuple[str, tuple[str, ...]]] = {
     "gemma3": ("text_config", (*KEYS, "head_dim")),
     "gemma4": ("text_config", (*KEYS, "head_dim")),
     "deepseek_vl_v2": ("language_config", KEYS),
+    "minicpmv4_6": ("text_config", (*KEYS, "head_dim")),
 }
 TOWERS: dict[FamilyName, tuple[str, ...]] = {
     "qwen3_vl": ("hidden_size", "num_heads", "depth"),
@@ -37,6 +38,7 @@ TOWERS: dict[FamilyName, tuple[str, ...]] = {
     "gemma3": SIGHT,
     "gemma4": (*SIGHT, "head_dim"),
     "deepseek_vl_v2": ("width", "heads", "layers"),
+    "minicpmv4_6": SIGHT,
 }
 PLACES = [
     *((family, section, name) for family, (section, names) in TEXTS.items() for name in names),
@@ -122,6 +124,9 @@ def test_patches_are_brought_together_by_a_share(
         ("internvl", "max_patches", 10**9),
         ("internvl", "image_std", [0.5, 0.0, 0.5]),
         ("gemma3", "image_std", [0.5, 0.5, float("nan")]),
+        ("minicpmv4_6", "image_std", [0.5, 0.0, 0.5]),
+        ("minicpmv4_6", "scale_resolution", 0),
+        ("minicpmv4_6", "max_slice_nums", 10**9),
     ],
 )
 def test_a_processor_s_fields_are_looked_at(

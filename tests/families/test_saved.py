@@ -18,7 +18,15 @@ FAMILIES = (
     "qwen3_vl_moe",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "internvl")
+        for name in (
+            "qwen2_vl",
+            "qwen2_5_vl",
+            "qwen3_vl",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "internvl",
+            "minicpmv4_6",
+        )
     ),
 )
 

@@ -197,7 +197,6 @@ def said(kind: str, **fields: Any) -> Any:
         (said("t5gemma"), "has an encoder"),
         (said("llama", quantization_config={"quant_method": "bitsandbytes"}), "quantised"),
         (said("phi4_multimodal"), "it hears; its images come with an adapter"),
-        (said("minicpmv4_6"), "states that no page holds, and its images are numbered"),
         (said("gpt_oss"), "sinks"),
     ],
     ids=lambda each: each if isinstance(each, str) else each.model_type,

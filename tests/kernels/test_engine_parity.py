@@ -22,6 +22,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.types import Request
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
+from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
 from saccade.kernels.reference.ops import Ops
@@ -32,7 +33,7 @@ from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, Outcome
 from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint, picture
-from saccade_bench.lab.qwen import qwen
+from saccade_bench.lab.qwen import qwen, tell_grid
 from tests.families.every import QWEN
 from tests.kernels.conftest import HAS_GPU
 from tests.packing import PACKED, quantise_packed
@@ -69,10 +70,10 @@ def load(folder: Path, kernels: bool = True) -> FamilyNet:
     return load_net(load_spec(folder), folder, dtype=torch.float32, device=place, ops=ops)
 
 
-@pytest.fixture(scope="module", params=(*QWEN, "gemma3", "deepseek_vl_v2"))
+@pytest.fixture(scope="module", params=(*QWEN, "gemma3", "deepseek_vl_v2", "minicpmv4_6"))
 def family(request: pytest.FixtureRequest) -> FamilyName:
     """Each in turn; Gemma 3 has windows and images that see themselves in both directions,
-    DeepSeek-VL2 latents.
+    DeepSeek-VL2 latents, MiniCPM-V 4.6 rows that become one within its tower.
     """
     name: FamilyName = request.param
     return name
@@ -105,6 +106,8 @@ def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
         return (spec.vision.side, spec.vision.side), spec.images.begin
     if isinstance(spec, DeepseekSpec):  # one tile, and the whole image below it
         return (2 * spec.images.side, spec.images.side), spec.images.content
+    if isinstance(spec, MiniCPMSpec):
+        return (3 * spec.unit, 2 * spec.unit), spec.image_text.content
     factor = qwen(spec).image_rules.factor
     return (3 * factor, 4 * factor), qwen(spec).image_token_id
 
@@ -123,7 +126,10 @@ def requests(over: Harness, max_tokens: int = 6) -> list[Request]:
     """Text, an image, both with a shared beginning."""
     spec: Any = over.net.spec
     (height, width), mark = shown_size(spec)
-    shown = over.image(np.ascontiguousarray(picture(height, width, seed=5)), "shown")
+    canvas = np.ascontiguousarray(picture(height, width, seed=5))
+    if isinstance(spec, MiniCPMSpec):  # the whole, and two slices of two tokens below it
+        tell_grid(canvas, (1, 2, 1, 2, 2, 1))
+    shown = over.image(canvas, "shown")
     rng = np.random.default_rng(3)
     text = [int(each) for each in rng.integers(5, 60, 21)]
     asked = {"text": text, "more": [*text, 7, 8, 9], "short": text[:2]}

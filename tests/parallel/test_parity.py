@@ -68,6 +68,7 @@ SHARES = combinations(
         "smolvlm",
         "gemma3",
         "gemma4",
+        "minicpmv4_6",
     ),
     (1, 2, 4),
     (1, 2, 4),

@@ -22,6 +22,7 @@ from saccade.core.config import EncoderConfig
 from saccade.core.types import AdapterRef, Caching, Request
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
+from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.kernels import device as placement
 from saccade.kernels import triton as triton_kernels
 from saccade.nn.low_rank import LANGUAGE, Factors
@@ -30,6 +31,7 @@ from saccade.runtime import weights
 from saccade.runtime.adapters import AdapterTable
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.lab.qwen import tell_grid
 from tests.families.forwarding import load
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, SCALES_BY_ROWS, quantise
@@ -93,6 +95,8 @@ def traffic(over: Harness, seed: int) -> list[Request]:
         sides, mark = (spec.vision.side,) * 2, spec.images.begin
     elif isinstance(spec, DeepseekSpec):
         sides, mark = (2 * spec.images.side, spec.images.side), spec.images.content
+    elif isinstance(spec, MiniCPMSpec):
+        factor, mark = spec.unit, spec.image_text.content
     else:
         factor, mark = spec.image_rules.factor, spec.image_token_id
     asked = []
@@ -103,6 +107,8 @@ def traffic(over: Harness, seed: int) -> list[Request]:
             h, w = (int(each) for each in rng.integers(1, 9, 2))
             h, w = sides or (h * factor, w * factor)
             pixels = np.ascontiguousarray(picture(h, w, seed=at))
+            if isinstance(spec, MiniCPMSpec):
+                tell_grid(pixels, (h // factor, w // factor))
             tokens.insert(len(tokens) // 2, mark)
             shown = [over.image(pixels, f"{seed} {at}")]
         way: dict[str, Any] = {} if at % 2 else {"temperature": 1.0, "top_p": 0.9, "top_k": 5}
@@ -151,6 +157,13 @@ def test_no_request_compiles_a_kernel_for_windows(
     checkpoint: Callable[..., Path], names: dict[str, set[str]]
 ) -> None:
     check(load(checkpoint("gemma3"), TritonOps()), names)
+
+
+@pytest.mark.more
+def test_no_request_compiles_a_kernel_for_patches_that_become_one(
+    checkpoint: Callable[..., Path], names: dict[str, set[str]]
+) -> None:
+    check(load(checkpoint("minicpmv4_6"), TritonOps()), names)
 
 
 @pytest.mark.more

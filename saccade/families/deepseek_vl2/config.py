@@ -10,8 +10,6 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from tokenizers import Tokenizer
-
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import ImageRecipe
 from saccade.families.checkpoint import Checkpoint, Section, read_json
@@ -21,6 +19,7 @@ from saccade.families.config_readers import (
     read_heads,
     read_rope,
     read_theta,
+    read_tokenizer,
     read_yarn,
     refuse_unsupported,
 )
@@ -311,10 +310,7 @@ def _candidates(config: Section, side: int) -> tuple[tuple[int, int], ...]:
 
 def _image_token(checkpoint: Checkpoint) -> int:
     path = checkpoint.folder / "tokenizer.json"
-    try:
-        token = Tokenizer.from_file(str(path)).token_to_id(IMAGE)
-    except Exception as error:  # the package raises nothing narrower
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    token = read_tokenizer(path).token_to_id(IMAGE)
     if token is None:
         raise CheckpointError(f"{path}: the tokenizer has no {IMAGE}")
     return int(token)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
-
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import ImageRecipe, Resample
 from saccade.families.checkpoint import Checkpoint, Section
@@ -24,6 +22,7 @@ from saccade.families.config_readers import (
     read_rope,
     read_siglip,
     read_theta,
+    read_tokenizer,
     refuse_unsupported,
 )
 from saccade.nn.siglip_config import SiglipConfig
@@ -158,10 +157,7 @@ def _tiles(vision: SiglipConfig, processor: Section) -> SplitRules:
 def _image_text(checkpoint: Checkpoint, tiles: SplitRules) -> ImageText:
     """As the tokenizer writes what transformers' processors put around tiles."""
     path = checkpoint.folder / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    tokenizer = read_tokenizer(path)
     for token in (FAKE, IMAGE):
         if tokenizer.token_to_id(token) is None:
             raise CheckpointError(f"{path}: the tokenizer has no {token}")

@@ -27,8 +27,6 @@ REFUSED = {
     "qwen2_5_omni": "it hears and speaks",
     "qwen3_omni_moe": "it hears and speaks",
     "phi4_multimodal": "it hears; its images come with an adapter (LoRA) of their own",
-    "minicpmv4_6": "its language model is Qwen3.5's, with states that no page holds, and its "
-    "images are numbered by their places in the prompt",
     "gpt_oss": "its attention has sinks, which paged attention has not",
     "llama4": "its layers see chunks of the context",
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from saccade.families.qwen_vl.qwen3_5.config import HybridConfig
-from saccade.families.qwen_vl.qwen3_5.text import GatedAttention, GatedDelta, hybrid_layer
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.decoder import Decoder
+from saccade.nn.hybrid import GatedAttention, GatedDelta, hybrid_layer
+from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.linear import Linear
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, Batch

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from saccade.families.qwen_vl.net import HARMLESS, QwenVLModel, canonical_name
 from saccade.families.qwen_vl.qwen3_5.head import NAME, MultiTokenHead
 from saccade.families.qwen_vl.qwen3_5.spec import Qwen35Spec
-from saccade.families.qwen_vl.qwen3_5.text import hybrid_model
+from saccade.nn.hybrid import hybrid_model
 from saccade.nn.net import NoVision, TowerAlone, WholeNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from saccade.core.errors import ConfigError
-from saccade.core.family import Cache, Cuts, KVSpec, heads_cache
+from saccade.core.family import Cuts, KVSpec, heads_cache
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import text_section
-from saccade.families.qwen_vl.qwen3_5.config import HybridConfig, parse_config
+from saccade.families.hybrid import hybrid_caches, hybrid_cuts
+from saccade.families.qwen_vl.qwen3_5.config import parse_config
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.qwen_vl.video import read_video
+from saccade.nn.hybrid_config import HybridConfig
 
 NO_TOKEN = -1
 """Stands for no image: to a model without a tower, every token is text."""
@@ -44,28 +46,17 @@ class Qwen35Spec(QwenVLSpec):
         return replace(spec, drafts=wanted == "on")
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
-        text, delta = self.text, self.hybrid.delta
-        shape = (delta.value_heads // ranks, delta.key_dim, delta.value_dim)
-        channels = (2 * delta.keys + delta.values) // ranks
-        full = heads_cache(text.kv_heads, text.head_dim, ranks)
-        linear = (
-            Cache("recurrent", shape, "sequence", "float32"),
-            Cache("conv", (delta.taps - 1, channels), "sequence"),
-        )
-        layers = tuple(full if is_full else linear for is_full in self.hybrid.full)
-        return KVSpec((*layers, full) if self.drafts else layers, drafts=self.drafts)
+        layers, text = hybrid_caches(self.text, self.hybrid, ranks), self.text
+        if not self.drafts:
+            return KVSpec(layers)
+        return KVSpec((*layers, heads_cache(text.kv_heads, text.head_dim, ranks)), drafts=True)
 
     @property
     def cuts(self) -> Cuts:
-        text, delta, vision = self.text, self.hybrid.delta, self.vision
+        text, vision = self.text, self.vision
         experts = text.experts
         return Cuts(
-            text=(
-                (text.heads, "attention heads"),
-                (delta.key_heads, "linear attention key heads"),
-                (delta.value_heads, "linear attention value heads"),
-                (text.intermediate, "MLP values"),
-            ),
+            text=hybrid_cuts(text, self.hybrid.delta),
             heads=text.heads,
             kv_heads=text.kv_heads,
             encoder=(

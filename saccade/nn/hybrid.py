@@ -1,5 +1,6 @@
-"""The language model of Qwen3.5: layers of the gated delta rule, and layers of attention whose
-output is gated, each followed by an MLP, or by experts and one that is shared.
+"""The language model of Qwen3.5, which MiniCPM-V 4.6 has too: layers of the gated delta rule, and
+layers of attention whose output is gated, each followed by an MLP, or by experts and one that is
+shared. A family reads its shape (`families/hybrid.py`).
 
 Norms hold what their weights are more than 1. Rotary tables are computed once per forward and
 shared by all layers of attention.
@@ -9,11 +10,11 @@ from __future__ import annotations
 
 import torch
 
-from saccade.families.qwen_vl.qwen3_5.config import DeltaConfig, HybridConfig
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.decoder import Decoder, DecoderLayer, layer_name
+from saccade.nn.hybrid_config import DeltaConfig, HybridConfig
 from saccade.nn.linear import Linear, RowLinear, share
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, SparseMLP
@@ -221,7 +222,7 @@ def hybrid_layer(
 def hybrid_model(
     weights: Weights, config: TextConfig, hybrid: HybridConfig, shard: Shard
 ) -> Decoder[GatedAttention | GatedDelta]:
-    """The language model of Qwen3.5."""
+    """The whole language model."""
     return Decoder(
         weights,
         config,

@@ -1,0 +1,150 @@
+"""What files say of the hybrid language model of Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`), what
+it keeps of each token or sequence, and how it is cut among ranks.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import Cache, Divisible, heads_cache
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import (
+    experts_config,
+    read_heads,
+    read_rope,
+    read_theta,
+    refuse_unsupported,
+)
+from saccade.nn.hybrid_config import DeltaConfig, HybridConfig
+from saccade.nn.text_config import RopeConfig, TextConfig
+
+FULL, LINEAR = "full_attention", "linear_attention"
+Caches = tuple[Cache, ...]
+
+
+def read_hybrid(
+    config: Section, text: Section, axes: Literal[1, 3] = 3
+) -> tuple[TextConfig, HybridConfig]:
+    """The language model of a configuration, by its section `text`. axes: of positions. Raises
+    CheckpointError.
+    """
+    refuse_unsupported(text, "attention_bias")
+    if not text.flag("attn_output_gate", default=True):
+        raise CheckpointError(f"{text.where}: attn_output_gate false is not supported")
+    heads, kv_heads = read_heads(text)
+    head_dim = text.count("head_dim", default=256)
+    rope, rotary_dim = _rope(text, head_dim, axes)
+    layers = text.layers("num_hidden_layers")
+    sparse = text.has("num_experts")
+    shared = text.integer("shared_expert_intermediate_size", default=512) if sparse else 0
+    model = TextConfig(
+        vocab_size=text.count("vocab_size"),
+        hidden=text.count("hidden_size"),
+        intermediate=shared or text.integer("intermediate_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_eps=text.number("rms_norm_eps", default=1e-6),
+        rope=rope,
+        context_length=text.count("max_position_embeddings"),
+        qkv_bias=False,
+        qk_norm=True,
+        tied=config.flag("tie_word_embeddings"),
+        experts=experts_config(text) if sparse else None,
+    )
+    own = text.flag("mtp_use_dedicated_embeddings")
+    drafting = 0 if own else text.integer("mtp_num_hidden_layers", default=0)
+    kinds = _layers(text, layers)
+    return model, HybridConfig(kinds, _delta(text), rotary_dim, shared, drafting)
+
+
+def hybrid_caches(text: TextConfig, hybrid: HybridConfig, ranks: int) -> tuple[Caches, ...]:
+    """The storage of each layer on one of `ranks` ranks: keys and values, or a state per
+    sequence.
+    """
+    delta = hybrid.delta
+    shape = (delta.value_heads // ranks, delta.key_dim, delta.value_dim)
+    channels = (2 * delta.keys + delta.values) // ranks
+    full = heads_cache(text.kv_heads, text.head_dim, ranks)
+    linear = (
+        Cache("recurrent", shape, "sequence", "float32"),
+        Cache("conv", (delta.taps - 1, channels), "sequence"),
+    )
+    return tuple(full if is_full else linear for is_full in hybrid.full)
+
+
+def hybrid_cuts(text: TextConfig, delta: DeltaConfig) -> Divisible:
+    """Counts that must divide by the number of ranks."""
+    return (
+        (text.heads, "attention heads"),
+        (delta.key_heads, "linear attention key heads"),
+        (delta.value_heads, "linear attention value heads"),
+        (text.intermediate, "MLP values"),
+    )
+
+
+def _layers(text: Section, count: int) -> tuple[bool, ...]:
+    """The layers with full attention."""
+    names = text.data.get("layer_types")
+    if names is None:
+        interval = text.count("full_attention_interval", default=4)
+        return tuple((layer + 1) % interval == 0 for layer in range(count))
+    if (
+        not isinstance(names, list)
+        or len(names) != count
+        or any(name not in (FULL, LINEAR) for name in names)
+    ):
+        raise CheckpointError(
+            f"{text.where}: layer_types must name {FULL} or {LINEAR} for each of {count} layers"
+        )
+    if FULL not in names:
+        raise CheckpointError(f"{text.where}: layer_types has no {FULL}, which is not supported")
+    return tuple(name == FULL for name in names)
+
+
+def _delta(text: Section) -> DeltaConfig:
+    delta = DeltaConfig(
+        key_heads=text.integer("linear_num_key_heads", default=16),
+        value_heads=text.integer("linear_num_value_heads", default=32),
+        key_dim=text.integer("linear_key_head_dim", default=128),
+        value_dim=text.integer("linear_value_head_dim", default=128),
+        taps=text.integer("linear_conv_kernel_dim", default=4),
+    )
+    if min(delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim) < 1:
+        raise CheckpointError(f"{text.where}: linear_* sizes must be at least 1")
+    if delta.value_heads % delta.key_heads:
+        raise CheckpointError(
+            f"{text.where}: {delta.value_heads} linear value heads cannot share "
+            f"{delta.key_heads} key heads evenly"
+        )
+    if delta.taps < 2:
+        raise CheckpointError(f"{text.where}: linear_conv_kernel_dim must be at least 2")
+    return delta
+
+
+def _rope(text: Section, head_dim: int, axes: int) -> tuple[RopeConfig, int]:
+    """The rotary embedding, and how many values of a head it turns."""
+    rope = read_rope(text)
+    part = rope.number(
+        "partial_rotary_factor", default=text.number("partial_rotary_factor", default=0.25)
+    )
+    turned = int(head_dim * part)
+    theta = read_theta(text, rope)
+    if axes == 1:
+        if turned % 2 or not 2 <= turned <= head_dim:
+            raise CheckpointError(
+                f"{rope.where}: partial_rotary_factor {part} of {head_dim} values is not supported "
+                "(an even number of values, of a head's at most, is)"
+            )
+        return RopeConfig(theta, (turned // 2,), interleaved=False), turned
+    sections = rope.integers("mrope_section", default=(11, 11, 10))
+    if len(sections) != 3 or 2 * sum(sections) != turned:
+        raise CheckpointError(
+            f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
+            f"{turned // 2}"
+        )
+    return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=True), turned

@@ -1,0 +1,251 @@
+"""MiniCPM-V 4.6's SigLIP: views of any size, learned positions found by a patch's place in its
+view; behind one of its layers attention within 2 x 2 patches, which then become one; and 2 x 2 of
+these become a token.
+
+The rows of a token stand together, and within them those of each 2 x 2 patches, so that bringing
+them together is a view. Each view of an image is a segment of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from saccade.core.types import Grid
+from saccade.families.minicpm.config import MergingTower, SliceRules
+from saccade.families.minicpm.spec import view_tokens
+from saccade.kernels.matrix import DenseMatrix
+from saccade.kernels.reference.activation import Activation
+from saccade.kernels.reference.patchify import patchify
+from saccade.kernels.reference.segments import Segments
+from saccade.nn.linear import Column, Linear, RowLinear
+from saccade.nn.norm import LayerNorm
+from saccade.nn.patches import merged_order, together
+from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
+from saccade.nn.siglip import SiglipBlock
+from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.transfer import send
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+TOWER = "vision_tower"
+CONNECTOR_EPS = 1e-6
+FOUR = 4
+"""Rows that become one."""
+
+
+class FourToOne:
+    """An MLP over four rows side by side, normalised."""
+
+    __slots__ = ("down", "norm", "up")
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        sizes: tuple[int, int, int],
+        eps: float,
+        act: Activation,
+        shard: Shard,
+    ) -> None:
+        """sizes: of a row; within; of what comes out."""
+        hidden, inner, out = sizes
+        self.norm = LayerNorm(weights, f"{name}.pre_norm", FOUR * hidden, eps)
+        up = [Column(f"{name}.linear_1", inner, shard)]
+        self.up = Linear.columns(weights, up, FOUR * hidden, bias=True, activation=act, inner=True)
+        self.down = RowLinear(weights, f"{name}.linear_2", inner, out, shard, bias=True, inner=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> [N / 4, out]"""
+        return self.down(self.up(self.norm(x.view(len(x) // FOUR, -1))))
+
+
+class WindowMerger:
+    """Attention within each four rows, whose mean and MLP are then one row."""
+
+    __slots__ = ("heads", "mlp", "norm", "out", "qkv", "scale")
+
+    def __init__(self, weights: Weights, config: SiglipConfig, shard: Shard) -> None:
+        name, hidden = f"{TOWER}.vit_merger", config.hidden
+        self.heads = shard.divide(config.heads, "vision attention heads")
+        self.scale = config.head_dim**-0.5
+        self.norm = LayerNorm(weights, f"{name}.layer_norm1", hidden, config.norm_eps)
+        columns = [Column(f"{name}.self_attn.{each}_proj", hidden, shard) for each in "qkv"]
+        self.qkv = Linear.columns(weights, columns, hidden, bias=True)
+        self.out = RowLinear(
+            weights, f"{name}.self_attn.out_proj", hidden, hidden, shard, bias=True
+        )
+        sizes = (hidden, FOUR * config.intermediate, hidden)
+        self.mlp = FourToOne(weights, name, sizes, config.norm_eps, "gelu_tanh", shard)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> [N / 4, hidden]"""
+        qkv = self.qkv(self.norm(x)).view(len(x) // FOUR, FOUR, 3, self.heads, -1)
+        queries, keys, values = qkv.permute(2, 0, 3, 1, 4)  # [W, H, 4, D] each
+        seen = F.scaled_dot_product_attention(queries, keys, values, scale=self.scale)
+        x = x + self.out(seen.transpose(1, 2).reshape(len(x), -1))
+        return x.view(len(x) // FOUR, FOUR, -1).mean(1) + self.mlp(x)
+
+
+class MiniCPMTower:
+    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`. Rows need no places: learned
+    positions are added before the first block.
+    """
+
+    __slots__ = (
+        "config",
+        "connector",
+        "dtype",
+        "layers",
+        "linear",
+        "mean",
+        "merger",
+        "norm",
+        "positions",
+        "std",
+        "within",
+    )
+    axes = 0
+
+    def __init__(
+        self, weights: Weights, config: MergingTower, rules: SliceRules, shard: Shard
+    ) -> None:
+        siglip = config.siglip
+        self.config, self.dtype, hidden = config, weights.dtype, siglip.hidden
+        self.mean, self.std = (
+            torch.tensor(values, device=weights.device) * 255.0
+            for values in (rules.mean, rules.std)
+        )
+        name = f"{TOWER}.embeddings"
+        kernel = Part(f"{name}.patch_embedding.weight", (hidden, 3, siglip.patch, siglip.patch))
+        self.linear = Linear(
+            weights.ops,
+            DenseMatrix(weights.load(kernel).view(hidden, -1)),
+            weights.load(Part(f"{name}.patch_embedding.bias", (hidden,))),
+        )
+        table = Part(f"{name}.position_embedding.weight", (siglip.patches, hidden))
+        self.positions = weights.load(table)
+        order = nested(np.arange(siglip.merge**2), siglip.merge)
+        self.within = send(order, weights.device)
+        self.layers = [
+            SiglipBlock(weights, f"{TOWER}.encoder.layers.{i}", siglip, shard)
+            for i in range(siglip.depth)
+        ]
+        self.merger = WindowMerger(weights, siglip, shard) if config.halves else None
+        self.norm = LayerNorm(weights, f"{TOWER}.post_layernorm", hidden, siglip.norm_eps)
+        sizes = (hidden, FOUR * hidden, siglip.out_hidden)
+        self.connector = FourToOne(weights, "merger.mlp.0", sizes, CONNECTOR_EPS, "gelu", shard)
+
+    @property
+    def hidden(self) -> int:
+        return self.config.siglip.hidden
+
+    def rows(self, patches: int) -> int:
+        return patches // self.config.siglip.merge**2
+
+    @property
+    def depth(self) -> int:
+        return self.config.blocks
+
+    @property
+    def longest_segments(self) -> tuple[int | None, ...]:
+        return (None,)
+
+    def grid_facts(self, grid: Grid) -> GridFacts:
+        """`order` has, for each token, its block of the canvas."""
+        merge, device = self.config.siglip.merge, self.positions.device
+        counts = view_tokens(grid)
+        places = [self._places(*grid[:2])]
+        if len(counts) > 1:
+            places += [self._places(*grid[4:])] * (len(counts) - 1)
+        found = send(np.concatenate(places), device)
+        return GridFacts(
+            places=torch.zeros((0, len(found)), dtype=torch.int64).to(device),
+            position_embedding=self.positions.index_select(0, found),
+            order=send(canvas_blocks(grid), device),
+            restore=None,
+            segments=(tuple(count * merge**2 for count in counts),),
+        )
+
+    def _places(self, rows: int, columns: int) -> np.ndarray:
+        """The place in the table of each patch of a view of so many tokens."""
+        merge, across = self.config.siglip.merge, self.config.siglip.across
+        size = rows * merge, columns * merge
+        row, column = (nested(each, merge) for each in merged_order(*size, merge))
+        down, right = (_buckets(edge, across) for edge in size)
+        return down[row] * across + right[column]
+
+    def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
+        siglip, order = self.config.siglip, facts.order
+        assert order is not None and facts.position_embedding is not None, "made by `grid_facts`"
+        how = siglip.patch, siglip.merge, 1, self.mean, self.std, self.dtype
+        blocks = patchify(pixels, *how).view(-1, siglip.merge**2, 3 * siglip.patch**2)
+        patches = blocks.index_select(0, order).index_select(1, self.within)
+        return self.linear(patches.flatten(0, 1)) + facts.position_embedding
+
+    def blocks(self, pack: Pack) -> Pieces:
+        config, x, (cuts,) = self.config, pack.rows, pack.cuts
+        for number, layer in enumerate(self.layers):
+            x = yield from layer(x, cuts, pack.attention)
+            if self.merger is not None and number == config.insert:
+                cuts = tuple(map(quarter, cuts))
+                x = yield from self._merged(self.merger, x, cuts)
+        return self.connector(self.norm(x))
+
+    def _merged(self, merger: WindowMerger, x: torch.Tensor, cuts: Sequence[Cut]) -> Pieces:
+        """cuts: of the rows that come out. Costs what `MergingTower.blocks` has beside layers."""
+        config, found = self.config, []
+        each = FOUR * (config.blocks - config.insert - 1) - config.layers_after
+        for cut in cuts:
+            yield each * (cut.rows.stop - cut.rows.start)
+            found.append(merger(x[FOUR * cut.rows.start : FOUR * cut.rows.stop]))
+        return together(found)
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """View by view; nothing stands between them."""
+        counts = [self.rows(fact.num_patches) for fact in facts]
+        return [part.clone() for part in embeddings[: sum(counts)].split(counts)]
+
+
+def nested(patches: np.ndarray, merge: int) -> np.ndarray:
+    """[N] of patches whose merge x merge of a token stand together, row by row: with each 2 x 2 of
+    these together, too.
+    """
+    row, column = merged_order(merge, merge, 2)
+    return patches.reshape(-1, merge**2)[:, row * merge + column].reshape(-1)
+
+
+def canvas_blocks(grid: Grid) -> np.ndarray:
+    """The block of the canvas, of a token's size, of each token [M]: of the whole image, then of
+    slice after slice.
+    """
+    rows, columns = grid[:2]
+    if len(grid) == 2:
+        return np.arange(rows * columns)
+    down, across, tall, wide = grid[2:]
+    width = max(columns, across * wide)
+    table = np.arange((rows + down * tall) * width).reshape(-1, width)
+    slices = table[rows:, : across * wide].reshape(down, tall, across, wide).swapaxes(1, 2)
+    return np.concatenate((table[:rows, :columns].reshape(-1), slices.reshape(-1)))
+
+
+def quarter(cut: Cut) -> Cut:
+    """The same of rows each of which stands for four."""
+    rows, keys = (slice(each.start // FOUR, each.stop // FOUR) for each in (cut.rows, cut.keys))
+    if cut.rows == cut.keys:
+        bounds, longest = cut.segments.bounds // FOUR, cut.segments.longest // FOUR
+    else:  # a part of a segment, which may begin and end within four rows
+        longest = rows.stop - rows.start
+        bounds = torch.tensor([0, longest], dtype=torch.int32, device=cut.segments.bounds.device)
+    return Cut(rows, keys, Segments(bounds, longest))
+
+
+def _buckets(size: int, across: int) -> np.ndarray:
+    """The line of the square of learned positions nearest to each of `size` lines of patches, as
+    transformers' `get_vision_nearest_position_ids` finds it.
+    """
+    bounds = torch.arange(1 / across, 1.0, 1 / across)
+    return torch.bucketize(torch.arange(size) / size, bounds, right=True).numpy()

@@ -1,0 +1,89 @@
+"""MiniCPM-V 4.6 over HTTP: a server chooses how many tokens an image has; an image is the same
+wherever it stands; a request may ask for fewer slices.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from saccade.families.minicpm.spec import MiniCPMSpec
+from saccade.families.registry import load_spec
+from saccade_bench.fixtures.server import serving
+from saccade_bench.fixtures.tiny import picture, reference
+from saccade_bench.fixtures.tiny_minicpm import SCALE
+from tests.e2e.test_serve import (
+    COUNTS,
+    OPTIONS,
+    ask,
+    image_part,
+    png,
+    reference_text,
+    text_part,
+    user,
+)
+from tests.e2e.ways import KEY
+
+pytestmark = pytest.mark.more
+OPTION = "downsample_mode=4x"
+
+
+def test_four_times_the_tokens_by_an_option(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Answers are those of a checkpoint whose files say so."""
+    folder = checkpoint("minicpmv4_6")
+    fine = shutil.copytree(folder, tmp_path / "fine")
+    for file in ("config.json", "preprocessor_config.json"):
+        data = json.loads((fine / file).read_text())
+        (fine / file).write_text(json.dumps(data | {"downsample_mode": "4x"}))
+    judge, spec = reference(fine), load_spec(folder, [OPTION])
+    assert isinstance(spec, MiniCPMSpec)
+    shown = [picture(*size, seed=seed) for seed, size in enumerate([(64, 90), (130, 77), (90, 40)])]
+    first, second, third = map(image_part, shown)
+    with serving(folder, tmp_path, *OPTIONS, "--family-option", OPTION) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+        before = [server.metric(name) for name in COUNTS]
+        for parts, of in (
+            ((first, text_part("what?"), second), shown[:2]),
+            ((third, second, text_part("which?"), first), [shown[2], shown[1], shown[0]]),
+        ):
+            chat = [user(*parts)]
+            answer = ask(client, chat)
+            assert answer.choices[0].message.content == reference_text(fine, judge, chat, of)
+        # The second chat has two seen images at other places, and a new one.
+        assert [server.metric(name) for name in COUNTS] == [each + 3 for each in before]
+
+
+def test_a_request_may_ask_for_fewer_slices(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    with serving(checkpoint("minicpmv4_6"), tmp_path, *OPTIONS) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+
+        def tokens(**bounds: int) -> int:
+            url = {"url": png(picture(300, 300)), **bounds}
+            chat = [user({"type": "image_url", "image_url": url}, text_part("what?"))]
+            return int(ask(client, chat, max_tokens=1).usage.prompt_tokens)
+
+        area = SCALE**2
+        whole, four, one = tokens(), tokens(max_pixels=4 * area), tokens(max_pixels=area)
+        # 2 x 3 slices of 4 x 2 tokens, 2 x 2 of 3 x 3: each between two marks, lines apart.
+        assert one - whole == -(6 * (4 * 2 + 2) + 1)
+        assert one - four == -(4 * (3 * 3 + 2) + 1)
+        assert tokens(max_pixels=6 * area) == whole
+        for bounds, words in (
+            ({"max_pixels": 7 * area}, f"max_pixels is {7 * area}; this model takes {area} to"),
+            ({"max_pixels": area - 1}, f"max_pixels is {area - 1}; this model takes {area} to"),
+            ({"min_pixels": 2 * area, "max_pixels": area}, f"min_pixels is {2 * area}"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=words):
+                tokens(**bounds)
+        clip = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+        with pytest.raises(openai.BadRequestError, match="this model takes no video"):
+            ask(client, [user(clip)])

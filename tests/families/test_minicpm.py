@@ -1,0 +1,652 @@
+"""MiniCPM-V 4.6: an image is cut up as transformers does it, pixel for pixel, numbered in the
+prompt as its processor numbers it, and the same image at any place; answers are transformers',
+whatever page, chunk, rank or preemption.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
+    MiniCPMV4_6ImageProcessorPil,
+)
+
+from saccade.core.config import EncoderConfig, QuantizationMode
+from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
+from saccade.core.metrics import Metrics
+from saccade.core.types import Image, ImageKey
+from saccade.families.minicpm.slices import slice_grid, slice_size, view_size
+from saccade.families.minicpm.spec import LONGEST_ASPECT, MiniCPMSpec
+from saccade.families.registry import load_spec
+from saccade.kernels.x86.vnni import runs_vnni
+from saccade.media.decode import decode_into
+from saccade.media.header import probe
+from saccade.nn.protocol import FamilyNet, Pack
+from saccade.runtime.encoder import PackedEncoder, cut_segments, drain
+from saccade.runtime.graphs import eager
+from saccade.runtime.positions import PositionCache
+from saccade.runtime.quant_policy import LoadTally
+from saccade.runtime.weights import load_net
+from saccade.text.prompt import ChatTemplate
+from saccade.text.prompt import Tokenizer as TextTokenizer
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny_minicpm import IMAGE, MOST, SCALE, TOKENS
+from saccade_bench.lab.qwen import grids, told_grid
+from tests.engine import test_parity as parity
+from tests.families.forwarding import CPU, Session, encode, load
+from tests.families.test_internvl import files
+from tests.families.test_parity import LOGITS, pixels, prompt
+from tests.media.pictures import decoded
+from tests.parallel.test_parity import ASKED, check_crew
+
+FAMILY: Literal["minicpmv4_6"] = "minicpmv4_6"
+HALF = torch.bfloat16
+SHAPES = [(60, 60), (100, 230), (300, 90), (20, 31), (700, 500), (30, 400), (48, 97)]
+
+
+@pytest.fixture(scope="module")
+def theirs(checkpoint: Callable[..., Path]) -> Reference:
+    return reference(checkpoint(FAMILY))
+
+
+@pytest.fixture(scope="module")
+def spec(theirs: Reference) -> MiniCPMSpec:
+    return read(theirs.folder)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> parity.Model:
+    return answered(tmp_path_factory.mktemp("minicpm"))
+
+
+@cache
+def answered(folder: Path) -> parity.Model:
+    return parity.load(FAMILY, folder)
+
+
+def read(folder: Path, *options: str) -> MiniCPMSpec:
+    found = load_spec(folder, options)
+    assert isinstance(found, MiniCPMSpec)
+    return found
+
+
+def changed(source: Path, folder: Path, file: str, **fields: Any) -> Path:
+    if not folder.exists():
+        shutil.copytree(source, folder)
+    data = json.loads((folder / file).read_text())
+    within = {name: data[name] | value for name, value in fields.items() if name.endswith("config")}
+    (folder / file).write_text(json.dumps(data | fields | within))
+    return folder
+
+
+# ---- images
+
+
+@cache
+def images() -> list[bytes]:
+    """Files of all kinds, but two whose images are lines."""
+    found = []
+    for data in files():
+        size = probe(data, max_pixels=10**8).upright
+        found += [data] if max(size) <= LONGEST_ASPECT * min(size) else []
+    assert len(found) == len(files()) - 2
+    return found
+
+
+def canvas_of(spec: MiniCPMSpec, data: bytes) -> tuple[np.ndarray, tuple[int, ...]]:
+    header = probe(data, max_pixels=10**8)
+    recipe = spec.recipe(*header.upright, spec.pixel_bounds)
+    canvas = np.full((*recipe.canvas, 3), 7, np.uint8)
+    decode_into([(canvas, recipe)], memoryview(data), header.upright, header.orientation)
+    return canvas, recipe.grid
+
+
+@pytest.mark.more
+def test_pixels_are_the_references(spec: MiniCPMSpec, theirs: Reference) -> None:
+    seen = set()
+    for data in images():
+        canvas, grid = canvas_of(spec, data)
+        wanted = theirs.resize(decoded(data))
+        np.testing.assert_array_equal(canvas, wanted)
+        assert grid == told_grid(wanted)
+        seen.add(grid[2:4])
+    assert {(), (2, 1), (2, 2), (2, 3), (3, 2), (1, 6), (6, 1)} <= seen
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"slice_mode": False},
+        {"max_slice_nums": 1},
+        {"max_slice_nums": 3, "scale_resolution": 90},
+        {"resample": 1},
+        {"downsample_mode": "4x"},
+    ],
+    ids=["no slices", "one", "three of another size", "lanczos", "4x"],
+)
+def test_pixels_of_other_settings_are_the_references(
+    checkpoint: Callable[..., Path], tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    folder = changed(checkpoint(FAMILY), tmp_path / "m", "preprocessor_config.json", **fields)
+    mode = fields.get("downsample_mode", "16x")
+    changed(folder, folder, "config.json", downsample_mode=mode)
+    theirs, spec = reference(folder), read(folder)
+    for data in images()[:16]:
+        canvas, grid = canvas_of(spec, data)
+        wanted = theirs.resize(decoded(data))
+        np.testing.assert_array_equal(canvas, wanted)
+        assert grid == told_grid(wanted)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 9000),
+    st.integers(1, 9000),
+    st.sampled_from([1, 2, 6, 9, 36]),
+    st.sampled_from([(448, 14), (48, 4), (100, 14)]),
+    st.sampled_from(["16x", "4x"]),
+)
+def test_sizes_are_the_references(
+    height: int, width: int, most: int, scale_patch: tuple[int, int], mode: str
+) -> None:
+    (scale, patch), size = scale_patch, (height, width)
+    made, unit = MiniCPMV4_6ImageProcessorPil(), patch * (2 if mode == "4x" else 4)
+    wanted = made.get_sliced_grid(size, most, scale)
+    grid = slice_grid(size, scale, 1, most)
+    assert grid == tuple(wanted or (0, 0))
+    enlarge = wanted is None
+    assert view_size(size, scale, unit, enlarge=enlarge) == made.find_best_resize(
+        size, scale, patch, mode, allow_upscale=enlarge
+    )
+    if wanted is not None:
+        refined = made.get_refine_size(size, wanted, scale, patch, mode, allow_upscale=True)
+        tall, wide = slice_size(size, grid, scale, unit)
+        assert (tall * grid[0], wide * grid[1]) == refined
+
+
+def test_a_request_may_ask_for_fewer_slices_or_for_more(spec: MiniCPMSpec) -> None:
+    area, bounds = SCALE**2, spec.pixel_bounds
+    assert (bounds.least, bounds.max_pixels) == (area, MOST * area)
+    found = []
+    for most in (6 * area, 4 * area, 2 * area, 2 * area - 1, area):
+        recipe = spec.recipe(300, 300, replace(bounds, max_pixels=most))
+        found.append((recipe.grid[2:4], spec.settings(recipe)))
+    assert [grid for grid, _ in found] == [(2, 3), (2, 2), (2, 1), (), ()]
+    assert len({settings for _, settings in found}) == 4
+    more = replace(bounds, min_pixels=4 * area)
+    assert spec.recipe(40, 40, more).grid[2:4] == (2, 2)
+    assert spec.recipe(40, 40, bounds).grid == (3, 3)
+
+
+@pytest.mark.parametrize(("scale", "most"), [(48, 6), (448, 9), (448, 36), (200, 1)])
+@pytest.mark.parametrize("mode", ["16x", "4x"])
+def test_no_image_is_larger_than_the_largest(
+    checkpoint: Callable[..., Path], scale: int, most: int, mode: str
+) -> None:
+    tiny = read(checkpoint(FAMILY), f"downsample_mode={mode}")
+    patch = 14 if scale > 48 else 4
+    siglip = replace(tiny.vision.siglip, patch=patch)
+    spec = replace(
+        tiny,
+        slices=replace(tiny.slices, scale=scale, most=most),
+        vision=replace(tiny.vision, siglip=siglip),
+    )
+    chance, largest, furthest = random.Random(0), spec.largest_image, 0
+    for _ in range(3000):
+        shape = math.exp(chance.uniform(-1, 1) * math.log(LONGEST_ASPECT))
+        area = scale**2 * chance.uniform(0.01, most + 3)
+        size = max(1, round(math.sqrt(area / shape))), max(1, round(math.sqrt(area * shape)))
+        if max(size) > LONGEST_ASPECT * min(size):
+            continue
+        recipe = spec.recipe(*size, spec.pixel_bounds)
+        assert math.prod(recipe.canvas) <= largest.pixels
+        assert spec.num_tokens(recipe.grid) <= largest.tokens
+        furthest = max(furthest, spec.num_tokens(recipe.grid))
+    assert furthest > largest.tokens / 2, "the bound is no wild guess"
+
+
+def test_shapes_that_are_a_line_are_refused(spec: MiniCPMSpec) -> None:
+    with pytest.raises(ImageError, match=r"2010 x 10 px: .* more than 200 times the shorter"):
+        spec.recipe(10, 2010, spec.pixel_bounds)
+
+
+# ---- prompts
+
+
+class Processor(transformers.MiniCPMV4_6Processor):
+    """transformers' own, but that it takes no video processor, which needs torchvision."""
+
+    def check_argument_for_proper_class(self, *_: Any) -> None: ...
+
+
+def processor(theirs: Reference) -> Processor:
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(theirs.folder / "tokenizer.json"),
+        extra_special_tokens=TOKENS,
+        pad_token="<|endoftext|>",
+    )
+    videos = SimpleNamespace(slice_mode=False, downsample_mode="16x")
+    return Processor(theirs.processor, videos, tokenizer)
+
+
+def image_of(spec: MiniCPMSpec, grid: tuple[int, ...]) -> Image:
+    return Image(ImageKey(b"", b""), grid, spec.num_tokens(grid), spec.num_patches(grid), (1, 1))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [SHAPES[:1], SHAPES[1:2], SHAPES[2:4], SHAPES[4:7], SHAPES, [(60, 61), (100, 230)] * 6],
+    ids=["one", "one of slices", "two", "three", "seven", "twelve"],
+)
+@pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "not numbered"])
+def test_prompts_and_pixels_are_those_of_the_references_processor(
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    shapes: list[tuple[int, int]],
+    numbered: bool,
+) -> None:
+    folder = changed(
+        checkpoint(FAMILY), tmp_path / "m", "preprocessor_config.json", use_image_id=numbered
+    )
+    theirs, spec = reference(folder), read(folder)
+    made = processor(theirs)
+    shown = [picture(*size, seed=i) for i, size in enumerate(shapes)]
+    words = "how many " + "".join(f"{IMAGE}\n{i} and " for i in range(len(shapes))) + "fox?"
+    wanted = made(images=[PIL.Image.fromarray(each) for each in shown], text=words)
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(words).ids
+    images = [image_of(spec, spec.recipe(*size, spec.pixel_bounds).grid) for size in shapes]
+    expanded, spans = spec.expand_prompt(tokens, images)
+    assert list(expanded) == wanted.input_ids[0].tolist()
+    canvases = [theirs.resize(each) for each in shown]
+    values, sizes = theirs.patches(canvases)  # what the reference is asked with below
+    assert sizes.tolist() == wanted.target_sizes.tolist()
+    assert values.equal(wanted.pixel_values)
+    text = theirs.expand(words, canvases)
+    assert list(expanded) == made.tokenizer(text).input_ids
+    for number, image in enumerate(images):
+        mine = [span for span in spans if span.image == number]
+        assert sum(span.length for span in mine) == image.num_tokens
+        assert [span.offset for span in mine] == [
+            sum(span.length for span in mine[:view]) for view in range(len(mine))
+        ]
+        assert {token for span in mine for token in expanded[span.start : span.end]} == {
+            spec.image_text.content
+        }
+    ends = (spec.image_text.image[1], spec.image_text.slice[1])
+    for at, token in enumerate(tokens, 1):
+        end = spec.widened(at, spans)
+        if token == spec.image_text.content:
+            assert expanded[end - 1] in ends and expanded[end] != spec.image_text.slice[0]
+        else:
+            assert expanded[end - 1] == token
+    with pytest.raises(InvalidRequest, match=f"{len(shapes)} image placeholders for"):
+        spec.expand_prompt(tokens, images[1:])
+
+
+def test_images_are_numbered_up_to_a_thousand(spec: MiniCPMSpec) -> None:
+    text, image = spec.image_text, image_of(spec, (1, 1))
+    expanded, _ = spec.expand_prompt([text.content] * 1000, [image] * 1000)
+    assert expanded[-len(text.numbers[999]) - 3 : -3] == text.numbers[999]
+    with pytest.raises(InvalidRequest, match="has 1001 images; this model numbers at most 1000"):
+        spec.expand_prompt([text.content] * 1001, [image] * 1001)
+
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "be brief"},
+    {
+        "role": "user",
+        "content": [{"type": "image"}, {"type": "text", "text": "what?"}, {"type": "image"}],
+    },
+    {"role": "assistant", "content": "a circle"},
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "and here?"}]},
+]
+WRITTEN = (
+    "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n<|image_pad|>\nwhat?\n<|image_pad|>"
+    "<|im_end|>\n<|im_start|>assistant\na circle<|im_end|>\n<|im_start|>user\n<|image_pad|>\n"
+    "and here?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+def test_images_of_a_chat_are_numbered_through_its_turns(
+    spec: MiniCPMSpec, theirs: Reference
+) -> None:
+    tokenizer = TextTokenizer.load(theirs.folder)
+    template = ChatTemplate.load(theirs.folder, tokenizer, None, spec.templates)
+    assert template.render(CHAT) == WRITTEN
+    shown = [picture(*size, seed=i) for i, size in enumerate(SHAPES[:3])]
+    wanted = processor(theirs)(
+        images=[PIL.Image.fromarray(each) for each in shown], text=WRITTEN
+    ).input_ids[0]
+    images = [image_of(spec, spec.recipe(*size, spec.pixel_bounds).grid) for size in SHAPES[:3]]
+    expanded, _ = spec.expand_prompt(tokenizer.encode(WRITTEN), images)
+    assert list(expanded) == wanted.tolist()
+
+
+# ---- the network
+
+
+@pytest.mark.first
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({}, {}),
+        ({"tie": True}, {}),
+        ({"text": {"num_key_value_heads": 1}}, {"insert_layer_id": 3}),
+        ({"vision": {"image_size": 36, "num_attention_heads": 2}}, {"insert_layer_id": 0}),
+        ({}, {"downsample_mode": "4x"}),
+    ],
+    ids=["as it is", "tied", "merged last", "merged first", "4x"],
+)
+def test_logits_equal_the_reference(
+    tmp_path: Path, options: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    folder = make_checkpoint(tmp_path / "m", FAMILY, **options)
+    changed(folder, folder, "config.json", **fields)
+    mode = fields.get("downsample_mode", "16x")
+    changed(folder, folder, "preprocessor_config.json", downsample_mode=mode)
+    check_logits(load(folder), reference(folder))
+
+
+def check_logits(net: FamilyNet, theirs: Reference) -> None:
+    images = pixels(theirs, 3)
+    tensors = [torch.from_numpy(image) for image in images]
+    for ours, wanted in zip(encode(net, tensors), theirs.embeddings(images), strict=True):
+        assert ours.shape == wanted.shape
+        torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=0.0)
+    session = Session(net, prompt(theirs, 2), images[1:], page_size=16)
+    torch.testing.assert_close(
+        session.prefill(7), theirs.logits(session.tokens, images[1:]), **LOGITS
+    )
+
+
+def test_a_server_may_choose_how_many_tokens_an_image_has(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Four times as many, by the option alone, of a checkpoint whose files say otherwise."""
+    fine = changed(checkpoint(FAMILY), tmp_path / "m", "config.json", downsample_mode="4x")
+    changed(fine, fine, "preprocessor_config.json", downsample_mode="4x")
+    spec, other = read(checkpoint(FAMILY), "downsample_mode=4x"), read(checkpoint(FAMILY))
+    assert spec == read(fine)
+    net = load_net(spec, checkpoint(FAMILY), dtype=torch.float32, device=CPU)
+    check_logits(net, reference(fine))
+    square = spec.recipe(SCALE, SCALE, spec.pixel_bounds)
+    assert square.canvas == other.recipe(SCALE, SCALE, other.pixel_bounds).canvas
+    assert spec.num_tokens(square.grid) == 36
+    assert spec.settings(square) != other.settings(square)
+    assert read(fine, "downsample_mode=16x") == other
+
+
+def test_views_are_encoded_alike_alone_in_company_and_in_graphs(model: parity.Model) -> None:
+    net = model.net
+    images = [
+        torch.from_numpy(model.reference.resize(picture(*size, seed=9))) for size in SHAPES[:5]
+    ]
+    shown = grids(net.spec, images)
+    positions = PositionCache(net.spec, net.vision, Metrics())
+    config = EncoderConfig(graph_sizes=(64 * net.spec.patch_unit, 256 * net.spec.patch_unit))
+    graphs = PackedEncoder(net, positions, config, torch.empty(0), eager)
+    together = encode(net, images), graphs.encode(images, shown)
+    for i, image in enumerate(images):
+        alone = encode(net, [image])[0]
+        assert len(alone) == net.spec.num_tokens(shown[i])
+        for each in together:
+            torch.testing.assert_close(each[i], alone, atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("limit", [9, 21, 97])
+def test_a_view_in_parts_is_the_view(model: parity.Model, limit: int) -> None:
+    """Parts end within the four patches that become one; what all pieces cost is what is said."""
+    net, vision = model.net, model.net.vision
+    canvas = torch.from_numpy(model.reference.resize(picture(100, 230, seed=5)))
+    (grid,) = grids(net.spec, [canvas])
+    facts = vision.grid_facts(grid)
+    rows = vision.embed(canvas, facts)
+    whole = encode(net, [canvas])[0]
+    cuts = cut_segments(facts.segments[0], limit, CPU)
+    assert any(cut.rows.start % 4 for cut in cuts) or limit == 97, [cut.rows for cut in cuts]
+    pieces, costs = vision.blocks(Pack(rows, facts.places, (cuts,), "sdpa")), []
+    while True:
+        try:
+            costs.append(next(pieces))
+        except StopIteration as end:
+            found = end.value
+            break
+    assert sum(costs) == len(rows) * vision.depth == len(rows) * net.spec.encoder_blocks
+    torch.testing.assert_close(found, whole, atol=1e-5, rtol=0.0)
+    assert drain(vision.blocks(Pack(rows, facts.places, (cuts,), "sdpa"))).equal(found)
+
+
+@pytest.mark.parametrize("mode", ["none", "int8"])
+def test_matrices_of_fewer_bits_answer_nearly_as_whole_ones(
+    tmp_path: Path, mode: QuantizationMode
+) -> None:
+    """In 16 bits, and the language model's in 8: states add up what rounding does to them."""
+    if mode != "none" and not runs_vnni():
+        pytest.skip("no AVX512-VNNI, or no llvmlite")
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    theirs = reference(make_checkpoint(tmp_path, FAMILY, text=sizes))
+    spec, tally = load_spec(theirs.folder), LoadTally()
+    net = load_net(spec, theirs.folder, dtype=HALF, device=CPU, quantization=mode, tally=tally)
+    (shown,) = images = pixels(theirs, 1)
+    positions = PositionCache(spec, net.vision, Metrics())
+    packed = PackedEncoder(net, positions, EncoderConfig(), torch.empty(0, dtype=HALF))
+    (embedding,) = packed.encode([torch.from_numpy(shown)], grids(spec, images))
+    (wanted,) = theirs.embeddings(images)
+    assert embedding.dtype == HALF
+    assert 0 < (embedding.float() - wanted).norm() / wanted.norm() < 0.02
+    session = Session(net, list(range(20, 60)), [], 16)
+    session.kv = {i: (k.to(HALF), v.to(HALF)) for i, (k, v) in session.kv.items()}
+    answer, exact = session.prefill().float(), theirs.logits(session.tokens)
+    assert 0 < (answer - exact).norm() / exact.norm() < (0.2 if mode == "int8" else 0.1)
+    made = "17 matrices of the language model in int8"
+    assert (made in tally.line(HALF)) == (mode == "int8")
+
+
+# ---- the engine
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
+@pytest.mark.parametrize(("chunk", "page"), [(7, 1), (16, 4), (64, 16), (2048, 16), (2048, 1)])
+def test_eight_requests_answer_as_transformers(
+    model: parity.Model, chunk: int, page: int, prefix_cache: bool
+) -> None:
+    harness = Harness(
+        model.net,
+        chunk_tokens=chunk,
+        page_size=page,
+        prefix_cache=prefix_cache,
+        kv_pages=8192 // page,
+    )
+    for turn in range(2):  # cold, then from the caches
+        parity.check(model, harness.run([model.request(harness, name) for name in parity.CASES]))
+        if not turn:
+            cold = len(harness.decoded), len(harness.encoded)
+    assert (len(harness.decoded), len(harness.encoded)) == cold
+    assert len(harness.encoded) == len(set(harness.encoded))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
+def test_answers_survive_preemption(model: parity.Model, prefix_cache: bool) -> None:
+    longest = max(len(model.request(Harness(model.net), name).tokens) for name in parity.CASES)
+    pages = (longest + parity.NEW_TOKENS) // 2 + 6
+    harness = Harness(
+        model.net, chunk_tokens=16, page_size=2, kv_pages=pages, prefix_cache=prefix_cache
+    )
+    parity.check(model, harness.run([model.request(harness, name) for name in parity.CASES]))
+    assert harness.scheduler.counts.preemptions > 0
+
+
+def test_an_image_at_another_place_is_the_same_image(model: parity.Model) -> None:
+    """Its number is text before it: other tokens are computed, nothing is decoded or encoded."""
+    cases = {
+        "alone": parity.Case("look: @ how many?", ((112, 140),)),
+        "second": parity.Case("first @ and then @ which?", ((64, 96), (112, 140))),
+        "both": parity.Case("@ brown @ and over @ lazy", ((112, 140), (64, 96), (112, 140))),
+    }
+    harness = Harness(model.net, chunk_tokens=64)
+    work, asked = [], {}
+    for name, case in cases.items():
+        images = [
+            harness.image(each, f"{size}") for size, each in zip(case.pictures, model.pixels(case))
+        ]
+        asked[name] = harness.request(name, model.tokens(case), images, max_tokens=12)
+        outcome = harness.run([asked[name]])[name]
+        wanted = model.reference.generate(asked[name].tokens, model.pixels(case), max_new_tokens=12)
+        assert outcome.tokens == wanted
+        work.append((len(harness.decoded), len(harness.encoded)))
+    assert work == [(1, 1), (2, 2), (2, 2)]
+    numbers = model.net.spec.image_text.numbers  # type: ignore[attr-defined]
+    for name, place in (("alone", 0), ("second", 1), ("both", 2)):
+        request = asked[name]
+        (first, *_) = [span for span in request.spans if span.image == place]
+        before = request.tokens[: first.start - 1]
+        assert before[-len(numbers[place]) :] == numbers[place]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("encoder", ["weights", "data"])
+def test_two_ranks_answer_as_transformers(model: parity.Model, encoder: Any) -> None:
+    assert set(ASKED) <= set(model.answers)
+    check_crew(model, ThreadCrew(model.reference.folder, 2, encoder))
+
+
+# ---- files as the hub has them
+
+
+def test_fields_that_the_hubs_files_leave_out_are_those_of_transformers(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The published configuration names no sections of positions; ties are said of the language
+    model, of whose weights there is no head.
+    """
+    folder = shutil.copytree(checkpoint(FAMILY), tmp_path / "m")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["MiniCPMV4_6ForConditionalGeneration"],
+        "model_type": FAMILY,
+        "image_token_id": tokenizer.token_to_id(IMAGE),
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "head_dim": 256,
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "linear_num_value_heads": 16,
+            "max_position_embeddings": 262144,
+            "mtp_num_hidden_layers": 1,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 2,
+            "rope_parameters": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 10000000,
+                "rope_type": "default",
+            },
+            "tie_word_embeddings": True,
+            "vocab_size": 248094,
+        },
+        "vision_config": {
+            "model_type": "minicpmv4_6_vision",
+            "hidden_size": 1152,
+            "image_size": 980,
+            "intermediate_size": 4304,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 27,
+            "patch_size": 14,
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text("{}")
+    named = json.loads((folder / "tokenizer_config.json").read_text())
+    del named["extra_special_tokens"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    spec, theirs = read(folder), transformers.AutoConfig.from_pretrained(folder)
+    text, vision = theirs.text_config, theirs.vision_config
+    assert spec.hybrid.full == tuple(each == "full_attention" for each in text.layer_types)
+    delta = spec.hybrid.delta
+    assert (delta.key_heads, delta.key_dim, delta.taps) == (
+        text.linear_num_key_heads,
+        text.linear_key_head_dim,
+        text.linear_conv_kernel_dim,
+    )
+    assert (spec.hybrid.rotary_dim, spec.text.rope.theta, spec.text.tied) == (64, 1e7, True)
+    assert spec.vision.insert == vision.insert_layer_id == 6
+    assert spec.vision.siglip.across == 70
+    made = MiniCPMV4_6ImageProcessorPil()
+    assert (spec.slices.scale, spec.slices.most) == (made.scale_resolution, made.max_slice_nums)
+    assert (spec.slices.mean, spec.slices.std) == (tuple(made.image_mean), tuple(made.image_std))
+    recipe = spec.recipe(1344, 1344, spec.pixel_bounds)
+    assert recipe.grid == (8, 8, 3, 3, 8, 8) and spec.num_tokens(recipe.grid) == 640
+    assert spec.encoder_blocks == 13
+    assert spec.largest_image.tokens < 1000
+
+
+# ---- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "words"),
+    [
+        ("config.json", {"merger_times": 2}, "merger_times 2 is not supported"),
+        ("config.json", {"insert_layer_id": 4}, "insert_layer_id 4 is none of the tower's 4"),
+        ("config.json", {"insert_layer_id": -1}, "insert_layer_id -1 is none"),
+        ("config.json", {"drop_vision_last_layer": True}, "drop_vision_last_layer is not"),
+        ("config.json", {"merge_kernel_size": [3, 3]}, r"merge_kernel_size \[3, 3\] is not"),
+        ("config.json", {"vision_config": {"window_kernel_size": [2, 4]}}, "window_kernel_size"),
+        ("config.json", {"vision_config": {"model_type": "clip"}}, "'clip' is not supported"),
+        ("config.json", {"text_config": {"model_type": "qwen3_5_moe_text"}}, "moe_text' is not"),
+        (
+            "config.json",
+            {"text_config": {"rope_parameters": {"partial_rotary_factor": 2.0}}},
+            "partial_rotary_factor 2.0 of 16 values is not supported",
+        ),
+        ("config.json", {"downsample_mode": "8x"}, "downsample_mode '8x' is not supported"),
+        ("config.json", {"downsample_mode": "4x"}, "downsample_mode is 16x, but 4x in config"),
+        ("config.json", {"image_token_id": 7}, "image_token_id is 7, but the tokenizer's is"),
+        ("preprocessor_config.json", {"patch_size": 14}, "patch_size is 14, but the vision tower"),
+        ("preprocessor_config.json", {"do_resize": False}, "do_resize false is not supported"),
+        ("preprocessor_config.json", {"resample": 2}, "resample 2 is not supported"),
+        ("preprocessor_config.json", {"rescale_factor": 1.0}, "rescale_factor is not supported"),
+        ("preprocessor_config.json", {"scale_resolution": 10**6}, "must be at most 4096, not"),
+        ("preprocessor_config.json", {"max_slice_nums": 0}, "max_slice_nums must be at least 1"),
+        ("preprocessor_config.json", {"max_slice_nums": 10**6}, "must be at most 100, not"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    checkpoint: Callable[..., Path], tmp_path: Path, file: str, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        load_spec(changed(checkpoint(FAMILY), tmp_path / "model", file, **fields))
+
+
+def test_the_tokenizer_must_know_the_marks(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint(FAMILY), tmp_path / "m")
+    shutil.copy(checkpoint("qwen2_vl") / "tokenizer.json", folder)
+    with pytest.raises(CheckpointError, match="has no token <image>"):
+        load_spec(folder)
+
+
+def test_other_options_are_refused(checkpoint: Callable[..., Path]) -> None:
+    for option in ("downsample_mode=8x", "patch_embed=folded"):
+        with pytest.raises(ConfigError, match=f"{option}: minicpmv4_6 has downsample_mode, which"):
+            load_spec(checkpoint(FAMILY), [option])
