@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -21,7 +21,6 @@ import torch
 
 from saccade.core.config import EncoderConfig, KVConfig, KVDtype, StepGraphSizes
 from saccade.core.types import Request
-from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.registry import load_spec
 from saccade.kernels.triton import sample as sample_gpu
@@ -32,10 +31,11 @@ from saccade_bench.fixtures import tiny
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.lab.aot_launch import digest_of, once, stubbed
 from saccade_bench.lab.checkpoint import make_checkpoint
+from tests.helpers.shown import shown_size
 
 PRESETS = (
     *("tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"),
-    *("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-internvl", "gemma3"),
+    *("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-internvl", "gemma3", "gemma4"),
 )
 DRAWN = 7
 """What every row draws: nothing computes it."""
@@ -50,11 +50,8 @@ def traffic(over: Harness) -> list[Request]:
         tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 60))]
         shown = []
         if at == 0 and not isinstance(spec, InternVLSpec):
-            square = isinstance(spec, Gemma3Spec)
-            factor = 0 if square else spec.image_rules.factor
-            size = (spec.vision.side,) * 2 if square else (7 * factor, 5 * factor)
+            size, mark = shown_size(spec)
             pixels = rng.integers(0, 256, (*size, 3), np.uint8)
-            mark = spec.images.begin if square else spec.image_token_id
             tokens.insert(len(tokens) // 2, mark)
             shown = [over.image(pixels, "one")]
         way: dict[str, Any] = {} if at % 2 else {"temperature": 1.0, "top_p": 0.9, "top_k": 5}
@@ -75,8 +72,8 @@ def run(preset: str, kept: KVDtype) -> list[str]:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        if preset == "gemma3":
-            tiny.make_checkpoint(folder, "gemma3")
+        if preset in get_args(tiny.FamilyName):
+            tiny.make_checkpoint(folder, cast(tiny.FamilyName, preset))
         else:
             make_checkpoint(preset, folder)
         cpu = torch.device("cpu")

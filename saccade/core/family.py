@@ -156,7 +156,8 @@ class Cuts:
     """The possible cuts of a model among ranks.
 
     `encoder_width`: the narrowest rows among the cut matrices of the vision tower. experts: experts
-    per layer, of `expert_width` values each. heads: of attention's queries.
+    per layer, of `expert_width` values each. heads: of attention's queries. lasting: values of a
+    token that every rank keeps through all layers, beside its row.
     """
 
     text: Divisible
@@ -166,6 +167,7 @@ class Cuts:
     encoder_width: int
     experts: int = 0
     expert_width: int = 0
+    lasting: int = 0
 
     def obstacles(self, ranks: int, expert_slices: int | None = None) -> tuple[str, ...]:
         """The sizes that prevent cutting the language model among `ranks` ranks, and each expert

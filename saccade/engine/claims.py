@@ -39,6 +39,10 @@ PATCH_WIDTHS = 20
 hidden sizes of either: a bound on what tests measure on tensors without memory, of models from 4B
 to 30B (15 to 22, and 16 to 19).
 """
+GATED, BESIDE_GATED = 3, 8
+"""An MLP's gate, what it gates and the product are alive at a time, and beside these so many rows
+of the hidden size: more than `TOKEN_WIDTHS` where an MLP is wider than 5 of these (Gemma 4 E2B: 8).
+"""
 PATCHES_OF_TOKEN = 4
 """At least."""
 RUNS_BESIDE = 2
@@ -122,7 +126,9 @@ def step_bytes(spec: FamilySpec, steps: StepBounds, dtype: Dtype) -> int:
 
 def chunk_bytes(spec: FamilySpec, tokens: int, dtype: Dtype) -> int:
     """Transient device memory for the computation of so many tokens, in bytes."""
-    return tokens * TOKEN_WIDTHS * spec.hidden_size * itemsize(dtype)
+    hidden, widest = spec.hidden_size, max(count for count, _ in spec.cuts.text)
+    values = max(TOKEN_WIDTHS * hidden, GATED * widest + BESIDE_GATED * hidden)
+    return tokens * (values + spec.cuts.lasting) * itemsize(dtype)
 
 
 def decode_bytes(spec: FamilySpec, steps: StepBounds) -> int:

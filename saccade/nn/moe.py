@@ -73,7 +73,7 @@ class RoutedExperts:
         """[T, hidden] -> [T, hidden]"""
         experts, first = self.experts, self.first
         if isinstance(experts, StackedExperts):
-            mixed = self.ops.stacked_mlp(x, *routes, *experts, first)
+            mixed = self.ops.stacked_mlp(x, *routes, experts.up, experts.down, first, experts.act)
         else:
             mixed = self.ops.expert_mlp(x, routes, experts, self.act, first)
         return self.shard.sum_parts(mixed)
@@ -105,9 +105,11 @@ def _keep(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | StackedE
     """
     left, right = _stack(ops, up), _stack(ops, down)
     if left is not None and right is not None:
-        if act != "silu":
-            raise CheckpointError(f"config.json: hidden_act: experts on a GPU take silu, not {act}")
-        return StackedExperts(left, right)
+        if act not in ("silu", "gelu_tanh"):
+            raise CheckpointError(
+                f"config.json: hidden_act: experts on a GPU take silu or gelu_tanh, not {act}"
+            )
+        return StackedExperts(left, right, act)
     alone = [each for each in (up, down) if not isinstance(each, Stack)]
     if len(alone) < 2 or left is not None or right is not None:
         raise CheckpointError(

@@ -39,7 +39,6 @@ RANGES = (
     "attention does not know"
 )
 LATENTS = "the model's layers keep latents, which this attention does not know"
-SHAPES = "the model's layers have heads of different sizes, which was not yet run on a GPU"
 
 
 def pick_attention(
@@ -119,8 +118,6 @@ def attention_for(
         if (heads, dim) not in made:
             shape = PagedShape(heads, dim, page_size, keys.dtype, dtype)
             made[heads, dim] = BACKENDS[name].make(shape)
-    if len(made) > 1 and place.type != "cpu":
-        raise ConfigError(f"{SHAPES}: start the server with --device cpu")
     backends = {layer: made[cache.keys.shape[1:]] for layer, cache in caches.items()}
     return PagedAttention(caches, page_size, backends, ops, states, whole_images=kept.whole_images)
 

@@ -114,7 +114,10 @@ def test_a_picture_is_encoded_once_with_graphs_in_sixteen_bits(
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "deepseek_vl_v2", "minicpmv4_6"],
+    [
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"),
+        *("gemma3", "gemma4", "deepseek_vl_v2", "minicpmv4_6"),
+    ],
 )
 def test_answers_are_those_of_transformers(family: str, cuda: torch.device, tmp_path: Path) -> None:
     pytest.importorskip(

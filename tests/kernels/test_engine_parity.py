@@ -18,10 +18,7 @@ import pytest
 import torch
 
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
-from saccade.core.family import FamilySpec
 from saccade.core.types import Request
-from saccade.families.deepseek_vl2.spec import DeepseekSpec
-from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
@@ -33,8 +30,10 @@ from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, Outcome
 from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint, picture
-from saccade_bench.lab.qwen import qwen, tell_grid
+from saccade_bench.lab.qwen import tell_grid
 from tests.families.every import QWEN
+from tests.families.test_gemma4 import E2B, EXPERTS
+from tests.helpers.shown import shown_size
 from tests.kernels.conftest import HAS_GPU
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise
@@ -70,10 +69,11 @@ def load(folder: Path, kernels: bool = True) -> FamilyNet:
     return load_net(load_spec(folder), folder, dtype=torch.float32, device=place, ops=ops)
 
 
-@pytest.fixture(scope="module", params=(*QWEN, "gemma3", "deepseek_vl_v2", "minicpmv4_6"))
+@pytest.fixture(scope="module", params=(*QWEN, "gemma3", "gemma4", "deepseek_vl_v2", "minicpmv4_6"))
 def family(request: pytest.FixtureRequest) -> FamilyName:
-    """Each in turn; Gemma 3 has windows and images that see themselves in both directions,
-    DeepSeek-VL2 latents, MiniCPM-V 4.6 rows that become one within its tower.
+    """Each in turn; Gemma has windows and images that see themselves in both directions, Gemma 4
+    heads of two sizes and layers without keys, DeepSeek-VL2 latents, MiniCPM-V 4.6 rows that become
+    one within its tower.
     """
     name: FamilyName = request.param
     return name
@@ -98,18 +98,6 @@ def harness(net: FamilyNet, **changes: Any) -> Harness:
 
 def with_kernels(net: FamilyNet, **changes: Any) -> Harness:
     return harness(net, device=THERE, **changes)
-
-
-def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
-    """Of an image, with its token in a prompt."""
-    if isinstance(spec, Gemma3Spec):
-        return (spec.vision.side, spec.vision.side), spec.images.begin
-    if isinstance(spec, DeepseekSpec):  # one tile, and the whole image below it
-        return (2 * spec.images.side, spec.images.side), spec.images.content
-    if isinstance(spec, MiniCPMSpec):
-        return (3 * spec.unit, 2 * spec.unit), spec.image_text.content
-    factor = qwen(spec).image_rules.factor
-    return (3 * factor, 4 * factor), qwen(spec).image_token_id
 
 
 def fitting(net: FamilyNet, changes: dict[str, Any]) -> dict[str, Any]:
@@ -192,6 +180,20 @@ def test_kernels_answer_as_pytorch_does(
 ) -> None:
     over = with_kernels(there, **fitting(there, changes))
     assert run(over, requests(over), depth) == expected
+
+
+@pytest.mark.parametrize(("text", "chunk"), [(EXPERTS, 9), (E2B, 5)], ids=["as 26B-A4B", "as E2B"])
+def test_gemma_4_of_other_sizes_answers_as_pytorch_does(
+    tmp_path: Path, text: dict[str, Any], chunk: int
+) -> None:
+    """Experts beside MLPs; images that see one way, and are cut where a chunk ends."""
+    folder = make_checkpoint(tmp_path, "gemma4", text=text)
+    found = []
+    for by_kernels in (False, True):
+        net = load(folder, by_kernels)
+        over = with_kernels(net, chunk_tokens=chunk) if by_kernels else harness(net)
+        found.append(run(over, requests(over), 2))
+    assert found[0] == found[1]
 
 
 def test_preempted_sequences_answer_as_pytorch_does(

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from saccade.kernels.matrix import Fp8Experts, Stack
+from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.experts import expert, stacked_mlp
 from saccade.kernels.reference.fp8 import to_fp8
 from saccade.kernels.reference.moe import route
@@ -86,6 +87,7 @@ CASES = [
 
 
 @pytest.mark.first
+@pytest.mark.parametrize("act", ["silu", pytest.param("gelu_tanh", marks=pytest.mark.more)])
 @pytest.mark.parametrize(
     ("case", "dtype"),
     broad(
@@ -97,7 +99,7 @@ CASES = [
     ),
 )
 def test_rows_get_what_their_experts_make(
-    device: str, case: tuple[int, int, tuple[int, int]], dtype: torch.dtype
+    device: str, case: tuple[int, int, tuple[int, int]], dtype: torch.dtype, act: Activation
 ) -> None:
     rows, top, groups = case
     up = stacked(2 * WIDTH, HIDDEN, groups[0], dtype)
@@ -108,11 +110,11 @@ def test_rows_get_what_their_experts_make(
     for row in range(rows):
         for number, share in zip(chosen[row].tolist(), shares[row].tolist()):
             inner = expert(up, number).double() @ x[row].double()
-            gated = torch.nn.functional.silu(inner[:WIDTH]) * inner[WIDTH:]
+            gated = activate(inner[:WIDTH], act) * inner[WIDTH:]
             wanted[row] += share * (expert(down, number).double() @ gated)
     asked = (x.to(device), chosen.to(device), shares.to(device, dtype))
-    ours = launch_experts(*asked, on(device, up), on(device, down), 0)
-    for found in (ours.cpu(), stacked_mlp(x, chosen, shares.to(dtype), up, down)):
+    ours = launch_experts(*asked, on(device, up), on(device, down), 0, act)
+    for found in (ours.cpu(), stacked_mlp(x, chosen, shares.to(dtype), up, down, 0, act)):
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=4e-3)
 

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import torch
 
+from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.layer import (
     QKNorm,
     add_layer_norm,
@@ -20,9 +21,10 @@ from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
 
 pytest.importorskip("triton")
+from saccade.kernels.triton.activation import GATES
 from saccade.kernels.triton.layer import (
     launch_add_norm,
-    launch_silu_gate,
+    launch_gate,
     launch_turn_and_cache,
 )
 from tests.helpers.tensors import noise
@@ -34,6 +36,7 @@ TOLERANCE = bounds(4e-6, 4e-3)
 SHAPES = [
     *((4, 2, 64, 64), (7, 1, 72, 72), (3, 3, 80, 40)),
     *((5, 1, 96, 96), (32, 8, 128, 128), (2, 1, 16, 16)),
+    (8, 1, 512, 512),
 ]
 """Heads, key heads, their values, and how many of these are turned."""
 
@@ -127,14 +130,15 @@ def test_a_stream_is_added_to_and_normalised(device: str, size: int, dtype: torc
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("size", [16, 100, 3420])
-def test_a_gate_is_applied(device: str, size: int, dtype: torch.dtype) -> None:
-    both = noise(3, 2 * size).to(dtype)
-    ours = launch_silu_gate(both.to(device)).cpu()
-    torch.testing.assert_close(ours, gate(both, "silu"), atol=TOLERANCE[dtype], rtol=2e-3)
+@pytest.mark.parametrize("act", GATES)
+def test_a_gate_is_applied(device: str, size: int, dtype: torch.dtype, act: Activation) -> None:
+    both = 3 * noise(3, 2 * size).to(dtype)
+    ours = launch_gate(both.to(device), act).cpu()
+    torch.testing.assert_close(ours, gate(both, act), atol=3 * TOLERANCE[dtype], rtol=2e-3)
 
 
 def test_no_rows_are_no_trouble(device: str) -> None:
     none = torch.empty(0, 32, device=device)
-    assert launch_silu_gate(none).shape == (0, 16)
+    assert launch_gate(none, "silu").shape == (0, 16)
     total, normed = launch_add_norm(none, none, torch.ones(32, device=device), None, 1e-6)
     assert total.shape == normed.shape == (0, 32)

@@ -10,11 +10,23 @@ from typing import Any
 import pytest
 import torch
 
+from saccade.core.family import KVSpec, heads_cache
 from saccade.kernels import device as placement
-from saccade.kernels.reference.paged import PagedCache, PagedRows, paged_attention_reference
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.paged import (
+    DecodeWork,
+    PagedCache,
+    PagedRows,
+    paged_attention_reference,
+)
+from saccade.kernels.reference.rotary import Rotation, rotary_tables
+from saccade.nn.protocol import Batch
+from saccade.runtime.attention import attention_for
 
 pytest.importorskip("triton")
 from saccade.kernels.triton.attention import Tile, attend_block
+from saccade.kernels.triton.ops import TritonOps
 from saccade.kernels.triton.paged import (
     PREFILL,
     PREFILL_LARGE_SMALL,
@@ -29,7 +41,7 @@ from tests.kernels.conftest import bounds, broad
 
 TOLERANCE = bounds(2e-6, 2e-3)
 HALVES = [dtype for dtype in TOLERANCE if dtype.itemsize == 2]
-HEAD_SIZES = [16, 64, 72, 80, 96, 128, 256]
+HEAD_SIZES = [16, 64, 72, 80, 96, 128, 256, 512]
 SMALL = Tile(rows=16, keys=16, warps=4, stages=1)
 """Blocks so small that few tokens cross several."""
 
@@ -124,7 +136,7 @@ def seen(
         product(HEAD_SIZES, TOLERANCE, (1, 16)),
         keep=[
             *((16, torch.float32, 1), (72, torch.float16, 16)),
-            *((128, torch.float32, 16), (256, torch.float16, 1)),
+            *((128, torch.float32, 16), (256, torch.float16, 1), (512, torch.float16, 16)),
         ],
     ),
 )
@@ -284,7 +296,7 @@ def test_long_sequences_on_pages_of_one_token(device: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("dim", [64, 72, 80, 96, 128, 256])
+@pytest.mark.parametrize("dim", [64, 72, 80, 96, 128, 256, 512])
 @pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn], ids=["as computed", "8 bits"])
 def test_every_group_at_every_head_size(
     device: str, dim: int, page: int, kept: torch.dtype | None
@@ -342,6 +354,87 @@ def test_large_heads_fit_small_multiprocessors(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(placement, "generation", lambda _: 89)
     assert prefill_tile(torch.empty(1, 1, 256, dtype=torch.float16)) == PREFILL_LARGE_SMALL
     assert prefill_tile(torch.empty(1, 1, 128, dtype=torch.float16)) == PREFILL_SMALL
+    for dtype in (torch.float16, torch.float32):
+        tile = prefill_tile(torch.empty(1, 1, 512, dtype=dtype))
+        keys_and_values = (tile.stages - 1) * 2 * tile.keys
+        assert (tile.rows + keys_and_values) * 512 * dtype.itemsize <= 96 << 10
+
+
+@pytest.mark.parametrize(
+    "kept", [None, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.more)], ids=["16", "8 bits"]
+)
+def test_heads_of_512_with_the_tiles_of_the_device(device: str, kept: torch.dtype | None) -> None:
+    """As Gemma 4's layers that see all: several pieces of a row, eight heads to a key."""
+    check(
+        device,
+        [(1, 700), (1, 3), (20, 130)],
+        singles=2,
+        heads=(8, 1),
+        dim=512,
+        dtype=torch.float16,
+        kept=kept,
+        tile=None,
+        piece=None,
+        tolerance=2 * TOLERANCE[torch.float16],
+    )
+
+
+def test_layers_of_two_head_sizes_have_lists_and_windows_of_their_own(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One list for each kind of layer, whatever their number; a layer may read another's cache."""
+    lists: list[tuple[int, int | None]] = []
+
+    def note(rows: PagedRows, kv_heads: int, window: int | None) -> DecodeWork:
+        lists.append((kv_heads, window))
+        return share_keys(rows, kv_heads, window=window)
+
+    monkeypatch.setattr("saccade.kernels.triton.backend.share_keys", note)
+    order = [(2, 16), (1, 24)] * 2
+    kept = KVSpec(tuple(heads_cache(*each, 1) for each in order), (8, None, 8, None))
+    found = []
+    for name, ops in (("triton", TritonOps()), ("reference", Ops())):
+        place = device if name == "triton" else "cpu"
+        batch = decoding(padded(place, [70, 300, 1], 3))
+        shapes = [(16 * batch.page_table.numel(), *each) for each in order]
+        caches = {
+            at: (noise(*each, seed=at).to(place), noise(*each, seed=10 + at).to(place))
+            for at, each in enumerate(shapes)
+        }
+        attention = attention_for(caches, 16, backend=name, ops=ops, kept=kept)  # type: ignore[arg-type]
+        attention.plan(batch)
+        outs = []
+        for at, (kv_heads, dim) in enumerate(order):
+            cos, sin = rotary_tables(noise(3, dim // 2))
+            turned = Rotation(cos.to(place), sin.to(place))
+            qkv = noise(3, 4 + 2 * kv_heads, dim, seed=50 + at).to(place)
+            outs.append(attention(qkv, turned, None, at).cpu())
+            norm = QKNorm(torch.ones((4, dim), device=place), 1e-6)
+            q = noise(3, 4, dim, seed=60 + at).to(place)
+            outs.append(attention.read(q, turned, norm, at).cpu())
+        found.append(outs)
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0.0)
+    assert lists == [(2, 8), (1, None)]
+
+
+def decoding(rows: PagedRows) -> Batch:
+    """A step of these rows."""
+    device, count = rows.q_starts.device, rows.singles
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    return Batch(
+        tokens=torch.zeros(count, dtype=torch.int64, device=device),
+        positions=torch.zeros((1, count), dtype=torch.int64, device=device),
+        out_slots=16 * rows.page_table[:, 0].long() + rows.kv_lengths - 1,
+        slots=rows.lines,
+        page_table=rows.page_table,
+        q_starts=rows.q_starts,
+        kv_lengths=rows.kv_lengths,
+        singles=count,
+        splice_rows=nothing,
+        embeddings=torch.empty(0, device=device),
+        sample_rows=nothing,
+    )
 
 
 def padded(device: str, lengths: Sequence[int], lines: int) -> PagedRows:

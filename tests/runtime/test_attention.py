@@ -318,15 +318,6 @@ def test_a_backend_is_one_more_row_of_the_table(monkeypatch: pytest.MonkeyPatch)
     assert not case.attend("triton").any() and told == ["plan", "layer"]
 
 
-def test_heads_of_different_sizes_are_refused_where_they_were_never_run() -> None:
-    def cache(heads: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.empty(8, heads, dim, device="meta"), torch.empty(8, heads, dim, device="meta")
-
-    attention_for({0: cache(2, 16), 1: cache(2, 16)}, 4, backend="sdpa")
-    with pytest.raises(ConfigError, match=r"heads of different sizes, .* with --device cpu"):
-        attention_for({0: cache(2, 16), 1: cache(1, 24)}, 4, backend="sdpa")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("lengths", [[(1, 40), (1, 7)], [(30, 70)], [(1, 5), (9, 9), (300, 310)]])
 def test_latents_are_keys_and_values_of_all_heads(

@@ -45,11 +45,18 @@ from tests.helpers.weightless import (
     weightless,
 )
 
+FEWER_TOKENS = {"gemma-4-31b": 10_000}
+"""Of 60 layers, 50 have 16 heads of keys: 0.9 MB a token, which is kept behind windows, too."""
+
 
 @pytest.fixture(
     scope="module",
     params=broad(
-        CARDS, keep=["qwen3-vl-30b-a3b", "qwen3.5-9b", "gemma-3-4b", "deepseek-vl2-small"]
+        CARDS,
+        keep=[
+            *("qwen3-vl-30b-a3b", "qwen3.5-9b", "gemma-3-4b", "deepseek-vl2-small"),
+            *("gemma-4-e2b", "gemma-4-31b"),
+        ],
     ),
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Model]:
@@ -153,4 +160,4 @@ def test_all_that_is_claimed_fits_the_card(model: Model) -> None:
     assert parts["pages"] >= 0.7 * memory_budget(card, 0.85), "what is set aside costs pages little"
     image = spec.largest_image.tokens * embedding_bytes_per_token(spec, "bfloat16")
     assert parts["embeddings"] >= image, "the largest image can be shown"
-    assert config.kv_tokens >= 20_000, "and be told of"
+    assert config.kv_tokens >= FEWER_TOKENS.get(model.name, 20_000), "and be told of"

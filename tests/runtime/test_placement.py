@@ -21,9 +21,11 @@ from triton.runtime.jit import KernelInterface
 
 import saccade.kernels.triton
 from saccade.core.config import EncoderAttention, EncoderConfig
+from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import SamplingParams
+from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.registry import family_model, load_spec
 from saccade.kernels.matrix import CHUNK, EACH, FP8, DenseMatrix, Fp8Matrix, Int4Matrix, Matrix
 from saccade.kernels.reference.fp8 import BLOCK, FEW_ROWS
@@ -38,6 +40,7 @@ from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Draws, Sampler
+from saccade_bench.fixtures import tiny
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.qwen import grids, qwen
 
@@ -76,7 +79,7 @@ class Indexing(TorchFunctionMode):
 
 
 def part(x: torch.Tensor, index: object) -> torch.Tensor:
-    """x[index] for slices, numbers, None and a leading ellipsis."""
+    """x[index] for slices, numbers, places, None and a leading ellipsis."""
     parts = index if isinstance(index, tuple) else (index,)
     dim = 0
     for each in parts:
@@ -88,6 +91,8 @@ def part(x: torch.Tensor, index: object) -> torch.Tensor:
             continue
         if each is None:
             x = aten.unsqueeze(x, dim)
+        elif isinstance(each, torch.Tensor):
+            x = aten.index(x, [None] * dim + [each])
         else:
             assert isinstance(each, slice)
             x = aten.slice(x, dim, each.start, each.stop)
@@ -254,10 +259,43 @@ def test_a_language_model_stays_on_its_device(
     assert gpu.count
 
 
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Gemma4Spec:
+    """Whose tower clamps nothing: its limits are values, though asked for at load alone."""
+    folder = tmp_path_factory.mktemp("gemma4")
+    unclamped = {"use_clipped_linears": False}
+    spec = load_spec(tiny.make_checkpoint(folder, "gemma4", vision=unclamped))
+    assert isinstance(spec, Gemma4Spec)
+    return spec
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("sizes", [(), (63, 252)], ids=["packed", "graph"])
+def test_gemma_4_stays_on_its_device(
+    gemma4: Gemma4Spec, gpu: Launches, sizes: tuple[int, ...]
+) -> None:
+    """Two sizes of heads, layers without caches, embeddings by layer, a soft cap; the tower."""
+    net = blank(gemma4, torch.bfloat16)
+    logits = forward(net, torch.bfloat16, [1, 7, 6])
+    assert logits.device == CUDA and logits.dtype == torch.float32
+    assert gpu.count
+    like = torch.empty(0, dtype=torch.bfloat16, device=CUDA)
+    positions = PositionCache(gemma4, net.vision, Metrics())
+    attention = EncoderConfig("triton", sizes)
+    encoder = PackedEncoder(net, positions, attention, like, eager if sizes else None)
+    pictures = [
+        torch.empty((48 * h, 48 * w, 3), dtype=torch.uint8, device=CUDA)
+        for h, w in ((2, 3), (3, 3))
+    ]
+    shown = [gemma4.grid(each.shape[0], each.shape[1]) for each in pictures]
+    for rows, tokens in zip(encoder.encode(pictures, shown), (6, 9), strict=True):
+        assert rows.shape == (tokens, gemma4.embedding_width) and rows.device == CUDA
+
+
 def forward(net: FamilyNet, dtype: torch.dtype, lengths: Sequence[int]) -> torch.Tensor:
     """Logits of two of the rows of so many tokens, one of which is an image's."""
     spec = net.spec
-    layers = spec.kv_spec().layers
+    kept = spec.kv_spec()
 
     def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=CUDA)
@@ -277,8 +315,12 @@ def forward(net: FamilyNet, dtype: torch.dtype, lengths: Sequence[int]) -> torch
         embeddings=embeddings,
         sample_rows=integers(2),
     )
-    cache = torch.empty((64, *layers[0][0].shape), dtype=dtype, device=CUDA)
-    attention = attention_for(dict.fromkeys(range(len(layers)), (cache, cache)), 16)
+    caches = {
+        at: tuple(torch.empty((64, *each.shape), dtype=dtype, device=CUDA) for each in layer)
+        for at, layer in enumerate(kept.layers)
+        if layer
+    }
+    attention = attention_for(caches, 16, kept=kept)  # type: ignore[arg-type]
     attention.plan(batch)
     states = net.forward(batch, attention)
     return net.logits(states.index_select(0, batch.sample_rows))
@@ -360,9 +402,16 @@ def test_scaled_products_are_asked_for_as_pytorch_wants_it(
     assert gpu.count == 1, "rows are made 8 bits"
 
 
+def test_experts_of_other_activations_are_refused_by_name(gpu: Launches) -> None:
+    shape = MoEShape(hidden=64, width=40, experts=8, top=2, act="quick_gelu")
+    with pytest.raises(CheckpointError, match="a GPU take silu or gelu_tanh, not quick_gelu"):
+        SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, WHOLE)
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("rows", [1, 8, 1000])
-def test_experts_ask_for_no_value(gpu: Launches, rows: int) -> None:
-    shape = MoEShape(hidden=64, width=40, experts=8, top=2, act="silu")
+def test_experts_ask_for_no_value(gpu: Launches, rows: int, act: str) -> None:
+    shape = MoEShape(hidden=64, width=40, experts=8, top=2, act=act)
     layer = SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, WHOLE)
     x = torch.empty((rows, 64), dtype=torch.bfloat16, device=CUDA)
     assert layer(x).shape == x.shape

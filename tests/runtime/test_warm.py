@@ -19,9 +19,11 @@ import pytest
 import torch
 
 from saccade.core.config import EncoderConfig
+from saccade.core.family import KVSpec
 from saccade.core.types import AdapterRef, Caching, Request
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
+from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.kernels import device as placement
 from saccade.kernels import triton as triton_kernels
@@ -30,9 +32,10 @@ from saccade.nn.protocol import FamilyNet
 from saccade.runtime import weights
 from saccade.runtime.adapters import AdapterTable
 from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint, picture
 from saccade_bench.lab.qwen import tell_grid
 from tests.families.forwarding import load
+from tests.families.test_gemma4 import EXPERTS
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, SCALES_BY_ROWS, quantise
 
@@ -69,6 +72,8 @@ class Noted:
             self._names.add(f"{specialised} {options}")
             if "tokens" in bound and isinstance(bound["tokens"], torch.Tensor):
                 bound["tokens"].fill_(DRAWN)
+            if "experts" in bound:  # whose numbers are looked up
+                bound["experts"].zero_()
 
         return launch
 
@@ -86,6 +91,20 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
     yield found
 
 
+def kinds(kept: KVSpec) -> set[tuple[tuple[int, ...], int | None, bool]]:
+    """Layers whose attention differs: shape of the cache, window, and whether images see themselves
+    whole.
+    """
+    count = len(kept.layers)
+    windows, both_ways = kept.windows or (None,) * count, kept.both_ways or (False,) * count
+    return {
+        (cache.shape, window, both)
+        for layer, window, both in zip(kept.layers, windows, both_ways, strict=True)
+        for cache in layer
+        if cache.name in ("k", "latent")
+    }
+
+
 def traffic(over: Harness, seed: int) -> list[Request]:
     """Prompts of many lengths, pictures of many sizes, every way to draw."""
     rng = np.random.default_rng(seed)
@@ -93,6 +112,8 @@ def traffic(over: Harness, seed: int) -> list[Request]:
     sides: tuple[int, int] | None = None  # of images that all have one size
     if isinstance(spec, Gemma3Spec):
         sides, mark = (spec.vision.side,) * 2, spec.images.begin
+    elif isinstance(spec, Gemma4Spec):
+        factor, mark = 1, spec.images.content
     elif isinstance(spec, DeepseekSpec):
         sides, mark = (2 * spec.images.side, spec.images.side), spec.images.content
     elif isinstance(spec, MiniCPMSpec):
@@ -105,6 +126,8 @@ def traffic(over: Harness, seed: int) -> list[Request]:
         shown = []
         if at % 3 == 0:
             h, w = (int(each) for each in rng.integers(1, 9, 2))
+            if isinstance(spec, Gemma4Spec):
+                h, w = spec.recipe(h, w, spec.pixel_bounds).canvas
             h, w = sides or (h * factor, w * factor)
             pixels = np.ascontiguousarray(picture(h, w, seed=at))
             if isinstance(spec, MiniCPMSpec):
@@ -121,18 +144,19 @@ def traffic(over: Harness, seed: int) -> list[Request]:
 
 def check(net: FamilyNet, names: dict[str, set[str]], attention: Any = "triton") -> None:
     """What traffic launches was launched at the start: of attention a kernel for each size of
-    window, of prompts also with images that see themselves.
+    heads and of windows, of prompts also with images that see themselves.
     """
     kept = net.spec.kv_spec()
-    windows = len({*kept.windows}) or 1
+    layers = kinds(kept)
+    shapes = {shape for shape, *_ in layers}
     sizes: dict[str, Any] = {"max_running": 12, "page_size": 4, "chunk_tokens": 24, "kv_pages": 600}
     over = Harness(net, encoder=EncoderConfig(attention), context_length=512, **sizes)
     known = {name: set(each) for name, each in names.items()}
-    assert len(known["_prefill"]) == windows * (1 + kept.whole_images)
-    assert len(known["_turn_and_cache"]) == (not kept.latent)
+    assert len(known["_prefill"]) == sum(1 + both for *_, both in layers)
+    assert len(known["_turn_and_cache"]) == (0 if kept.latent else len(shapes))
     assert len(known["_sample"]) == 2, "with masks and without"
     assert len(known["_edit"]) == 2 and len(known["_count"]) == 1
-    assert len(known["_share"]) == len(known["_decode"]) == len(known["_merge"]) == windows
+    assert len(known["_share"]) == len(known["_decode"]) == len(known["_merge"]) == len(layers)
     for seed in range(3):
         over.run(traffic(over, seed))
     for name, each in names.items():
@@ -164,6 +188,24 @@ def test_no_request_compiles_a_kernel_for_patches_that_become_one(
     checkpoint: Callable[..., Path], names: dict[str, set[str]]
 ) -> None:
     check(load(checkpoint("minicpmv4_6"), TritonOps()), names)
+
+
+@pytest.mark.more
+def test_no_request_compiles_a_kernel_for_heads_of_two_sizes(
+    checkpoint: Callable[..., Path], names: dict[str, set[str]]
+) -> None:
+    """And for layers that see another's keys."""
+    check(load(checkpoint("gemma4"), TritonOps()), names)
+    assert len(names["_decode"]) == 2 and len(names["_prefill"]) == 3
+
+
+@pytest.mark.more
+def test_no_request_compiles_a_kernel_for_experts_beside_mlps(
+    tmp_path: Path, names: dict[str, set[str]]
+) -> None:
+    folder = make_checkpoint(tmp_path, "gemma4", text=EXPERTS)
+    check(load(folder, TritonOps()), names)
+    assert all(names[each] for each in ("_route", "_place", "_up", "_down", "_sum"))
 
 
 @pytest.mark.more

@@ -15,7 +15,7 @@ import torch
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import rotary_tables
-from saccade.kernels.triton.layer import launch_add_norm, launch_silu_gate, launch_turn_and_cache
+from saccade.kernels.triton.layer import launch_add_norm, launch_gate, launch_turn_and_cache
 from saccade.kernels.triton.rotary import launch as launch_rotary
 from saccade.kernels.triton.sample import launch_sample
 from saccade_bench.gpu_check.clock import copies_for, device_ms
@@ -52,7 +52,7 @@ class Maker:
         centred = partial(launch_add_norm, y, change, ones, zeros, 1e-6)
         yield f"add and layer norm, {rows} rows", 4 * y.nbytes, centred
         both = self.noise(rows, 2 * inner)
-        gated = partial(launch_silu_gate, both)
+        gated = partial(launch_gate, both, "silu")
         yield f"SiLU gate, {rows} rows", 3 * rows * inner * each, gated
         yield f"turn and cache, {rows} rows", *self._turn(rows)
         yield f"rotary of the tower, {rows} rows", *self._rotary(rows)

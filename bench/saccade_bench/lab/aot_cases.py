@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from saccade.kernels.matrix import Fp8Experts, Fp8Matrix, Stack
+from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.delta import StateRows
 from saccade.kernels.reference.int4 import pack_int4
 from saccade.kernels.reference.layer import QKNorm
@@ -44,6 +45,10 @@ TEXT_SHAPES = (
 """
 RANGED_SHAPES = ((8, 4, 256), (32, 16, 128))
 """Gemma 3's, of 4B and 27B: most layers have windows, and images see themselves whole."""
+FAR_SHAPES = ((8, 1, 512), (8, 2, 512), (16, 2, 512))
+"""Gemma 4's of layers without windows: E2B's, E4B's, 26B-A4B's; 31B's have as many to a key."""
+NEAR_SHAPES = ((8, 1, 256), (8, 2, 256))
+"""Gemma 4's of layers with windows of 512: E2B's, E4B's; the large models' are as Gemma 3's."""
 WINDOW = 1024
 FP8_SHAPES = ((6144, 2560), (2560, 4096), (19_456, 2560))
 """Outputs and inputs: Qwen3-VL-4B's queries, keys and values; their output; gate and up: a tile of
@@ -66,6 +71,8 @@ FIRST_FP8 = 89
 """Architecture from which on there are conversions from and to FP8."""
 EXPERTS = ((2048, 768, 128, 8),)
 """Hidden values, width, experts and how many a row goes to: Qwen3-VL-30B-A3B."""
+GELU_EXPERTS = (2816, 704, 128, 8)
+"""The same of Gemma 4 26B-A4B."""
 DELTA_HEADS = ((16, 32), (16, 48))
 """Key and value heads of the gated delta rule: Qwen3.5-9B and 27B."""
 DELTA_DIM = 128
@@ -111,12 +118,30 @@ def _ranged_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"paged prefill, {name}, images", paged_gpu, run, PREFILLED)
         run = partial(_paged, 0, *shape, window=WINDOW, images=True)
         yield KernelCase(f"paged prefill, {name}, windows and images", paged_gpu, run, PREFILLED)
+    few = PREFILLED | {"_prefill": Promise()}  # too few rows for Hopper's products
+    for shape in FAR_SHAPES:
+        name = "{}/{} heads of {}".format(*shape)
+        for kept, least in ((HALF, 0), (torch.float8_e4m3fn, FIRST_FP8)):
+            eight = ", 8 bits" if least else ""
+            run = partial(_paged, TOKENS, *shape, kept)
+            yield KernelCase(f"paged decode, {name}{eight}", paged_decode_gpu, run, DECODED, least)
+            run = partial(_paged, 0, *shape, kept)
+            yield KernelCase(f"paged prefill, {name}{eight}", paged_gpu, run, few, least)
+        turned = {"_turn_and_cache": Promise()}
+        yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
+    for shape in NEAR_SHAPES:
+        name = "{}/{} heads of {}, windows of 512".format(*shape)
+        run = partial(_paged, TOKENS, *shape, window=512)
+        yield KernelCase(f"paged decode, {name}", paged_decode_gpu, run, DECODED)
+        run = partial(_paged, 0, *shape, window=512)
+        yield KernelCase(f"paged prefill, {name}", paged_gpu, run, PREFILLED)
+    run = partial(_rotate_far, 8, 512)  # of layers that see another's keys
+    yield KernelCase("rotary, 8 heads of 512", rotary_gpu, run, {"_rotate": Promise()})
     for heads in LATENT_HEADS:
         name = f"{heads} heads, latents of {LATENT}"
         run = partial(_paged, TOKENS, heads, 1, LATENT, latents=True)
         yield KernelCase(f"paged decode, {name}", paged_decode_gpu, run, DECODED)
         run = partial(_paged, 0, heads, 1, LATENT, latents=True)
-        few = PREFILLED | {"_prefill": Promise()}  # too few rows for Hopper's products
         yield KernelCase(f"paged prefill, {name}", paged_gpu, run, few)
 
 
@@ -166,13 +191,18 @@ def _text_cases() -> Iterator[KernelCase]:
     for size in (2048, 4096):
         each = {"_add_norm": Promise()}
         yield KernelCase(f"add and RMS norm, {size}", layer_gpu, partial(_norm, size, False), each)
-    for size in (6144, 12288):
-        gated = partial(layer_gpu.launch_silu_gate, torch.empty(TOKENS, 2 * size, dtype=HALF))
-        yield KernelCase(f"SiLU gate, {size}", layer_gpu, gated, {"_gate": Promise()})
+    for act, size in (("SiLU", 6144), ("SiLU", 12_288), ("GELU", 6144)):
+        both = torch.empty(TOKENS, 2 * size, dtype=HALF)
+        gated = partial(layer_gpu.launch_gate, both, "silu" if act == "SiLU" else "gelu_tanh")
+        yield KernelCase(f"{act} gate, {size}", layer_gpu, gated, {"_gate": Promise()})
+
+
+def _expert_promises(rows: int) -> dict[str, Promise]:
+    each = Promise(stores=4) if rows == 1 else Promise(hgmma=True)
+    return {"_up": each, "_down": each, "_place": Promise(access=4), "_sum": Promise()}
 
 
 def _expert_cases() -> Iterator[KernelCase]:
-    products = Promise(hgmma=True)
     for shape in EXPERTS:
         run = partial(_routes, *shape[2:])
         name = f"routes to {shape[3]} of {shape[2]} experts"
@@ -181,12 +211,14 @@ def _expert_cases() -> Iterator[KernelCase]:
             eight = f", FP8, scales of {group}" if group else ""
             name = f"experts, {shape[2]} of {shape[0]} by {shape[1]}{eight}"
             for rows in (1, 512, 8192):
-                few = {"_up": Promise(stores=4), "_down": Promise(stores=4)}
-                promises = few if rows == 1 else {"_up": products, "_down": products}
-                promises |= {"_place": Promise(access=4), "_sum": Promise()}
                 run = partial(_experts, *shape, rows, group)
                 least = FIRST_FP8 if group else 0
+                promises = _expert_promises(rows)
                 yield KernelCase(f"{name}, {rows} rows", experts_gpu, run, promises, least)
+    for rows in (1, 512, 8192):
+        name = "experts, {2} of {0} by {1}, GELU, {3} rows".format(*GELU_EXPERTS[:3], rows)
+        run = partial(_experts, *GELU_EXPERTS, rows, 0, "gelu_tanh")
+        yield KernelCase(name, experts_gpu, run, _expert_promises(rows))
 
 
 def _delta_cases() -> Iterator[KernelCase]:
@@ -326,7 +358,15 @@ def _routes(count: int, top: int) -> None:
     experts_gpu.launch_route(torch.empty((TOKENS, count), dtype=HALF), top)
 
 
-def _experts(hidden: int, width: int, count: int, top: int, rows: int, group: int) -> None:
+def _experts(
+    hidden: int,
+    width: int,
+    count: int,
+    top: int,
+    rows: int,
+    group: int,
+    act: Activation = "silu",
+) -> None:
     """group 0: not in 8 bits."""
 
     def stacked(outputs: int, inputs: int) -> Stack:
@@ -343,6 +383,7 @@ def _experts(hidden: int, width: int, count: int, top: int, rows: int, group: in
         stacked(2 * width, hidden),
         stacked(hidden, width),
         0,
+        act,
     )
 
 
@@ -357,6 +398,13 @@ def _rotate(dim: int) -> None:
     axis = torch.zeros(dim // 2, dtype=torch.int64)
     tables = rotary_tables(torch.zeros((128, dim // 2)))
     rotary_gpu.launch(qkv[:, : 2 * TOWER_HEADS], *tables, places, axis, halves=True)
+
+
+def _rotate_far(heads: int, dim: int) -> None:
+    """Each token by a line of its own."""
+    tables = rotary_tables(torch.zeros((TOKENS, dim // 2)))
+    q = torch.empty((TOKENS, heads, dim), dtype=HALF)
+    rotary_gpu.launch(q, *tables, None, None, halves=True)
 
 
 def _segments(dim: int, longest: int) -> None:

@@ -91,6 +91,7 @@ class Gemma4Spec:
             encoder_width=vision.hidden,
             experts=experts.count if experts else 0,
             expert_width=experts.width if experts else 0,
+            lasting=len(text.layers) * text.per_layer.width if text.per_layer else 0,
         )
 
     @property

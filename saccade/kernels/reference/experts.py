@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.matrix import Fp8Experts, Fp8Matrix, Stack
+from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.fp8 import dense
 
 
@@ -20,8 +21,9 @@ def stacked_mlp(
     up: Stack,
     down: Stack,
     before: int = 0,
+    act: Activation = "silu",
 ) -> torch.Tensor:
-    """For rows x [T, H] the sum over their experts of share * down(silu(gate) * up), [T, H].
+    """For rows x [T, H] the sum over their experts of share * down(act(gate) * up), [T, H].
 
     experts: int64 [T, K], no one twice in a row; shares: [T, K]. up: [E, 2 I, H], the gate's
     outputs, then up's; down: [E, H, I]. There are `before` experts before the first of these E;
@@ -31,7 +33,7 @@ def stacked_mlp(
     for number in range(count_of(up)):
         rows, places = (experts == before + number).nonzero(as_tuple=True)
         gate, other = F.linear(x[rows], expert(up, number).to(x.dtype)).chunk(2, dim=-1)
-        made = F.linear(F.silu(gate) * other, expert(down, number).to(x.dtype))
+        made = F.linear(activate(gate, act) * other, expert(down, number).to(x.dtype))
         each[rows, places] = made * shares[rows, places].unsqueeze(-1)
     return each.sum(1)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from saccade.kernels.matrix import Matrix, Stack
+from saccade.kernels.reference.activation import Activation
 
 
 class Routes(NamedTuple):
@@ -57,10 +58,11 @@ class Experts(NamedTuple):
 
 
 class StackedExperts(NamedTuple):
-    """The same as one tensor of all, [E, ...]."""
+    """The same as one tensor of all, [E, ...], and what gates take."""
 
     up: Stack
     down: Stack
+    act: Activation
 
 
 def route(logits: torch.Tensor, top: int) -> Routes:

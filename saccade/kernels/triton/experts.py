@@ -19,7 +19,9 @@ import triton
 import triton.language as tl
 
 from saccade.kernels.matrix import Fp8Experts, Stack
+from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.moe import Routes
+from saccade.kernels.triton.activation import GATES, activated
 from saccade.kernels.triton.attention import Tile
 
 FEW = Tile(rows=16, keys=32, warps=4, stages=4)
@@ -173,8 +175,9 @@ def _up(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
+    tanh: tl.constexpr,
 ):
-    """Program (block of inner values, tile): out [pairs, width] = silu(gate) * up, by `order`."""
+    """Program (block of inner values, tile): out [pairs, width] = act(gate) * up, by `order`."""
     expert, first, end = _tile(starts, tl.program_id(1), block_m, count, lanes)
     if first >= end:
         return
@@ -194,7 +197,7 @@ def _up(
     )  # fmt: skip
     kind = out.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)  # rounded as the reference does
-    gated = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32) * other.to(kind).to(tl.float32)
+    gated = activated(gate, tanh).to(kind).to(tl.float32) * other.to(kind).to(tl.float32)
     to = out + place.to(tl.int64)[:, None] * width + n[None, :]
     tl.store(to, tl.trans(gated).to(kind), mask=here[:, None] & known[None, :])
 
@@ -318,8 +321,10 @@ def launch_experts(
     up: Stack,
     down: Stack,
     before: int = 0,
+    act: Activation = "silu",
 ) -> torch.Tensor:
-    """`experts.stacked_mlp`."""
+    """`experts.stacked_mlp`; act: of `GATES`."""
+    assert act in GATES
     rows, top = experts.shape
     wide, narrow = _pieces(up), _pieces(down)
     count, hidden, width = narrow.values.shape
@@ -337,7 +342,7 @@ def launch_experts(
     known |= {"num_warps": tile.warps, "num_stages": tile.stages}
     _up[triton.cdiv(width, tile.keys), tiles](
         x, wide.values, wide.scales, order, starts, gated, x.stride(0),
-        top=top, width=width, **_cut(wide, tile), **known,
+        top=top, width=width, tanh=act == "gelu_tanh", **_cut(wide, tile), **known,
     )  # fmt: skip
     _down[triton.cdiv(hidden, tile.keys), tiles](
         gated, narrow.values, narrow.scales, shares.contiguous(), order, starts, each,

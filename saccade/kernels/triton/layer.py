@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 
 from saccade.kernels.matrix import FP8
+from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.fp8 import LARGEST
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.paged import PagedCache
+from saccade.kernels.triton.activation import GATES, activated
 
 HEAD_VALUES = 1024
 """Values of the heads that one program of `_turn_and_cache` holds."""
@@ -213,8 +215,8 @@ def launch_add_norm(
 
 
 @triton.jit
-def _gate(gate_up, out, size: tl.constexpr, block: tl.constexpr):
-    """Program (row, block of values): silu(gate) * up."""
+def _gate(gate_up, out, size: tl.constexpr, block: tl.constexpr, tanh: tl.constexpr):
+    """Program (row, block of values): act(gate) * up."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * block + tl.arange(0, block)
     known = c < size
@@ -222,17 +224,17 @@ def _gate(gate_up, out, size: tl.constexpr, block: tl.constexpr):
     kind = out.dtype.element_ty
     left = tl.load(at, mask=known, other=0.0).to(tl.float32)
     right = tl.load(at + size, mask=known, other=0.0).to(tl.float32)
-    gated = (left * tl.sigmoid(left)).to(kind).to(tl.float32)  # rounded as the reference does
+    gated = activated(left, tanh).to(kind).to(tl.float32)  # rounded as the reference does
     tl.store(out + row * size + c, (gated * right).to(kind), mask=known)
 
 
-def launch_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """`layer.gate` with SiLU."""
-    assert gate_up.is_contiguous()
+def launch_gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
+    """`layer.gate`; act: of `GATES`."""
+    assert gate_up.is_contiguous() and act in GATES
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         _gate[rows, triton.cdiv(size, GATE_VALUES)](
-            gate_up, out, size=size, block=GATE_VALUES, num_warps=4
+            gate_up, out, size=size, block=GATE_VALUES, tanh=act == "gelu_tanh", num_warps=4
         )
     return out

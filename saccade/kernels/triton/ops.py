@@ -15,13 +15,14 @@ from saccade.kernels.reference.norm import whole_rms_norm
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation
+from saccade.kernels.triton.activation import GATES
 from saccade.kernels.triton.delta import launch_conv, launch_delta
 from saccade.kernels.triton.experts import launch_experts, launch_route
 from saccade.kernels.triton.fp8 import launch_fp8
 from saccade.kernels.triton.int4 import launch_int4
 from saccade.kernels.triton.layer import (
     launch_add_norm,
-    launch_silu_gate,
+    launch_gate,
     launch_turn_and_cache,
 )
 from saccade.kernels.triton.low_rank import launch_low_rank
@@ -67,8 +68,8 @@ def add_rms_norm(
 
 
 def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
-    if act == "silu":
-        return launch_silu_gate(gate_up)
+    if act in GATES:
+        return launch_gate(gate_up, act)
     left, right = gate_up.chunk(2, dim=-1)
     return activate(left, act) * right
 

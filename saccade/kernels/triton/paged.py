@@ -60,9 +60,9 @@ PREFILL_LARGE_SMALL = Tile(rows=64, keys=32, warps=8, stages=2)
 """The same before Hopper, where 99 KB of memory may be all that there is."""
 PREFILL_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
 """For 32-bit values, whose blocks take twice the memory."""
-PREFILL_LATENTS = Tile(rows=32, keys=32, warps=8, stages=2)
-"""For heads beyond 256: two tokens of 16 heads in 74 KB. Of 64 rows, which Hopper's products begin
-at, registers would spill.
+PREFILL_WIDEST = Tile(rows=32, keys=32, warps=8, stages=2)
+"""For heads beyond 256: two tokens of 16 heads in 74 KB of latents, in 98 KB where values are not
+keys. Of 64 rows, which Hopper's products begin at, registers would spill.
 """
 
 
@@ -355,7 +355,7 @@ def prefill_tile(q: torch.Tensor, window: int | None = None) -> Tile:
     """What prefill is cut into on the device of `q`, in layers with such a window."""
     large, room = q.shape[2] > 128, device.has_room(q.device)
     if q.shape[2] > 256:
-        return PREFILL_LATENTS if q.element_size() == 2 else replace(PREFILL_LATENTS, keys=16)
+        return replace(PREFILL_WIDEST, rows=64 // q.element_size(), keys=64 // q.element_size())
     if q.element_size() > 2:
         return PREFILL_WIDE
     if large or (window and q.shape[2] > 64 and not room):  # its masks would spill

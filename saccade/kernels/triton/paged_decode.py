@@ -5,7 +5,6 @@ the row's length and the layer's window alone, so a row has the same bits beside
 Keys before the window are in no piece: a row of any length costs its window. A list of all pieces,
 the largest first, is made on the device once a step; as many programs as the device holds take
 pieces until none is left, so that a long row takes no longer than its share. Knows tensors only.
-
 Imported only on a GPU, or in Triton's interpreter.
 """
 
@@ -46,26 +45,27 @@ DECODE = Tile(rows=16, keys=64, warps=4, stages=5)
 """The page lookup and the scores cost stages: loads of keys run two blocks ahead."""
 DECODE_LARGE = Tile(rows=16, keys=32, warps=4, stages=5)
 """For heads beyond 128, and 32-bit values."""
-DECODE_LATENTS = Tile(rows=16, keys=32, warps=4, stages=2)
+DECODE_WIDEST = Tile(rows=16, keys=32, warps=4, stages=2)
 """For heads beyond 256: 36 KiB of a latent of 512 + 64 are loaded while as many are multiplied."""
 LATENT_HEADS = 16
-"""Of queries, in a program whose keys all heads share."""
+"""Of queries, in a program whose keys all heads share; or a divisor of them."""
 FEWER_STAGES = 3
-"""On multiprocessors with little memory: one block ahead."""
+"""With little memory, and for large heads with windows, whose registers spill: one block ahead."""
 
 
-def decode_tile(q: torch.Tensor) -> Tile:
-    """The cut of decode on the device of `q`."""
+def decode_tile(q: torch.Tensor, cache: PagedCache) -> Tile:
+    """The cut of decode on the device of `q`. Keys and values of 8 bits take registers."""
     if q.shape[2] > 256:
-        return DECODE_LATENTS if q.element_size() == 2 else replace(DECODE_LATENTS, keys=16)
+        warps = 8 if cache.keys.element_size() == 1 else DECODE_WIDEST.warps
+        return replace(DECODE_WIDEST, keys=64 // q.element_size(), warps=warps)
     tile = DECODE_LARGE if q.shape[2] * q.element_size() > 256 else DECODE
-    return tile if device.has_room(q.device) else replace(tile, stages=FEWER_STAGES)
+    if not device.has_room(q.device) or (cache.window and tile is DECODE_LARGE):
+        return replace(tile, stages=FEWER_STAGES)
+    return tile
 
 
 def head_groups(q: torch.Tensor, cache: PagedCache) -> int:
-    """Programs for the heads of queries q [T, Hq, D]: one for each head of keys; of latents, which
-    all heads share, one for `LATENT_HEADS` or a divisor of them.
-    """
+    """Programs for the heads of q: one for each head of keys; of latents, for `LATENT_HEADS`."""
     heads = q.shape[1]
     return heads // gcd(heads, LATENT_HEADS) if cache.latents else cache.keys.shape[1]
 
@@ -312,7 +312,7 @@ def launch_decode(
     assert work is not None, "a step's list is made first"
     assert work.window == (cache.window or 0), "the list is that of layers with another window"
     count, heads, dim = rows.singles, q.shape[1], q.shape[2]
-    kv_heads, cut, tile = head_groups(q, cache), HeadCut.of(dim), decode_tile(q)
+    kv_heads, cut, tile = head_groups(q, cache), HeadCut.of(dim), decode_tile(q, cache)
     group, room = heads // kv_heads, len(work.items)
     parts = torch.empty((room, heads, dim), dtype=torch.float32, device=q.device)
     logs = torch.empty((room, heads), dtype=torch.float32, device=q.device)

@@ -1,0 +1,24 @@
+"""An image that a family's tiny checkpoint takes, and its token in a prompt."""
+
+from __future__ import annotations
+
+from saccade.core.family import FamilySpec
+from saccade.families.deepseek_vl2.spec import DeepseekSpec
+from saccade.families.gemma3.spec import Gemma3Spec
+from saccade.families.gemma4.spec import Gemma4Spec
+from saccade.families.minicpm.spec import MiniCPMSpec
+from saccade_bench.lab.qwen import qwen
+
+
+def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
+    """Height and width in pixels, and the token."""
+    if isinstance(spec, Gemma3Spec):
+        return (spec.vision.side, spec.vision.side), spec.images.begin
+    if isinstance(spec, Gemma4Spec):
+        return (2 * spec.vision.unit, 3 * spec.vision.unit), spec.images.content
+    if isinstance(spec, MiniCPMSpec):
+        return (3 * spec.unit, 2 * spec.unit), spec.image_text.content
+    if isinstance(spec, DeepseekSpec):  # one tile, and the whole image below it
+        return (2 * spec.images.side, spec.images.side), spec.images.content
+    factor = qwen(spec).image_rules.factor
+    return (3 * factor, 4 * factor), qwen(spec).image_token_id
