@@ -26,9 +26,14 @@ from saccade.families.transformers_any.attention import paged_attention
 from saccade.families.transformers_any.check import OTHERWISE, shown_mask
 from saccade.families.transformers_any.head import AfterHead
 from saccade.families.transformers_any.inspector import box_of
+from saccade.families.transformers_any.net import AnyText
 from saccade.families.transformers_any.processor import draw
+from saccade.families.transformers_any.products import PackedLinear
 from saccade.families.transformers_any.refusals import Unservable, check_config, refuse_type
 from saccade.families.transformers_any.spec import AnySpec
+from saccade.families.transformers_any.tower import AnyTower
+from saccade.kernels.reference import linear
+from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
@@ -99,7 +104,9 @@ def load(kind: str, folder: Path) -> Served:
     set_threads()
     make_any(folder, kind)
     spec = cast(AnySpec, load_spec(folder))
-    net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:  # matrices are packed as large ones are
+        patch.setattr(linear, "LEAST_VALUES", 0)
+        net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     reference = any_reference(folder)
     answers = {name: answer(reference, kind, name) for name in cases(kind)}
@@ -277,6 +284,25 @@ def test_logits_that_are_not_the_model_s_own_end_the_load(
     monkeypatch.setattr(net, "ways", lambda _: (AfterHead(),))
     with pytest.raises(CheckpointError, match="its logits of one token are not those of its own"):
         load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_linear_layers_of_tower_and_decoder_are_packed_and_say_their_weights(
+    kind: str, served: Served
+) -> None:
+    text = cast(AnyText, cast(WholeNet, served.net).text)
+    model = any_reference(served.spec.folder).model
+    packed = {
+        name: each for name, each in text.decoder.named_modules() if isinstance(each, PackedLinear)
+    }
+    plain = dict(model.get_decoder().named_modules())
+    linears = {name for name, each in plain.items() if type(each) is torch.nn.Linear}
+    assert packed.keys() == linears
+    for name, each in packed.items():
+        assert torch.equal(each.weight, plain[name].weight)
+    if served.image:
+        features = cast(AnyTower, served.net.vision).features
+        assert not [m for m in features.__self__.modules() if type(m) is torch.nn.Linear]
 
 
 def a_rule(step: int) -> Callable[..., Any]:

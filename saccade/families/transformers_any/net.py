@@ -18,6 +18,7 @@ from saccade.families.transformers_any import check
 from saccade.families.transformers_any.attention import NAME, PagedCall
 from saccade.families.transformers_any.head import AfterHead, ways
 from saccade.families.transformers_any.processor import quiet
+from saccade.families.transformers_any.products import pack
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.matrix import DenseMatrix
@@ -51,16 +52,19 @@ class AnyText:
         seen = images.seen if images else ()
         self.seen = torch.tensor(seen, device=head.weight.device) if seen else None
         self.ops = ops
-        self.matrix = DenseMatrix(head.weight.detach()).ready(ops)
         with torch.inference_mode():
-            self.behind = self._checked(model, spec)
+            token = self._telling_token(spec)
+            theirs = model(input_ids=token[None], use_cache=False).logits[0]
+            pack(model, head, ops)
+            self.matrix = DenseMatrix(head.weight.detach()).ready(ops)
+            self.behind = self._checked(model, spec, token, theirs)
         self.decoder.config._attn_implementation = NAME
 
-    def _checked(self, model: Any, spec: AnySpec) -> AfterHead:
-        """Which way logits go on, where one token's are the model's own."""
-        token, config = self._telling_token(spec), self.decoder.config
-        theirs = model(input_ids=token[None], use_cache=False).logits[0]
-        config._attn_implementation = check.NAME
+    def _checked(
+        self, model: Any, spec: AnySpec, token: torch.Tensor, theirs: torch.Tensor
+    ) -> AfterHead:
+        """Which way logits go on, where one token's are the model's own, `theirs`."""
+        self.decoder.config._attn_implementation = check.NAME
         state = check.counted_token(spec, self.run, self.embedding(token))
         plain = self.matrix.logits(self.ops, state)
         for way in ways(model.config.get_text_config(decoder=True)):
@@ -117,9 +121,9 @@ class AnyModel:
 
     def build_tower(self, weights: Weights, _encoder_shard: Shard) -> TowerAlone:
         """The whole model is read, and its language half let go of."""
-        return TowerAlone(
-            self.spec, weights.ops, self._tower(self._read(weights)), weights.adapters
-        )
+        model = self._read(weights)
+        pack(model, model.get_output_embeddings(), weights.ops)
+        return TowerAlone(self.spec, weights.ops, self._tower(model), weights.adapters)
 
     def build(self, weights: Weights, _shard: Shard, _encoder_shard: Shard) -> WholeNet:
         """Raises CheckpointError where a tensor is missing, or a layer does what pages do not
