@@ -5,7 +5,7 @@ transformers', whatever the chunks, caches and batches; what cannot be, is refus
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -16,15 +16,24 @@ import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer
+from transformers import masking_utils
 
 from saccade.core.errors import CheckpointError
 from saccade.core.types import Image, ImageKey, Request
 from saccade.families.registry import load_spec
+from saccade.families.transformers_any import net
 from saccade.families.transformers_any.attention import paged_attention
+from saccade.families.transformers_any.check import OTHERWISE, shown_mask
+from saccade.families.transformers_any.head import AfterHead
 from saccade.families.transformers_any.inspector import box_of
+from saccade.families.transformers_any.net import AnyText
 from saccade.families.transformers_any.processor import draw
+from saccade.families.transformers_any.products import PackedLinear
 from saccade.families.transformers_any.refusals import Unservable, check_config, refuse_type
 from saccade.families.transformers_any.spec import AnySpec
+from saccade.families.transformers_any.tower import AnyTower
+from saccade.kernels.reference import linear
+from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
@@ -38,7 +47,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 NEW_TOKENS = 20
-QUICK = ("llama", "llava_onevision", "glm4v")
+QUICK = ("llama", "llava_onevision", "glm4v", "mistral_near", "aya_vision")
 CASES: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]] = {
     "text": ("the quick brown fox jumps over the lazy dog; how many", ()),
     "another": ("There are two blue squares and one green star. ", ()),
@@ -95,7 +104,9 @@ def load(kind: str, folder: Path) -> Served:
     set_threads()
     make_any(folder, kind)
     spec = cast(AnySpec, load_spec(folder))
-    net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:  # matrices are packed as large ones are
+        patch.setattr(linear, "LEAST_VALUES", 0)
+        net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     reference = any_reference(folder)
     answers = {name: answer(reference, kind, name) for name in cases(kind)}
@@ -181,16 +192,15 @@ def said(kind: str, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (said("mistral", sliding_window=1024), "see the last 1024 tokens alone"),
-        (said("gemma2"), "see the last 4096 tokens alone"),
-        (said("gemma2", sliding_window=None, layer_types=None), "softcapping is"),
-        (said("cohere"), "logit_scale is 0.0625"),
+        (said("gemma2"), "attn_logit_softcapping is 50.0"),
         (
             said("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
             "is dynamic, .* answers would depend on the batch",
         ),
         (said("qwen3_next"), "linear_attention keep what no page holds"),
         (said("gemma3"), "in both directions"),
+        (said("paligemma"), "no page of one can be kept"),
+        (said("llama4_text"), "chunked_attention keep what no page holds"),
         (said("mllama"), "cross-attention"),
         (said("gemma3n"), "hears"),
         (said("voxtral"), "hears"),
@@ -209,9 +219,89 @@ def test_what_pages_do_not_do_is_refused_by_its_reason(config: Any, reason: str)
 
 def test_what_a_layer_asks_of_attention_beside_is_refused_by_its_name() -> None:
     heads = torch.zeros(1, 2, 3, 8)
-    for more, words in (({"sliding_window": 4}, "sliding_window 4,"), ({"s_aux": heads}, "s_aux,")):
+    for more, words in (({"softcap": 4}, "softcap 4,"), ({"s_aux": heads}, "s_aux,")):
         with pytest.raises(CheckpointError, match=f"Module asks for {words} which paged"):
             paged_attention(torch.nn.Module(), heads, heads, heads, None, **more)
+
+
+def test_masks_of_a_class_s_own_are_refused() -> None:
+    with pytest.raises(Unservable, match="it has masks of its own"):
+        refuse_type(said("doge"), transformers.DogeForCausalLM)
+
+
+def the_checkpoint(tmp_path: Path, **fields: Any) -> AnySpec:
+    """Of Mistral with windows, whose config.json then says other things of them."""
+    folder = make_any(tmp_path / "model", "mistral_near")
+    spec = cast(AnySpec, load_spec(folder))
+    return replace(spec, facts=replace(spec.facts, text=replace(spec.facts.text, **fields)))
+
+
+@pytest.mark.parametrize("windows", [(), (8, 8, 9), (8, None, 8)], ids=str)
+def test_windows_that_are_not_the_layers_own_end_the_load(
+    tmp_path: Path, windows: tuple[int | None, ...]
+) -> None:
+    spec = the_checkpoint(tmp_path, windows=windows)
+    with pytest.raises(CheckpointError, match=r"its layer \d sees the last 8 tokens"):
+        load_net(spec, spec.folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("mask", "sees"),
+    [
+        (masking_utils.causal_mask_function, 64),
+        (masking_utils.sliding_window_causal_mask_function(8), 8),
+        (masking_utils.chunked_causal_mask_function(24, torch.zeros(1).int()), OTHERWISE),
+        (masking_utils.bidirectional_mask_function, OTHERWISE),
+        (lambda _batch, _head, q, kv: (kv <= q) & (kv != 3), OTHERWISE),
+    ],
+    ids=["causal", "window", "chunks", "both ways", "holes"],
+)
+def test_a_mask_is_known_as_a_window_only_if_it_is_one(mask: Any, sees: int) -> None:
+    shown = shown_mask(mask_function=mask, config=said("llama", max_position_embeddings=64))
+    assert shown.tolist() == [[[[sees]]]]
+
+
+@pytest.mark.parametrize("kind", ["cohere", "gemma2", "granite", "aya_vision"])
+def test_probabilities_are_those_of_logits_scaled_and_capped_as_the_model_does(
+    kind: str, served: Served
+) -> None:
+    harness = Harness(served.net)
+    request = harness.request("text", [5, 6, 7, 8, 9, 10], max_tokens=1, logprobs=3)
+    (told,) = harness.run([request])["text"].logprobs
+    model = any_reference(served.spec.folder).model
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([request.tokens]), use_cache=False).logits[0, -1]
+    best = logits.log_softmax(0).topk(3)
+    assert [token for token, _ in told.top] == best.indices.tolist()
+    assert [score for _, score in told.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_logits_that_are_not_the_model_s_own_end_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_any(tmp_path / "model", "cohere")
+    monkeypatch.setattr(net, "ways", lambda _: (AfterHead(),))
+    with pytest.raises(CheckpointError, match="its logits of one token are not those of its own"):
+        load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_linear_layers_of_tower_and_decoder_are_packed_and_say_their_weights(
+    kind: str, served: Served
+) -> None:
+    text = cast(AnyText, cast(WholeNet, served.net).text)
+    model = any_reference(served.spec.folder).model
+    packed = {
+        name: each for name, each in text.decoder.named_modules() if isinstance(each, PackedLinear)
+    }
+    plain = dict(model.get_decoder().named_modules())
+    linears = {name for name, each in plain.items() if type(each) is torch.nn.Linear}
+    assert packed.keys() == linears
+    for name, each in packed.items():
+        assert torch.equal(each.weight, plain[name].weight)
+    if served.image:
+        features = cast(AnyTower, served.net.vision).features
+        assert not [m for m in features.__self__.modules() if type(m) is torch.nn.Linear]
 
 
 def a_rule(step: int) -> Callable[..., Any]:

@@ -4,22 +4,22 @@ its own. Knows nothing of models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
 from saccade.core.errors import CheckpointError
-from saccade.families.transformers_any.spec import AnySpec
-from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation
-from saccade.nn.protocol import Attention, Batch, DeltaInputs, Recurrence
-from saccade.nn.weights import Weights
+from saccade.nn.protocol import Attention
 
 NAME = "saccade_paged"
-NEUTRAL = frozenset({"dropout", "position_ids", "use_cache", "cache_position", "is_causal"})
-"""What layers say beside, and what changes nothing here: positions are turned already."""
+NEUTRAL = frozenset(
+    {"dropout", "position_ids", "use_cache", "cache_position", "is_causal", "sliding_window"}
+)
+"""What layers say beside, and what changes nothing here: positions are turned already; windows are
+the caches' (`KVSpec.windows`), which `check.py` has compared with the layers' masks.
+"""
 TURNED = 2
 """Values of a head that are turned, by no angle."""
 
@@ -71,62 +71,3 @@ def paged_attention(
 
 
 AttentionInterface.register(NAME, paged_attention)
-
-
-class Tally:
-    """An attention that counts its calls, of one token; implements `nn.protocol.Attention`."""
-
-    def __init__(self, heads: int) -> None:
-        """heads: of queries."""
-        self.layers: list[tuple[int, int]] = []
-        self._heads = heads
-
-    @property
-    def recurrence(self) -> Recurrence:
-        return NoRecurrence()
-
-    def plan(self, batch: Batch) -> None: ...
-
-    def __call__(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,  # noqa: ARG002 - the protocol's name
-        qk_norm: QKNorm | None,  # noqa: ARG002
-        layer: int,
-    ) -> torch.Tensor:
-        self.layers.append((layer, qkv.shape[1]))
-        return qkv[:, : self._heads]
-
-    def read(self, *_: object, **__: object) -> torch.Tensor:
-        raise AssertionError("transformers' layers have keys and values of their own")
-
-    over_latents = read
-
-
-class NoRecurrence:
-    """Implements `nn.protocol.Recurrence`."""
-
-    def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:  # noqa: ARG002
-        raise AssertionError("transformers' layers know no states of ours")
-
-
-def one_token(
-    spec: AnySpec,
-    run: Callable[[torch.Tensor, torch.Tensor, PagedCall], torch.Tensor],
-    weights: Weights,
-) -> None:
-    """Pass one token through all layers. Raises CheckpointError unless each asks once for
-    attention, of the heads that the caches are made for.
-    """
-    text = spec.facts.text
-    tally, device = Tally(text.heads), weights.device
-    x = torch.zeros((1, text.hidden), dtype=weights.dtype, device=device)
-    positions = torch.zeros((text.axes, 1), dtype=torch.int64, device=device)
-    run(x, positions, PagedCall(tally, text.head_dim, 1, device))
-    wanted = [(layer, text.heads + 2 * text.kv_heads) for layer in range(text.layers)]
-    if tally.layers != wanted:
-        raise CheckpointError(
-            f"{spec.folder}: {spec.facts.architecture} is not served: its layers ask for attention "
-            f"as {tally.layers} (layer, heads), not once each as {wanted}: they keep what pages do "
-            "not hold"
-        )

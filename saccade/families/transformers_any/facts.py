@@ -62,7 +62,7 @@ class SizeFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The language model. axes: of positions."""
+    """The language model. axes: of positions. windows: by layer, as `KVSpec`'s."""
 
     vocab_size: int
     hidden: int
@@ -72,6 +72,7 @@ class TextFacts:
     head_dim: int
     context_length: int
     axes: int = 1
+    windows: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,11 @@ import torch
 import transformers
 
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.families.transformers_any.attention import NAME, PagedCall, one_token
+from saccade.families.transformers_any import check
+from saccade.families.transformers_any.attention import NAME, PagedCall
+from saccade.families.transformers_any.head import AfterHead, ways
 from saccade.families.transformers_any.processor import quiet
+from saccade.families.transformers_any.products import pack
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.matrix import DenseMatrix
@@ -33,14 +36,14 @@ ANY_NAME = "no tensor is called so"
 class AnyText:
     """transformers' decoder; implements `nn.protocol.LanguageModel`."""
 
-    __slots__ = ("decoder", "dim", "embedding", "hidden", "matrix", "ops", "seen")
+    __slots__ = ("behind", "decoder", "dim", "embedding", "hidden", "matrix", "ops", "seen")
 
     def __init__(self, model: Any, spec: AnySpec, ops: Ops) -> None:
+        """Raises CheckpointError where layers or logits are not what is computed here."""
         text = spec.facts.text
         self.hidden = text.hidden
         self.dim = text.head_dim
         self.decoder = model.get_decoder()
-        self.decoder.config._attn_implementation = NAME
         self.embedding = model.get_input_embeddings()
         head = model.get_output_embeddings()
         if head is None or head.bias is not None:
@@ -49,7 +52,35 @@ class AnyText:
         seen = images.seen if images else ()
         self.seen = torch.tensor(seen, device=head.weight.device) if seen else None
         self.ops = ops
-        self.matrix = DenseMatrix(head.weight.detach()).ready(ops)
+        with torch.inference_mode():
+            token = self._telling_token(spec)
+            theirs = model(input_ids=token[None], use_cache=False).logits[0]
+            pack(model, head, ops)
+            self.matrix = DenseMatrix(head.weight.detach()).ready(ops)
+            self.behind = self._checked(model, spec, token, theirs)
+        self.decoder.config._attn_implementation = NAME
+
+    def _checked(
+        self, model: Any, spec: AnySpec, token: torch.Tensor, theirs: torch.Tensor
+    ) -> AfterHead:
+        """Which way logits go on, where one token's are the model's own, `theirs`."""
+        self.decoder.config._attn_implementation = check.NAME
+        state = check.counted_token(spec, self.run, self.embedding(token))
+        plain = self.matrix.logits(self.ops, state)
+        for way in ways(model.config.get_text_config(decoder=True)):
+            if check.same_logits(way.apply(plain), theirs):
+                return way
+        raise CheckpointError(
+            f"{spec.folder}: {spec.facts.architecture} is not served: its logits of one token are "
+            "not those of its own forward, which does more than is computed here"
+        )
+
+    def _telling_token(self, spec: AnySpec) -> torch.Tensor:
+        """[1]: the one with the largest embedding that stands for no image."""
+        sizes: torch.Tensor = self.embedding.weight.norm(dim=1)
+        if images := spec.facts.images:
+            sizes[[images.placeholder, images.content, *images.seen]] = 0.0
+        return sizes.argmax()[None]
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """States [T, hidden], after the last norm."""
@@ -79,7 +110,7 @@ class AnyText:
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab_size] in float32."""
-        return self.matrix.logits(self.ops, states).float()
+        return self.behind.apply(self.matrix.logits(self.ops, states)).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +121,9 @@ class AnyModel:
 
     def build_tower(self, weights: Weights, _encoder_shard: Shard) -> TowerAlone:
         """The whole model is read, and its language half let go of."""
-        return TowerAlone(
-            self.spec, weights.ops, self._tower(self._read(weights)), weights.adapters
-        )
+        model = self._read(weights)
+        pack(model, model.get_output_embeddings(), weights.ops)
+        return TowerAlone(self.spec, weights.ops, self._tower(model), weights.adapters)
 
     def build(self, weights: Weights, _shard: Shard, _encoder_shard: Shard) -> WholeNet:
         """Raises CheckpointError where a tensor is missing, or a layer does what pages do not
@@ -109,8 +140,6 @@ class AnyModel:
             spec.facts.architecture,
             weights.ops.kind,
         )
-        with torch.inference_mode():
-            one_token(spec, text.run, weights)
         return WholeNet(spec, weights.ops, tower, text, weights.adapters)
 
     def _tower(self, model: Any) -> AnyTower:

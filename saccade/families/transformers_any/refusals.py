@@ -10,13 +10,17 @@ from typing import Any
 
 from saccade.families.transformers_any.facts import TextFacts
 
-BOTH_WAYS = "its images attend to themselves in both directions, which paged attention does not do"
+BOTH_WAYS = "its images attend to themselves in both directions, which no layer of it asks for"
+PREFIX = "its prompts attend to themselves in both directions, so that no page of one can be kept"
 SEVERAL = "its tower looks at several images at once, so an image has no embedding of its own"
 CROSS = "its images are seen by cross-attention, not in place of tokens"
 REFUSED = {
     "gemma3": BOTH_WAYS,
     "gemma3n": "it hears, and its layers keep caches of each other",
-    "paligemma": BOTH_WAYS,
+    "gemma4_unified": BOTH_WAYS,
+    "molmo2": BOTH_WAYS,
+    "paligemma": PREFIX,
+    "diffusion_gemma": PREFIX,
     "mllama": CROSS,
     "git": SEVERAL,
     "blip": CROSS,
@@ -33,9 +37,11 @@ REFUSED = {
 """By model type, where its configuration does not say it."""
 GENTLE_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Kinds of rotary embedding that depend on a token's place alone."""
-NEUTRAL = {"logit_scale": 1.0, "logits_scaling": 1.0}
-"""Fields that change logits behind the head, and their values that change nothing."""
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+NEAR = "sliding_attention"
+"""The kind of layer that has a window."""
+SCORES_CAP = "attn_logit_softcapping"
+MASKS, MODELS = "create_masks_for_generate", "transformers.models."
+"""What a model's class has of its own where its masks are more than causal, and windows."""
 
 
 class Unservable(Exception):
@@ -53,6 +59,11 @@ def refuse_type(config: Any, model: Any) -> None:
         raise Unservable(
             f"{model.__name__} is not served: it has an encoder, whose output is no cache of pages"
         )
+    if any(MASKS in vars(each) for each in model.__mro__ if each.__module__.startswith(MODELS)):
+        raise Unservable(
+            f"{model.__name__} is not served: it has masks of its own ({MASKS}), which no cache "
+            "here follows"
+        )
     if said.get("quantization_config"):
         raise Unservable(
             f"{model.__name__} is served by transformers' own modules, and these checkpoints are "
@@ -63,24 +74,11 @@ def refuse_type(config: Any, model: Any) -> None:
 def check_config(text: Any) -> None:
     """Raises Unservable for a property that our attention or our head does not have."""
     said = text.to_dict()
-    context = int(said["max_position_embeddings"])
     kinds = set(said.get("layer_types") or ())
-    window = said.get("sliding_window")
-    if not kinds and window is not None and said.get("use_sliding_window", True):
-        kinds = {"sliding_attention"}
-    if "sliding_attention" in kinds and window is not None and window < context:
-        raise Unservable(
-            f"its layers see the last {window} tokens alone (sliding_window), which paged "
-            "attention does not do"
-        )
-    if others := sorted(kinds - {"full_attention", "sliding_attention"}):
+    if others := sorted(kinds - {"full_attention", NEAR}):
         raise Unservable(f"its layers of kind {others[0]} keep what no page holds")
-    for name in CAPS:
-        if said.get(name):
-            raise Unservable(f"its {name} is {said[name]}, which nothing here applies")
-    for name, neutral in NEUTRAL.items():
-        if said.get(name, neutral) not in (neutral, None):
-            raise Unservable(f"its {name} is {said[name]}, which our head does not apply")
+    if said.get(SCORES_CAP):
+        raise Unservable(f"its {SCORES_CAP} is {said[SCORES_CAP]}, which nothing here applies")
     for rope in ropes(said):
         kind = rope.get("rope_type", "default")
         if kind not in GENTLE_ROPES:
@@ -101,13 +99,26 @@ def read_text(text: Any, axes: int) -> TextFacts:
     """Sizes of the language model. axes: of its positions."""
     said = text.to_dict()
     heads, hidden = int(said["num_attention_heads"]), int(said["hidden_size"])
+    layers, context = int(said["num_hidden_layers"]), int(said["max_position_embeddings"])
     return TextFacts(
         vocab_size=int(said["vocab_size"]),
         hidden=hidden,
-        layers=int(said["num_hidden_layers"]),
+        layers=layers,
         heads=heads,
         kv_heads=int(said.get("num_key_value_heads") or heads),
         head_dim=int(said.get("head_dim") or hidden // heads),
-        context_length=int(said["max_position_embeddings"]),
+        context_length=context,
         axes=axes,
+        windows=read_windows(said, layers, context),
     )
+
+
+def read_windows(said: dict[str, Any], layers: int, context: int) -> tuple[int | None, ...]:
+    """By layer, the last tokens that one sees; empty: all layers see all. Where kinds of layers are
+    not told, a window is all layers'.
+    """
+    window, kinds = said.get("sliding_window"), said.get("layer_types")
+    if window is None or window >= context or not said.get("use_sliding_window", True):
+        return ()
+    found = tuple(int(window) if each == NEAR else None for each in kinds or (NEAR,) * layers)
+    return found if any(found) else ()

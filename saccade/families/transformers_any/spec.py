@@ -81,7 +81,8 @@ class AnySpec:
 
     def kv_spec(self, _ranks: int = 1) -> KVSpec:
         text = self.facts.text
-        return KVSpec((heads_cache(text.kv_heads, text.head_dim, 1),) * text.layers)
+        layer = heads_cache(text.kv_heads, text.head_dim, 1)
+        return KVSpec((layer,) * text.layers, text.windows)
 
     @property
     def cuts(self) -> Cuts:

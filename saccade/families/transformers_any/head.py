@@ -1,0 +1,41 @@
+"""What models do to logits behind their heads' products: a factor, a soft cap. Knows nothing of
+which model it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AfterHead:
+    """factor: logits are multiplied by it; divisor: or divided; cap: soft. Neutral unless said."""
+
+    factor: float = 1.0
+    divisor: float = 1.0
+    cap: float | None = None
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """In the head's number format, as models do."""
+        if self.factor != 1.0:
+            logits = logits * self.factor
+        if self.divisor != 1.0:
+            logits = logits / self.divisor
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+def ways(text: Any) -> tuple[AfterHead, ...]:
+    """As a language model's configuration says it, and nothing: models of images and text leave out
+    what the language model alone does.
+    """
+    said = text.to_dict()
+    factor, divisor = said.get("logit_scale"), said.get("logits_scaling")
+    told = AfterHead(
+        1.0 if factor is None else float(factor),
+        1.0 if divisor is None else float(divisor),
+        said.get("final_logit_softcapping"),
+    )
+    return (told,) if told == AfterHead() else (told, AfterHead())

@@ -1,0 +1,46 @@
+"""transformers' linear layers with our products: their matrices in the form in which these are
+fastest. Knows nothing of which model they are of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from saccade.kernels.matrix import DenseMatrix
+from saccade.kernels.reference.ops import Ops
+
+
+class PackedLinear(torch.nn.Module):
+    """In place of a `torch.nn.Linear`."""
+
+    def __init__(self, matrix: DenseMatrix, bias: torch.Tensor | None, ops: Ops) -> None:
+        """matrix: ready for products."""
+        super().__init__()
+        self.matrix = matrix
+        self.bias = bias
+        self.ops = ops
+        self.out_features, self.in_features = matrix.values.shape
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out, in], made anew: for modules that look at it."""
+        return self.matrix.values.to_dense()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)  # what takes few rows knows two dimensions
+        return self.matrix.multiply(self.ops, rows, self.bias).view(*x.shape[:-1], -1)
+
+
+def pack(model: Any, head: Any, ops: Ops) -> None:
+    """Replace all linear layers but the `head` whose matrices are multiplied faster in a form of
+    their own.
+    """
+    for inner in list(model.modules()):
+        for name, layer in list(inner.named_children()):
+            if type(layer) is not torch.nn.Linear or layer is head:
+                continue
+            matrix = DenseMatrix(layer.weight.detach()).ready(ops)
+            if matrix.values.is_mkldnn:
+                setattr(inner, name, PackedLinear(matrix, layer.bias, ops))
