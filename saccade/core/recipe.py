@@ -51,14 +51,24 @@ class ImageView:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnProcessor:
+    """A checkpoint's own processor of images. folder: the checkpoint's. choices: a JSON object of
+    the fields in which the processor is to differ from its files.
+    """
+
+    folder: str
+    choices: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRecipe:
     """The pixels made of an upright image of one size.
 
     canvas: (height, width) of all pixels together, as in the arena. grid: numbers by which the
     family recognises the result and derives tokens, positions and cost. fill: colour of the canvas
     outside of views; None if views cover the canvas. through: sizes that the whole image is resized
-    to in turn, before views are made of the last. processor: the folder of the checkpoint whose own
-    processor makes the pixels, as `tensors`, in place of views; "": the views do.
+    to in turn, before views are made of the last. processor: makes the pixels, as `tensors`, in
+    place of views; None: the views do.
     """
 
     canvas: Size
@@ -67,7 +77,7 @@ class ImageRecipe:
     fill: tuple[int, int, int] | None = None
     resample: Resample = "bicubic"
     through: tuple[Size, ...] = ()
-    processor: str = ""
+    processor: OwnProcessor | None = None
     tensors: tuple[PixelTensor, ...] = ()
 
     @property

@@ -42,9 +42,10 @@ async def check_parity(front: RequestManager, model: str, options: ServeOptions)
     if dtype not in SLACK:
         raise CheckpointError(f"--check-parity: set --dtype; the checkpoint says {dtype}")
     sizes: tuple[Size | None, ...] = (None,) * len(TEXTS)
-    if spec.sees_images and spec.sample.processor:
+    processor = spec.sample.processor if spec.sees_images else None
+    if processor:
         sizes = (*sizes, *SIZES)
-    reference = ReferenceChild(folder, dtype)
+    reference = ReferenceChild(folder, dtype, processor)
     try:
         for place, size in enumerate(sizes):
             text = TEXTS[place % len(TEXTS)]

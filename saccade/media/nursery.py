@@ -38,6 +38,7 @@ import PIL.Image
 from saccade.core.arena import Arena
 from saccade.core.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.core.gc_freeze import settle
+from saccade.core.recipe import OwnProcessor
 from saccade.media import heif, thread_gate
 from saccade.media.sandbox import confine
 from saccade.media.thread_gate import ThreadGate
@@ -466,7 +467,7 @@ def main() -> int:
     return stock(link)
 
 
-def warm_up(decode: bool, processor: str) -> None:
+def warm_up(decode: bool, processor: OwnProcessor | None) -> None:
     """Load the workers' libraries, once for all: workers may open no file. For decoding a second or
     two. processor: as `Boot` has it.
     """

@@ -23,6 +23,7 @@ from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
+from saccade.core.recipe import OwnProcessor
 from saccade.media.content import VIDEO, Probe
 from saccade.media.decode_queue import BYTES_PER_PIXEL, THREADS, Job, JobQueue, decoding_bytes
 from saccade.media.lanes import Lanes, WorkerLane, WorkerLost
@@ -157,7 +158,7 @@ class DecodePool:
         options: MediaOptions,
         metrics: Metrics,
         stocks: Stocks | None = None,
-        processor: str = "",
+        processor: OwnProcessor | None = None,
     ) -> None:
         """`stocks`: shared with other pools, and ended by their maker; else of this pool alone, and
         with `processor` loaded, as `worker.Boot` names it.

@@ -19,6 +19,7 @@ import msgspec
 
 from saccade.core.child import Child
 from saccade.core.environment import image_environment
+from saccade.core.recipe import OwnProcessor
 from saccade.media import nursery
 from saccade.media.worker import EXIT_STATUS, Boot, NurseryWanted
 
@@ -56,7 +57,7 @@ class NurseryLink:
 class Stock:
     """A process that forks nurseries."""
 
-    def __init__(self, decodes: bool, processor: str = "") -> None:
+    def __init__(self, decodes: bool, processor: OwnProcessor | None = None) -> None:
         """As `Boot`."""
         self._boot = Boot(decodes, processor)
         self._lock = threading.Lock()
@@ -115,7 +116,7 @@ class Stocks:
     decoders: Stock = field(default_factory=lambda: Stock(decodes=True))
 
     @classmethod
-    def preloading(cls, processor: str) -> Stocks:
+    def preloading(cls, processor: OwnProcessor | None) -> Stocks:
         """The second has loaded a processor, as `Boot` names it, too."""
         return cls(decoders=Stock(True, processor))
 

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from saccade.core.child import Channel, Codec, Disconnected
 from saccade.core.errors import ImageError
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import ImageRecipe, OwnProcessor
 from saccade.media.content import Probe
 
 HEADER_BYTES = 512 << 20
@@ -64,11 +64,11 @@ MOST_DESCRIPTORS = 253
 @dataclass(frozen=True, slots=True)
 class Boot:
     """The order to a stock at its start: workers decode, or read headers only. processor: the
-    folder of the checkpoint whose own processor makes pixels; "": none does.
+    one that makes pixels in place of views; None: none does.
     """
 
     decodes: bool
-    processor: str = ""
+    processor: OwnProcessor | None = None
 
 
 @dataclass(frozen=True, slots=True)

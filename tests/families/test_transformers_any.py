@@ -18,7 +18,7 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import masking_utils
 
-from saccade.core.errors import CheckpointError
+from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.types import Image, ImageKey, Request
 from saccade.families.registry import load_spec
 from saccade.families.transformers_any import net
@@ -100,15 +100,16 @@ KIND = pytest.mark.parametrize(
 
 
 @cache
-def load(kind: str, folder: Path) -> Served:
+def load(kind: str, folder: Path, options: tuple[str, ...] = (), choices: str = "{}") -> Served:
+    """choices: of the reference's processor, as `options` say them."""
     set_threads()
     make_any(folder, kind)
-    spec = cast(AnySpec, load_spec(folder))
+    spec = cast(AnySpec, load_spec(folder, options))
     with pytest.MonkeyPatch.context() as patch:  # matrices are packed as large ones are
         patch.setattr(linear, "LEAST_VALUES", 0)
         net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    reference = any_reference(folder)
+    reference = any_reference(folder, choices)
     answers = {name: answer(reference, kind, name) for name in cases(kind)}
     return Served(net, spec, KINDS[kind].image, tokenizer, answers)
 
@@ -183,6 +184,46 @@ def test_ends_of_a_prompt_s_parts_are_found_behind_its_images(kind: str, served:
         if sizes:
             at = tokens.index(served.spec.images.placeholder)
             assert served.spec.widened(at, request.spans) == at
+
+
+def test_a_processor_s_fields_can_be_chosen(tmp_path: Path) -> None:
+    size = '{"longest_edge": 9408, "shortest_edge": 784}'
+    served = load("glm4v", tmp_path, (f"size={size}",), f'{{"size": {size}}}')
+    usual, fewer = (
+        spec.recipe(700, 500, spec.pixel_bounds)
+        for spec in (cast(AnySpec, load_spec(tmp_path)), served.spec)
+    )
+    assert fewer.grid[0] < usual.grid[0]
+    assert served.spec.settings(usual) != cast(AnySpec, load_spec(tmp_path)).settings(usual)
+    harness = Harness(served.net)
+    check(served, harness.run([served.request(harness, name) for name in cases("glm4v")]))
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("tiles=4", "has no tiles; it has crop_size, .*size"),
+        ('size={"height": 14}', "size must have one of the following set of keys"),
+        ("size=small", "size=small: "),
+        ("device=cuda", "has no device"),
+    ],
+)
+def test_choices_that_a_processor_has_not_are_refused(
+    option: str, reason: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "any-glm4v"
+    load("glm4v", folder)
+    with pytest.raises(ConfigError, match=f"--family-option .*{reason}"):
+        load_spec(folder, (option,))
+
+
+def test_a_model_that_takes_text_only_has_no_choices(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "any-llama"
+    load("llama", folder)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM takes text only"):
+        load_spec(folder, ("size=14",))
 
 
 def said(kind: str, **fields: Any) -> Any:

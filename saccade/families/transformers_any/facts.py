@@ -27,6 +27,7 @@ from saccade.core.environment import image_environment
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.options import cache_folder
 from saccade.core.pixel_tensors import PixelTensor
+from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size, Span
 
 MODULE = "saccade.families.transformers_any.inspector"
@@ -104,9 +105,9 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class InspectorBoot:
-    """The order to an inspector at its start: of the checkpoint in this folder."""
+    """The order to an inspector at its start: of the checkpoint with this processor."""
 
-    folder: str
+    processor: OwnProcessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +140,15 @@ class Inspector:
     process.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, processor: OwnProcessor) -> None:
+        self._processor = processor
         self._child: Child | None = None
         self._channel: Channel[Question, Answer] | None = None
 
     def ask(self, question: Question) -> Answer:
         """Waits for the answer, seconds where the child has to start. Raises CheckpointError."""
         if self._channel is None:
-            boot = InspectorBoot(str(self._folder))
+            boot = InspectorBoot(self._processor)
             self._child = Child.spawn(MODULE, boot, (), image_environment())
             self._channel = Channel(self._child.socket, ASKER)
             weakref.finalize(self, self._child.end_sync)
@@ -159,7 +160,7 @@ class Inspector:
             ending = self._child.ending
             self.close()
             raise CheckpointError(
-                f"{self._folder}: the process that asks transformers about it {ending}"
+                f"{self._processor.folder}: the process that asks transformers about it {ending}"
             ) from None
 
     def close(self) -> None:
@@ -253,11 +254,12 @@ def pattern(spans: Sequence[Span]) -> Pattern:
     return tuple((span.start - spans[0].start, span.length) for span in spans)
 
 
-def read_facts(folder: Path, inspector: Inspector) -> ModelFacts:
+def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
     """The kept facts, or the inspector's, which are kept then. Raises CheckpointError with the
     reason for a checkpoint that cannot be served.
     """
-    path = cache_folder("transformers") / f"{_name(folder)}.json"
+    folder = Path(processor.folder)
+    path = cache_folder("transformers") / f"{_name(folder, processor.choices)}.json"
     with suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(path.read_bytes(), type=ModelFacts)
     answer = inspector.ask(AskModel())
@@ -273,11 +275,11 @@ def read_facts(folder: Path, inspector: Inspector) -> ModelFacts:
     return answer
 
 
-def _name(folder: Path) -> str:
-    """Of all that the facts follow from: the JSON files but the weights' index, transformers'
-    version, and this folder's code.
+def _name(folder: Path, choices: str) -> str:
+    """Of all that the facts follow from: the JSON files but the weights' index, the processor's
+    choices, transformers' version, and this folder's code.
     """
-    digest = blake3(version("transformers").encode())
+    digest = blake3(f"{version('transformers')} {choices}".encode())
     code = Path(__file__).parent.glob("*.py")
     for path in sorted([*folder.glob("*.json"), *folder.glob("*.jinja"), *code]):
         if not path.name.endswith(".index.json"):

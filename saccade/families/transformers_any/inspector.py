@@ -7,6 +7,7 @@ Started by `facts.py`. Sees no bytes of images: sizes follow from blank ones.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from transformers.models.auto import modeling_auto
 
 from saccade.core.child import Channel, Disconnected, enter
 from saccade.core.pixel_tensors import PixelTensor
+from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size
 from saccade.families.transformers_any.facts import (
     INSPECTOR,
@@ -40,7 +42,12 @@ from saccade.families.transformers_any.facts import (
     content_spans,
     counted,
 )
-from saccade.families.transformers_any.processor import ask, load_processor, quiet
+from saccade.families.transformers_any.processor import (
+    ask,
+    known_choices,
+    load_processor,
+    quiet,
+)
 from saccade.families.transformers_any.refusals import (
     Unservable,
     check_config,
@@ -62,9 +69,8 @@ AXES = 3
 class Questions:
     """Answers for one checkpoint. Raises Unservable where the checkpoint cannot be served."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._config = read_config(folder)
+    def __init__(self, own: OwnProcessor) -> None:
+        self._config = read_config(Path(own.folder))
         self._class = find_class(self._config)
         refuse_type(self._config, self._class)
         self._text = self._config.get_text_config(decoder=True)
@@ -73,7 +79,7 @@ class Questions:
         self._processor: Any = None
         self._positions = rope_index(self._config, self._text)
         if self._sees:
-            self._processor = processor_of(folder)
+            self._processor = processor_of(own)
             self._content = content_token(self._config)
             text = self._processor.image_token
             self._placeholder = self._processor.tokenizer.convert_tokens_to_ids(text)
@@ -209,13 +215,18 @@ def find_class(config: Any) -> Any:
     )
 
 
-def processor_of(folder: Path) -> Any:
+def processor_of(own: OwnProcessor) -> Any:
     try:
-        processor = load_processor(str(folder))
+        known = known_choices(load_processor(OwnProcessor(own.folder)))
+        processor = load_processor(own)
     except Exception as error:  # transformers raises what it pleases
         raise Unservable(f"transformers makes no processor of its files: {error}") from error
     if not isinstance(vars(processor).get("image_token"), str):
         raise Unservable("its processor has no image_token to stand for an image")
+    if unknown := sorted(json.loads(own.choices).keys() - known):
+        raise Unservable(
+            f"its processor of images has no {unknown[0]}; it has {', '.join(sorted(known))}"
+        )
     return processor
 
 
@@ -228,14 +239,14 @@ def content_token(config: Any) -> int:
     raise Unservable("config.json has no image_token_id")
 
 
-def serve(channel: Channel[Answer, Question], folder: Path) -> None:
+def serve(channel: Channel[Answer, Question], own: OwnProcessor) -> None:
     """Answers until the asker has gone."""
     questions: Questions | None = None
     with suppress(Disconnected):
         while True:
             question = channel.receive()
             try:
-                questions = questions or Questions(folder)
+                questions = questions or Questions(own)
                 if isinstance(question, AskSize):
                     channel.send(questions.size(question.size))
                 else:
@@ -248,7 +259,7 @@ def main() -> int:
     boot, link = enter(InspectorBoot)
     torch.set_num_threads(1)
     quiet()
-    serve(Channel(link.socket, INSPECTOR), Path(boot.folder))
+    serve(Channel(link.socket, INSPECTOR), boot.processor)
     return 0
 
 

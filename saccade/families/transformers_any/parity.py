@@ -16,6 +16,7 @@ import numpy.typing as npt
 from saccade.core.child import Channel, Child, Codec, Disconnected
 from saccade.core.environment import engine_environment
 from saccade.core.errors import CheckpointError
+from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size
 
 MODULE = "saccade.families.transformers_any.reference"
@@ -28,10 +29,13 @@ SLACK = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class ReferenceBoot:
-    """The order to a child: the checkpoint's folder, and the number format to compute in."""
+    """The order to a child: the checkpoint's folder, the number format to compute in, and what
+    processes images, if any are asked about.
+    """
 
     folder: str
     dtype: str
+    processor: OwnProcessor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ REFERENCE: Codec[Expected, AskReference] = Codec(Expected, AskReference)
 class ReferenceChild:
     """transformers' own `generate`, in a process that ends with this one, or with `close`."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        boot = ReferenceBoot(str(folder), dtype)
+    def __init__(self, folder: Path, dtype: str, processor: OwnProcessor | None) -> None:
+        boot = ReferenceBoot(str(folder), dtype, processor)
         self._child = Child.spawn(MODULE, boot, (), engine_environment())
         self._channel = Channel(self._child.socket, ASKER)
 

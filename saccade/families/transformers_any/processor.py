@@ -6,6 +6,7 @@ Knows nothing of formats of images.
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import cache
 from importlib import import_module
@@ -21,11 +22,15 @@ import transformers
 from transformers.models.auto import processing_auto
 
 from saccade.core.pixel_tensors import write_tensors
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import ImageRecipe, OwnProcessor
 from saccade.families.checkpoint import read_json
 
 VIDEO = "video_processor"
 PIXTRAL = "PixtralProcessor"
+NO_CHOICES = frozenset(
+    {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
+)
+"""Fields that say how tensors lie, not what they hold."""
 WARM_SIDES = (32, 400, 1200)
 """Sides of blank images that are processed before workers are forked: these may open no file, so
 all that is loaded late is loaded then.
@@ -33,11 +38,12 @@ all that is loaded late is loaded then.
 
 
 @cache
-def load_processor(folder: str) -> Any:
+def load_processor(own: OwnProcessor) -> Any:
     """Raises what transformers raises."""
+    folder, choices = own.folder, json.loads(own.choices)
     if find_spec("torchvision") is not None:
         made: Any = transformers.AutoProcessor
-        return made.from_pretrained(folder)
+        return made.from_pretrained(folder, **choices)
     files = (Path(folder) / name for name in ("processor_config.json", "preprocessor_config.json"))
     config = read_json(Path(folder) / "config.json").data
     said = [read_json(file, required=False).data.get("processor_class") for file in files]
@@ -46,7 +52,12 @@ def load_processor(folder: str) -> Any:
     name = next(filter(None, said), None)
     if name is None or not hasattr(transformers, name):
         raise ValueError(f"it names no processor class of transformers ({name})")
-    return processor_class(name).from_pretrained(folder)
+    return processor_class(name).from_pretrained(folder, **choices)
+
+
+def known_choices(processor: Any) -> set[str]:
+    """The fields of its processor of images that a server may choose."""
+    return {*processor.image_processor.valid_kwargs.__annotations__} - NO_CHOICES
 
 
 def processor_class(name: str) -> Any:
@@ -87,10 +98,10 @@ def quiet() -> None:
     logging.disable_progress_bar()
 
 
-def warm_up(folder: str) -> None:
+def warm_up(own: OwnProcessor) -> None:
     """Load the processor, and all that it loads when it is first used."""
     quiet()
-    processor = load_processor(folder)
+    processor = load_processor(own)
     for side in WARM_SIDES:
         assert process(processor, np.full((side, 2 * side, 3), 127, np.uint8))
 
@@ -113,6 +124,7 @@ def process(processor: Any, pixels: npt.NDArray[np.uint8]) -> dict[str, npt.NDAr
 
 def draw(canvas: npt.NDArray[np.uint8], recipe: ImageRecipe, pixels: npt.NDArray[np.uint8]) -> None:
     """Write an upright image's tensors to its canvas. Raises ValueError."""
+    assert recipe.processor is not None
     processor = load_processor(recipe.processor)
     try:
         made = process(processor, pixels)

@@ -13,6 +13,7 @@ import PIL.Image
 import torch
 
 from saccade.core.child import Channel, Disconnected, enter
+from saccade.core.recipe import OwnProcessor
 from saccade.families.transformers_any.inspector import (
     EXPERTS,
     TEXT_KEYS,
@@ -32,12 +33,13 @@ TYPES = "mm_token_type_ids"
 
 
 @torch.inference_mode()
-def answer(model: Any, folder: str, question: AskReference) -> Expected:
+def answer(model: Any, own: OwnProcessor | None, question: AskReference) -> Expected:
     """Greedy, of as many tokens as wanted."""
     ids = torch.tensor([question.tokens])
     told = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if question.size is not None:
-        processor = load_processor(folder)
+        assert own is not None
+        processor = load_processor(own)
         made = ask(processor, PIL.Image.fromarray(checkered(question.size)))
         told |= {name: made[name] for name in made.keys() - TEXT_KEYS}
         if TYPES in made:
@@ -70,7 +72,7 @@ def main() -> int:
         while True:
             question = channel.receive()
             try:
-                channel.send(answer(model, boot.folder, question))
+                channel.send(answer(model, boot.processor, question))
             except (TypeError, ValueError, RuntimeError) as error:
                 channel.send(Expected(error=f"{type(error).__name__}: {error}"))
     return 0

@@ -7,18 +7,20 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.errors import ConfigError, ImageError, InvalidRequest
+from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
 from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
 from saccade.core.pixel_tensors import PixelTensor, canvas_size
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import ImageRecipe, OwnProcessor
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import text_section
@@ -51,6 +53,7 @@ class AnySpec:
     """
 
     folder: Path
+    processor: OwnProcessor
     facts: ModelFacts
     sizes: SizeBook
     eos_token_ids: tuple[int, ...]
@@ -63,12 +66,19 @@ class AnySpec:
     encoder_blocks = 1
 
     def with_options(self, options: Mapping[str, str]) -> AnySpec:
-        for name, value in options.items():
-            raise ConfigError(
-                f"--family-option {name}={value}: {self.facts.architecture} is served by "
-                "transformers' own modules, which have no options"
-            )
-        return self
+        """Fields in which the checkpoint's own processor of images is to differ from its files,
+        each in JSON, or a text.
+        """
+        said = ", ".join(f"{name}={value}" for name, value in options.items())
+        if not self.sees_images:
+            raise ConfigError(f"--family-option {said}: {self.facts.architecture} takes text only")
+        choices = {name: _json_or_text(value) for name, value in options.items()}
+        processor = replace(self.processor, choices=json.dumps(choices, sort_keys=True))
+        try:
+            facts, sizes = _ask(processor)
+        except CheckpointError as error:
+            raise ConfigError(f"--family-option {said}: {error}") from None
+        return replace(self, processor=processor, facts=facts, sizes=sizes)
 
     @property
     def sees_images(self) -> bool:
@@ -152,14 +162,14 @@ class AnySpec:
         found = {each.name: each.shape for each in facts.tensors}
         shapes = [n for name, _, dims in self.images.kinds for n in found.get(name, (0,) * dims)]
         grid = (rows, *facts.size, canvas[0], *facts.box, *shapes)
-        return ImageRecipe(canvas, grid, (), processor=str(self.folder), tensors=facts.tensors)
+        return ImageRecipe(canvas, grid, (), processor=self.processor, tensors=facts.tensors)
 
     def _rows(self, recipe: ImageRecipe) -> int:
         return recipe.grid[0]
 
     def settings(self, recipe: ImageRecipe) -> bytes:
-        named = repr((self.facts.model_type, recipe.grid, recipe.tensors)).encode()
-        return hashlib.blake2b(named, digest_size=16).digest()
+        named = self.facts.model_type, self.processor.choices, recipe.grid, recipe.tensors
+        return hashlib.blake2b(repr(named).encode(), digest_size=16).digest()
 
     def tensors(self, grid: Grid) -> tuple[PixelTensor, ...]:
         """Those on an image's canvas."""
@@ -227,18 +237,33 @@ class AnySpec:
         return counted(num_tokens, spans, blocks, self.position_axes)
 
 
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _ask(processor: OwnProcessor) -> tuple[ModelFacts, SizeBook]:
+    """Raises CheckpointError with the reason for a checkpoint that cannot be served."""
+    inspector = Inspector(processor)
+    facts = read_facts(processor, inspector)
+    known = {each.size: each for each in facts.images.sizes} if facts.images else {}
+    return facts, SizeBook(inspector, facts.images.content if facts.images else -1, known)
+
+
 def transformers_spec(checkpoint: Checkpoint) -> AnySpec:
     """Ask transformers about a checkpoint. Raises CheckpointError with its reason for one that
     cannot be served.
     """
-    inspector = Inspector(checkpoint.folder)
-    facts = read_facts(checkpoint.folder, inspector)
-    known = {each.size: each for each in facts.images.sizes} if facts.images else {}
+    processor = OwnProcessor(str(checkpoint.folder))
+    facts, sizes = _ask(processor)
     text = text_section(checkpoint.config)
     return AnySpec(
         folder=checkpoint.folder,
+        processor=processor,
         facts=facts,
-        sizes=SizeBook(inspector, facts.images.content if facts.images else -1, known),
+        sizes=sizes,
         eos_token_ids=checkpoint.eos_token_ids(text),
         dtype=checkpoint.dtype(text),
     )
