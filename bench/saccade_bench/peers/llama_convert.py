@@ -22,10 +22,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+SMOLVLM = "smolvlm"
+PUBLISHED: Mapping[str, Mapping[str, str]] = {
+    "qwen2": {"model.visual.": "visual.", "model.language_model.": "model."},
+    "gemma3": {
+        "model.vision_tower.": "vision_tower.vision_model.",
+        "model.multi_modal_projector.": "multi_modal_projector.",
+        "model.language_model.": "language_model.model.",
+        "lm_head.": "language_model.lm_head.",
+    },
+}
+"""By how model types begin: the starts of tensors' names, and what the hub's files have there."""
 RUN = """
 import sys
 source, pre = sys.argv[1:3]
@@ -68,17 +80,24 @@ def convert(
 
 
 def as_published(folder: Path, out: Path) -> Path:
-    """A copy of a Qwen2-VL or Qwen2.5-VL checkpoint whose tensors have the names of the hub's: the
-    converter passes over a tower as transformers 5 names it. Others are returned as they are.
+    """A copy of a checkpoint whose tensors, and whose architectures, have the names of the hub's:
+    the converter passes over towers as transformers 5 names them. Others are returned as they are.
     """
-    if not json.loads((folder / "config.json").read_text())["model_type"].startswith("qwen2"):
+    config = json.loads((folder / "config.json").read_text())
+    kind = config["model_type"]
+    renamed = next((names for start, names in PUBLISHED.items() if kind.startswith(start)), None)
+    if renamed is None and kind != SMOLVLM:
         return folder
     shutil.copytree(folder, out)
-    renamed = {
-        name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): value
-        for name, value in load_file(folder / "model.safetensors").items()
-    }
-    save_file(renamed, out / "model.safetensors", metadata={"format": "pt"})
+    if renamed is None:
+        config["text_config"]["architectures"] = ["LlamaForCausalLM"]
+        (out / "config.json").write_text(json.dumps(config))
+        return out
+    found = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        start = next((each for each in renamed if name.startswith(each)), "")
+        found[renamed[start] + name.removeprefix(start) if start else name] = value
+    save_file(found, out / "model.safetensors", metadata={"format": "pt"})
     return out
 
 
