@@ -18,7 +18,7 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import masking_utils
 
-from saccade.core.errors import CheckpointError
+from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.types import Image, ImageKey, Request
 from saccade.families.registry import load_spec
 from saccade.families.transformers_any import net
@@ -30,6 +30,7 @@ from saccade.families.transformers_any.net import AnyText
 from saccade.families.transformers_any.processor import draw
 from saccade.families.transformers_any.products import PackedLinear
 from saccade.families.transformers_any.refusals import Unservable, check_config, refuse_type
+from saccade.families.transformers_any.rope import keep_rope
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.reference import linear
@@ -40,6 +41,7 @@ from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.fixtures.tiny_any import AnyReference, any_reference, make_any
 from saccade_bench.fixtures.tiny_any_kinds import KINDS
+from saccade_bench.fixtures.tiny_any_texts import WINDOW
 
 pytestmark = [
     pytest.mark.more,
@@ -103,7 +105,8 @@ KIND = pytest.mark.parametrize(
 def load(kind: str, folder: Path) -> Served:
     set_threads()
     make_any(folder, kind)
-    spec = cast(AnySpec, load_spec(folder))
+    options = [f"{name}={value}" for name, value in KINDS[kind].options.items()]
+    spec = cast(AnySpec, load_spec(folder, options))
     with pytest.MonkeyPatch.context() as patch:  # matrices are packed as large ones are
         patch.setattr(linear, "LEAST_VALUES", 0)
         net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
@@ -284,6 +287,28 @@ def test_logits_that_are_not_the_model_s_own_end_the_load(
     monkeypatch.setattr(net, "ways", lambda _: (AfterHead(),))
     with pytest.raises(CheckpointError, match="its logits of one token are not those of its own"):
         load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", ["phi3_long"])
+def test_steps_of_few_tokens_are_turned_as_long_texts(kind: str, served: Served) -> None:
+    """transformers turns a forward call of so few by the factors for short texts."""
+    harness = Harness(served.net, chunk_tokens=WINDOW // 2)
+    check(served, harness.run([served.request(harness, name) for name in cases(kind)]))
+
+
+@pytest.mark.parametrize("kind", ["phi3_short", "phi3_long"])
+def test_factors_for_short_texts_serve_no_longer_ones(kind: str, served: Served) -> None:
+    spec = served.spec
+    short, long = (spec.with_options({"rope": each}) for each in ("short", "long"))
+    assert (short.context_length, long.context_length) == (spec.facts.text.near, 4096)
+    assert load_spec(spec.folder).context_length == short.context_length
+    with pytest.raises(ConfigError, match="--family-option rope=far: Phi3ForCausalLM has rope="):
+        spec.with_options({"rope": "far"})
+
+
+def test_a_rope_that_is_not_found_ends_the_load() -> None:
+    with pytest.raises(CheckpointError, match="Linear has no rotary embedding for long texts"):
+        keep_rope(torch.nn.Linear(1, 1), 8, long=True)
 
 
 @pytest.mark.parametrize("kind", QUICK)

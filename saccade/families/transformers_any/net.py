@@ -19,6 +19,7 @@ from saccade.families.transformers_any.attention import NAME, PagedCall
 from saccade.families.transformers_any.head import AfterHead, ways
 from saccade.families.transformers_any.processor import quiet
 from saccade.families.transformers_any.products import pack
+from saccade.families.transformers_any.rope import keep_rope
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.matrix import DenseMatrix
@@ -31,6 +32,15 @@ from saccade.parallel import Shard
 logger = logging.getLogger("saccade")
 ANY_NAME = "no tensor is called so"
 """Random weights have it."""
+SHORT = (
+    "its rotary embedding turns short and long texts otherwise (longrope): the context is the "
+    "short texts'; --family-option rope=long serves all that the model was made for, with the "
+    "factors for long texts from the first token on"
+)
+LONG = (
+    "rope=long: texts of all lengths are turned by the factors for long ones; transformers' own "
+    "generate turns short texts by others, so that it answers them otherwise"
+)
 
 
 class AnyText:
@@ -55,6 +65,8 @@ class AnyText:
         with torch.inference_mode():
             token = self._telling_token(spec)
             theirs = model(input_ids=token[None], use_cache=False).logits[0]
+            if text.near is not None:
+                keep_rope(self.decoder, text.near, spec.long)
             pack(model, head, ops)
             self.matrix = DenseMatrix(head.weight.detach()).ready(ops)
             self.behind = self._checked(model, spec, token, theirs)
@@ -140,6 +152,8 @@ class AnyModel:
             spec.facts.architecture,
             weights.ops.kind,
         )
+        if spec.facts.text.near is not None:
+            logger.warning("%s", LONG if spec.long else SHORT)
         return WholeNet(spec, weights.ops, tower, text, weights.adapters)
 
     def _tower(self, model: Any) -> AnyTower:

@@ -28,10 +28,13 @@ SLACK = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class ReferenceBoot:
-    """The order to a child: the checkpoint's folder, and the number format to compute in."""
+    """The order to a child: the checkpoint's folder, and the number format to compute in. far:
+    texts of all lengths are turned as those of more tokens are; None: as they are.
+    """
 
     folder: str
     dtype: str
+    far: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,9 @@ REFERENCE: Codec[Expected, AskReference] = Codec(Expected, AskReference)
 class ReferenceChild:
     """transformers' own `generate`, in a process that ends with this one, or with `close`."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        boot = ReferenceBoot(str(folder), dtype)
+    def __init__(self, folder: Path, dtype: str, far: int | None) -> None:
+        """As in `ReferenceBoot`."""
+        boot = ReferenceBoot(str(folder), dtype, far)
         self._child = Child.spawn(MODULE, boot, (), engine_environment())
         self._channel = Channel(self._child.socket, ASKER)
 

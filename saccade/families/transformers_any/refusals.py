@@ -39,6 +39,8 @@ REFUSED = {
 """By model type, where its configuration does not say it."""
 GENTLE_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Kinds of rotary embedding that depend on a token's place alone."""
+LONGROPE = "longrope"
+"""The kind that depends on the length, too: of two sets of factors one is chosen at load."""
 NEAR = "sliding_attention"
 """The kind of layer that has a window."""
 SCORES_CAP = "attn_logit_softcapping"
@@ -83,7 +85,7 @@ def check_config(text: Any) -> None:
         raise Unservable(f"its {SCORES_CAP} is {said[SCORES_CAP]}, which nothing here applies")
     for rope in ropes(said):
         kind = rope.get("rope_type", "default")
-        if kind not in GENTLE_ROPES:
+        if kind not in GENTLE_ROPES and not (kind == LONGROPE and len(ropes(said)) == 1):
             raise Unservable(
                 f"its rotary embedding is {kind}, which turns tokens by the length of what they "
                 "stand in: answers would depend on the batch"
@@ -102,6 +104,8 @@ def read_text(text: Any, axes: int) -> TextFacts:
     said = text.to_dict()
     heads, hidden = int(said["num_attention_heads"]), int(said["hidden_size"])
     layers, context = int(said["num_hidden_layers"]), int(said["max_position_embeddings"])
+    rope = ropes(said)[0]
+    near = rope["original_max_position_embeddings"] if rope.get("rope_type") == LONGROPE else None
     return TextFacts(
         vocab_size=int(said["vocab_size"]),
         hidden=hidden,
@@ -112,6 +116,7 @@ def read_text(text: Any, axes: int) -> TextFacts:
         context_length=context,
         axes=axes,
         windows=read_windows(said, layers, context),
+        near=near if near is not None and near < context else None,
     )
 
 

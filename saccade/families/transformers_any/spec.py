@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -47,7 +47,7 @@ class AnySpec:
 
     An image's grid: (rows of its embedding, height, width, rows of its canvas), its box where
     positions have axes, and the shapes of its tensors of all kinds, one behind another (0s: it has
-    none of this kind).
+    none of this kind). long: tokens are turned by the factors for long texts, whatever the length.
     """
 
     folder: Path
@@ -55,6 +55,7 @@ class AnySpec:
     sizes: SizeBook
     eos_token_ids: tuple[int, ...]
     dtype: str
+    long: bool = False
 
     family = "transformers_any"
     templates = Templates()
@@ -63,12 +64,15 @@ class AnySpec:
     encoder_blocks = 1
 
     def with_options(self, options: Mapping[str, str]) -> AnySpec:
-        for name, value in options.items():
+        said = "--family-option " + " ".join(f"{name}={value}" for name, value in options.items())
+        if self.facts.text.near is None:
             raise ConfigError(
-                f"--family-option {name}={value}: {self.facts.architecture} is served by "
-                "transformers' own modules, which have no options"
+                f"{said}: {self.facts.architecture} is served by transformers' own modules, which "
+                "have no options"
             )
-        return self
+        if options.keys() != {"rope"} or options["rope"] not in ("long", "short"):
+            raise ConfigError(f"{said}: {self.facts.architecture} has rope=long and rope=short")
+        return replace(self, long=options["rope"] == "long")
 
     @property
     def sees_images(self) -> bool:
@@ -101,7 +105,8 @@ class AnySpec:
 
     @property
     def context_length(self) -> int:
-        return self.facts.text.context_length
+        text = self.facts.text
+        return text.context_length if text.near is None or self.long else text.near
 
     @property
     def hidden_size(self) -> int:
