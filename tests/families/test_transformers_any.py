@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import masking_utils
 
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.types import Image, ImageKey, Request
+from saccade.families.checkpoint import IMAGES_ADAPTER, digest_weights
 from saccade.families.registry import load_spec
 from saccade.families.transformers_any import net
 from saccade.families.transformers_any.attention import paged_attention
@@ -209,7 +211,16 @@ def said(kind: str, **fields: Any) -> Any:
         (said("voxtral"), "hears"),
         (said("t5gemma"), "has an encoder"),
         (said("llama", quantization_config={"quant_method": "bitsandbytes"}), "quantised"),
-        (said("phi4_multimodal"), "it hears; its images come with an adapter"),
+        (
+            said(
+                "olmo3",
+                rope_parameters={
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "full_attention": KINDS["phi3_long"].config(None).rope_parameters,
+                },
+            ),
+            "is longrope, .* answers would depend on the batch",
+        ),
         (said("minicpmv4_6"), "states that no page holds, and its images are numbered"),
         (said("gpt_oss"), "sinks"),
     ],
@@ -304,6 +315,29 @@ def test_factors_for_short_texts_serve_no_longer_ones(kind: str, served: Served)
     assert load_spec(spec.folder).context_length == short.context_length
     with pytest.raises(ConfigError, match="--family-option rope=far: Phi3ForCausalLM has rope="):
         spec.with_options({"rope": "far"})
+
+
+@pytest.mark.slow
+def test_an_adapter_beside_the_weights_is_part_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, lora = (
+        load(kind, tmp_path / kind) for kind in ("phi4_multimodal", "phi4_multimodal_lora")
+    )
+    assert all(plain.answers[name] != lora.answers[name] for name in plain.answers)
+    said = [each for each in caplog.messages if each.startswith("it takes no sounds here; ")]
+    assert [f"{IMAGES_ADAPTER} is not there: its base weights" in each for each in said] == [
+        True,
+        False,
+    ]
+    assert f"{IMAGES_ADAPTER} (an adapter for images) is part of its weights" in said[1]
+    before = digest_weights(lora.spec.folder)
+    tensors = load_file(lora.spec.folder / IMAGES_ADAPTER / "adapter_model.safetensors")
+    save_file(
+        {name: -each for name, each in tensors.items()},
+        lora.spec.folder / IMAGES_ADAPTER / "adapter_model.safetensors",
+    )
+    assert digest_weights(lora.spec.folder) != before
 
 
 def test_a_rope_that_is_not_found_ends_the_load() -> None:

@@ -23,9 +23,10 @@ from transformers.models.auto import processing_auto
 from saccade.core.pixel_tensors import write_tensors
 from saccade.core.recipe import ImageRecipe
 from saccade.families.checkpoint import read_json
+from saccade.families.transformers_any.phi4 import phi4_processor_class
 
 VIDEO = "video_processor"
-PIXTRAL = "PixtralProcessor"
+PIXTRAL, PHI4 = "PixtralProcessor", "Phi4MultimodalProcessor"
 WARM_SIDES = (32, 400, 1200)
 """Sides of blank images that are processed before workers are forked: these may open no file, so
 all that is loaded late is loaded then.
@@ -51,6 +52,8 @@ def load_processor(folder: str) -> Any:
 
 def processor_class(name: str) -> Any:
     """transformers' class of processors, as it works without torchvision."""
+    if name == PHI4:
+        return phi4_processor_class()
     if name != PIXTRAL:
         return stills_only(getattr(transformers, name))
     # It asks torchvision's image processor for one function, which Pillow's has too.

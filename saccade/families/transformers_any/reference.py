@@ -19,6 +19,7 @@ from saccade.families.transformers_any.inspector import (
     find_class,
     read_config,
 )
+from saccade.families.transformers_any.merged import merge_adapter
 from saccade.families.transformers_any.parity import (
     REFERENCE,
     AskReference,
@@ -65,6 +66,7 @@ def main() -> int:
     quiet()
     kind = find_class(read_config(Path(boot.folder)))
     model = kind.from_pretrained(boot.folder, dtype=getattr(torch, boot.dtype)).eval()
+    merge_adapter(model, Path(boot.folder))
     if boot.far is not None:
         keep_rope(model.get_decoder(), boot.far, long=True)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0

@@ -30,13 +30,15 @@ REFUSED = {
     "florence2": "it has an encoder, whose output is no cache of pages",
     "qwen2_5_omni": "it hears and speaks",
     "qwen3_omni_moe": "it hears and speaks",
-    "phi4_multimodal": "it hears; its images come with an adapter (LoRA) of their own",
     "minicpmv4_6": "its language model is Qwen3.5's, with states that no page holds, and its "
     "images are numbered by their places in the prompt",
     "gpt_oss": "its attention has sinks, which paged attention has not",
     "llama4": "its layers see chunks of the context",
 }
 """By model type, where its configuration does not say it."""
+HEARING = ("audio_config", "speech_config")
+DEAF = frozenset({"phi4_multimodal"})
+"""Types that are served without what they hear with."""
 GENTLE_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Kinds of rotary embedding that depend on a token's place alone."""
 LONGROPE = "longrope"
@@ -57,7 +59,7 @@ def refuse_type(config: Any, model: Any) -> None:
     if reason := REFUSED.get(config.model_type):
         raise Unservable(f"{model.__name__} is not served: {reason}")
     said = config.to_dict()
-    if any(said.get(name) for name in ("audio_config", "speech_config")):
+    if any(map(said.get, HEARING)) and config.model_type not in DEAF:
         raise Unservable(f"{model.__name__} is not served: it hears, which nothing here does")
     if said.get("is_encoder_decoder"):
         raise Unservable(
