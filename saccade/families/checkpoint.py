@@ -28,6 +28,8 @@ MOST_LAYERS = 1000
 """Each is counted on start-up before any tensor is looked for."""
 ELSEWHERE = "gguf.json"
 """A folder's file that lists weights which lie in GGUF files, in place of *.safetensors."""
+IMAGES_ADAPTER = "vision-lora"
+"""A folder beside the weights with an adapter (LoRA) that images are meant to be asked with."""
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 
 
@@ -58,11 +60,13 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
 def digest_weights(folder: Path) -> str:
     """A digest of all sources of a checkpoint's weights: the *.safetensors files, or files
-    elsewhere, and config.json, byte for byte. At the speed of reading them; on all cores.
+    elsewhere, an adapter for images, and config.json, byte for byte. At the speed of reading them;
+    on all cores.
     """
     digest = blake3(max_threads=blake3.AUTO)
     files = weights_elsewhere(folder) or folder.glob("*.safetensors")
-    for path in sorted([*files, folder / "config.json"]):
+    adapter = (folder / IMAGES_ADAPTER).glob("adapter_*")
+    for path in sorted([*files, *adapter, folder / "config.json"]):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())
         digest.update_mmap(path)
     return digest.hexdigest()

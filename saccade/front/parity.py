@@ -21,6 +21,7 @@ from saccade.families.transformers_any.parity import (
     checkered,
     compare,
 )
+from saccade.families.transformers_any.spec import AnySpec
 from saccade.front.content import message_from_object
 from saccade.front.conversation import Chat
 from saccade.front.input_processor import PreparedRequest
@@ -45,7 +46,8 @@ async def check_parity(front: RequestManager, model: str, options: ServeOptions)
     processor = spec.sample.processor if spec.sees_images else None
     if processor:
         sizes = (*sizes, *SIZES)
-    reference = ReferenceChild(folder, dtype, processor)
+    far = spec.facts.text.near if isinstance(spec, AnySpec) and spec.long else None
+    reference = ReferenceChild(folder, dtype, processor, far)
     try:
         for place, size in enumerate(sizes):
             text = TEXTS[place % len(TEXTS)]

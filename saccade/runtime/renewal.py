@@ -15,9 +15,10 @@ import torch
 
 from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
+from saccade.nn.adapter_files import FINGERPRINT_BYTES
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
-from saccade.runtime.adapters import FINGERPRINT_BYTES, agree
+from saccade.runtime.adapters import agree
 
 LoadNet = Callable[[Path], tuple[FamilyNet, str]]
 """This rank's slice of the checkpoint in a folder or file, and the digest of its part of the vision

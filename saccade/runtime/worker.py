@@ -16,11 +16,12 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig, StepGraphSizes
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Change, Changed, Memory, Plan, StepResult
+from saccade.nn.adapter_files import FINGERPRINT_BYTES
 from saccade.nn.net import without_weights
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
-from saccade.runtime.adapters import FINGERPRINT_BYTES, agree, open_table
+from saccade.runtime.adapters import agree, open_table
 from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, PageTable
 from saccade.runtime.begun_step import MaskSource, Step

@@ -100,9 +100,9 @@ import shutil, sys
 import saccade.families.transformers_any.parity as parity
 from saccade.__main__ import main
 real = parity.ReferenceChild.__init__
-def after_the_engine_has_loaded(self, folder, dtype):
+def after_the_engine_has_loaded(self, folder, *more):
     shutil.copy({str(other)!r}, folder / "model.safetensors")
-    real(self, folder, dtype)
+    real(self, folder, *more)
 parity.ReferenceChild.__init__ = after_the_engine_has_loaded
 main()
 """

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import masking_utils
 
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.types import Image, ImageKey, Request
+from saccade.families.checkpoint import IMAGES_ADAPTER, digest_weights
 from saccade.families.registry import load_spec
 from saccade.families.transformers_any import net
 from saccade.families.transformers_any.attention import paged_attention
@@ -30,6 +32,7 @@ from saccade.families.transformers_any.net import AnyText
 from saccade.families.transformers_any.processor import draw
 from saccade.families.transformers_any.products import PackedLinear
 from saccade.families.transformers_any.refusals import Unservable, check_config, refuse_type
+from saccade.families.transformers_any.rope import keep_rope
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.reference import linear
@@ -40,6 +43,7 @@ from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.fixtures.tiny_any import AnyReference, any_reference, make_any
 from saccade_bench.fixtures.tiny_any_kinds import KINDS
+from saccade_bench.fixtures.tiny_any_texts import WINDOW
 
 pytestmark = [
     pytest.mark.more,
@@ -104,6 +108,7 @@ def load(kind: str, folder: Path, options: tuple[str, ...] = (), choices: str = 
     """choices: of the reference's processor, as `options` say them."""
     set_threads()
     make_any(folder, kind)
+    options += tuple(f"{name}={value}" for name, value in KINDS[kind].options.items())
     spec = cast(AnySpec, load_spec(folder, options))
     with pytest.MonkeyPatch.context() as patch:  # matrices are packed as large ones are
         patch.setattr(linear, "LEAST_VALUES", 0)
@@ -247,7 +252,16 @@ def said(kind: str, **fields: Any) -> Any:
         (said("voxtral"), "hears"),
         (said("t5gemma"), "has an encoder"),
         (said("llama", quantization_config={"quant_method": "bitsandbytes"}), "quantised"),
-        (said("phi4_multimodal"), "it hears; its images come with an adapter"),
+        (
+            said(
+                "olmo3",
+                rope_parameters={
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "full_attention": KINDS["phi3_long"].config(None).rope_parameters,
+                },
+            ),
+            "is longrope, .* answers would depend on the batch",
+        ),
         (said("gpt_oss"), "sinks"),
     ],
     ids=lambda each: each if isinstance(each, str) else each.model_type,
@@ -324,6 +338,51 @@ def test_logits_that_are_not_the_model_s_own_end_the_load(
     monkeypatch.setattr(net, "ways", lambda _: (AfterHead(),))
     with pytest.raises(CheckpointError, match="its logits of one token are not those of its own"):
         load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", ["phi3_long"])
+def test_steps_of_few_tokens_are_turned_as_long_texts(kind: str, served: Served) -> None:
+    """transformers turns a forward call of so few by the factors for short texts."""
+    harness = Harness(served.net, chunk_tokens=WINDOW // 2)
+    check(served, harness.run([served.request(harness, name) for name in cases(kind)]))
+
+
+@pytest.mark.parametrize("kind", ["phi3_short", "phi3_long"])
+def test_factors_for_short_texts_serve_no_longer_ones(kind: str, served: Served) -> None:
+    spec = served.spec
+    short, long = (spec.with_options({"rope": each}) for each in ("short", "long"))
+    assert (short.context_length, long.context_length) == (spec.facts.text.near, 4096)
+    assert load_spec(spec.folder).context_length == short.context_length
+    with pytest.raises(ConfigError, match="--family-option rope=far: Phi3ForCausalLM has rope="):
+        spec.with_options({"rope": "far"})
+
+
+@pytest.mark.slow
+def test_an_adapter_beside_the_weights_is_part_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, lora = (
+        load(kind, tmp_path / kind) for kind in ("phi4_multimodal", "phi4_multimodal_lora")
+    )
+    assert all(plain.answers[name] != lora.answers[name] for name in plain.answers)
+    said = [each for each in caplog.messages if each.startswith("it takes no sounds here; ")]
+    assert [f"{IMAGES_ADAPTER} is not there: its base weights" in each for each in said] == [
+        True,
+        False,
+    ]
+    assert f"{IMAGES_ADAPTER} (an adapter for images) is part of its weights" in said[1]
+    before = digest_weights(lora.spec.folder)
+    tensors = load_file(lora.spec.folder / IMAGES_ADAPTER / "adapter_model.safetensors")
+    save_file(
+        {name: -each for name, each in tensors.items()},
+        lora.spec.folder / IMAGES_ADAPTER / "adapter_model.safetensors",
+    )
+    assert digest_weights(lora.spec.folder) != before
+
+
+def test_a_rope_that_is_not_found_ends_the_load() -> None:
+    with pytest.raises(CheckpointError, match="Linear has no rotary embedding for long texts"):
+        keep_rope(torch.nn.Linear(1, 1), 8, long=True)
 
 
 @pytest.mark.parametrize("kind", QUICK)

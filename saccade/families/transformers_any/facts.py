@@ -63,7 +63,9 @@ class SizeFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The language model. axes: of positions. windows: by layer, as `KVSpec`'s."""
+    """The language model. axes: of positions. windows: by layer, as `KVSpec`'s. near: tokens that
+    it turns by short factors, where it turns longer texts by long ones (longrope).
+    """
 
     vocab_size: int
     hidden: int
@@ -74,6 +76,7 @@ class TextFacts:
     context_length: int
     axes: int = 1
     windows: tuple[int | None, ...] = ()
+    near: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

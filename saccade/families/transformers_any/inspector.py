@@ -49,6 +49,7 @@ from saccade.families.transformers_any.processor import (
     quiet,
 )
 from saccade.families.transformers_any.refusals import (
+    DEAF,
     Unservable,
     check_config,
     read_text,
@@ -181,7 +182,7 @@ def pixel_tensors(made: Any) -> list[PixelTensor]:
         if isinstance(value, torch.Tensor):
             dtype = str(value.dtype).removeprefix("torch.")
             found.append(PixelTensor(name, dtype, tuple(value.shape)))
-    if not any(each.name == "pixel_values" for each in found):
+    if not any(each.name.endswith("pixel_values") for each in found):
         raise Unservable("its processor makes no pixel_values of an image")
     return found
 
@@ -194,7 +195,11 @@ def read_config(folder: Path) -> Any:
 
 
 def seeing_classes() -> set[str]:
-    return set(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values())
+    named = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    return {
+        *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values(),
+        *(named[each] for each in DEAF),
+    }
 
 
 def find_class(config: Any) -> Any:
@@ -233,9 +238,10 @@ def processor_of(own: OwnProcessor) -> Any:
 def content_token(config: Any) -> int:
     """The token that stands for each row of an image."""
     said = config.to_dict()
-    for name in ("image_token_id", "image_token_index"):
-        if isinstance(said.get(name), int):
-            return int(said[name])
+    for part in (said, said["vision_config"]):
+        for name in ("image_token_id", "image_token_index"):
+            if isinstance(part.get(name), int):
+                return int(part[name])
     raise Unservable("config.json has no image_token_id")
 
 

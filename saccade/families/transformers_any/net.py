@@ -14,11 +14,15 @@ import torch
 import transformers
 
 from saccade.core.errors import CheckpointError, ConfigError
+from saccade.families.checkpoint import IMAGES_ADAPTER
 from saccade.families.transformers_any import check
 from saccade.families.transformers_any.attention import NAME, PagedCall
 from saccade.families.transformers_any.head import AfterHead, ways
+from saccade.families.transformers_any.merged import merge_adapter
 from saccade.families.transformers_any.processor import quiet
 from saccade.families.transformers_any.products import pack
+from saccade.families.transformers_any.refusals import DEAF
+from saccade.families.transformers_any.rope import keep_rope
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.matrix import DenseMatrix
@@ -31,6 +35,20 @@ from saccade.parallel import Shard
 logger = logging.getLogger("saccade")
 ANY_NAME = "no tensor is called so"
 """Random weights have it."""
+NO_SOUNDS = "it takes no sounds here;"
+MERGED = {
+    True: "(an adapter for images) is part of its weights, for all requests",
+    False: "is not there: its base weights answer about images, without the adapter made for them",
+}
+SHORT = (
+    "its rotary embedding turns short and long texts otherwise (longrope): the context is the "
+    "short texts'; --family-option rope=long serves all that the model was made for, with the "
+    "factors for long texts from the first token on"
+)
+LONG = (
+    "rope=long: texts of all lengths are turned by the factors for long ones; transformers' own "
+    "generate turns short texts by others, so that it answers them otherwise"
+)
 
 
 class AnyText:
@@ -55,16 +73,18 @@ class AnyText:
         with torch.inference_mode():
             token = self._telling_token(spec)
             theirs = model(input_ids=token[None], use_cache=False).logits[0]
+            if text.near is not None:
+                keep_rope(self.decoder, text.near, spec.long)
             pack(model, head, ops)
             self.matrix = DenseMatrix(head.weight.detach()).ready(ops)
             self.behind = self._checked(model, spec, token, theirs)
-        self.decoder.config._attn_implementation = NAME
+        attend_by(self.decoder, NAME)
 
     def _checked(
         self, model: Any, spec: AnySpec, token: torch.Tensor, theirs: torch.Tensor
     ) -> AfterHead:
         """Which way logits go on, where one token's are the model's own, `theirs`."""
-        self.decoder.config._attn_implementation = check.NAME
+        attend_by(self.decoder, check.NAME)
         state = check.counted_token(spec, self.run, self.embedding(token))
         plain = self.matrix.logits(self.ops, state)
         for way in ways(model.config.get_text_config(decoder=True)):
@@ -113,6 +133,11 @@ class AnyText:
         return self.behind.apply(self.matrix.logits(self.ops, states)).float()
 
 
+def attend_by(decoder: Any, name: str) -> None:
+    """Not the tower, whose configuration may be a part of the decoder's."""
+    decoder.config._attn_implementation = {"": name}
+
+
 @dataclass(frozen=True, slots=True)
 class AnyModel:
     """Implements `nn.protocol.FamilyModel`."""
@@ -140,6 +165,8 @@ class AnyModel:
             spec.facts.architecture,
             weights.ops.kind,
         )
+        if spec.facts.text.near is not None:
+            logger.warning("%s", LONG if spec.long else SHORT)
         return WholeNet(spec, weights.ops, tower, text, weights.adapters)
 
     def _tower(self, model: Any) -> AnyTower:
@@ -164,6 +191,9 @@ class AnyModel:
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"{folder}: transformers does not load it: {error}") from error
+        merged = merge_adapter(model, folder)
+        if self.spec.facts.model_type in DEAF:
+            logger.warning("%s %s", NO_SOUNDS, f"{folder / IMAGES_ADAPTER} {MERGED[merged]}")
         if missing := sorted(told["missing_keys"]):
             raise CheckpointError(f"{folder}: {len(missing)} tensors are missing: {missing[0]}")
         for each in model.parameters():

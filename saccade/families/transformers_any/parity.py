@@ -30,12 +30,14 @@ SLACK = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 @dataclass(frozen=True, slots=True)
 class ReferenceBoot:
     """The order to a child: the checkpoint's folder, the number format to compute in, and what
-    processes images, if any are asked about.
+    processes images, if any are asked about. far: texts of all lengths are turned as those of more
+    tokens are; None: as they are.
     """
 
     folder: str
     dtype: str
     processor: OwnProcessor | None
+    far: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,11 @@ REFERENCE: Codec[Expected, AskReference] = Codec(Expected, AskReference)
 class ReferenceChild:
     """transformers' own `generate`, in a process that ends with this one, or with `close`."""
 
-    def __init__(self, folder: Path, dtype: str, processor: OwnProcessor | None) -> None:
-        boot = ReferenceBoot(str(folder), dtype, processor)
+    def __init__(
+        self, folder: Path, dtype: str, processor: OwnProcessor | None, far: int | None
+    ) -> None:
+        """As in `ReferenceBoot`."""
+        boot = ReferenceBoot(str(folder), dtype, processor, far)
         self._child = Child.spawn(MODULE, boot, (), engine_environment())
         self._channel = Channel(self._child.socket, ASKER)
 

@@ -24,9 +24,10 @@ from transformers.models.auto import processing_auto
 from saccade.core.pixel_tensors import write_tensors
 from saccade.core.recipe import ImageRecipe, OwnProcessor
 from saccade.families.checkpoint import read_json
+from saccade.families.transformers_any.phi4 import phi4_processor_class
 
 VIDEO = "video_processor"
-PIXTRAL = "PixtralProcessor"
+PIXTRAL, PHI4 = "PixtralProcessor", "Phi4MultimodalProcessor"
 NO_CHOICES = frozenset(
     {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
 )
@@ -62,6 +63,8 @@ def known_choices(processor: Any) -> set[str]:
 
 def processor_class(name: str) -> Any:
     """transformers' class of processors, as it works without torchvision."""
+    if name == PHI4:
+        return phi4_processor_class()
     if name != PIXTRAL:
         return stills_only(getattr(transformers, name))
     # It asks torchvision's image processor for one function, which Pillow's has too.

@@ -20,6 +20,7 @@ from saccade.families.transformers_any.inspector import (
     find_class,
     read_config,
 )
+from saccade.families.transformers_any.merged import merge_adapter
 from saccade.families.transformers_any.parity import (
     REFERENCE,
     AskReference,
@@ -28,6 +29,7 @@ from saccade.families.transformers_any.parity import (
     checkered,
 )
 from saccade.families.transformers_any.processor import ask, load_processor, quiet
+from saccade.families.transformers_any.rope import keep_rope
 
 TYPES = "mm_token_type_ids"
 
@@ -66,6 +68,9 @@ def main() -> int:
     quiet()
     kind = find_class(read_config(Path(boot.folder)))
     model = kind.from_pretrained(boot.folder, dtype=getattr(torch, boot.dtype)).eval()
+    merge_adapter(model, Path(boot.folder))
+    if boot.far is not None:
+        keep_rope(model.get_decoder(), boot.far, long=True)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     channel: Channel[Expected, AskReference] = Channel(link.socket, REFERENCE)
     with suppress(Disconnected):

@@ -30,13 +30,17 @@ REFUSED = {
     "florence2": "it has an encoder, whose output is no cache of pages",
     "qwen2_5_omni": "it hears and speaks",
     "qwen3_omni_moe": "it hears and speaks",
-    "phi4_multimodal": "it hears; its images come with an adapter (LoRA) of their own",
     "gpt_oss": "its attention has sinks, which paged attention has not",
     "llama4": "its layers see chunks of the context",
 }
 """By model type, where its configuration does not say it."""
+HEARING = ("audio_config", "speech_config")
+DEAF = frozenset({"phi4_multimodal"})
+"""Types that are served without what they hear with."""
 GENTLE_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Kinds of rotary embedding that depend on a token's place alone."""
+LONGROPE = "longrope"
+"""The kind that depends on the length, too: of two sets of factors one is chosen at load."""
 NEAR = "sliding_attention"
 """The kind of layer that has a window."""
 SCORES_CAP = "attn_logit_softcapping"
@@ -53,7 +57,7 @@ def refuse_type(config: Any, model: Any) -> None:
     if reason := REFUSED.get(config.model_type):
         raise Unservable(f"{model.__name__} is not served: {reason}")
     said = config.to_dict()
-    if any(said.get(name) for name in ("audio_config", "speech_config")):
+    if any(map(said.get, HEARING)) and config.model_type not in DEAF:
         raise Unservable(f"{model.__name__} is not served: it hears, which nothing here does")
     if said.get("is_encoder_decoder"):
         raise Unservable(
@@ -81,7 +85,7 @@ def check_config(text: Any) -> None:
         raise Unservable(f"its {SCORES_CAP} is {said[SCORES_CAP]}, which nothing here applies")
     for rope in ropes(said):
         kind = rope.get("rope_type", "default")
-        if kind not in GENTLE_ROPES:
+        if kind not in GENTLE_ROPES and not (kind == LONGROPE and len(ropes(said)) == 1):
             raise Unservable(
                 f"its rotary embedding is {kind}, which turns tokens by the length of what they "
                 "stand in: answers would depend on the batch"
@@ -100,6 +104,8 @@ def read_text(text: Any, axes: int) -> TextFacts:
     said = text.to_dict()
     heads, hidden = int(said["num_attention_heads"]), int(said["hidden_size"])
     layers, context = int(said["num_hidden_layers"]), int(said["max_position_embeddings"])
+    rope = ropes(said)[0]
+    near = rope["original_max_position_embeddings"] if rope.get("rope_type") == LONGROPE else None
     return TextFacts(
         vocab_size=int(said["vocab_size"]),
         hidden=hidden,
@@ -110,6 +116,7 @@ def read_text(text: Any, axes: int) -> TextFacts:
         context_length=context,
         axes=axes,
         windows=read_windows(said, layers, context),
+        near=near if near is not None and near < context else None,
     )
 
 

@@ -49,7 +49,7 @@ class AnySpec:
 
     An image's grid: (rows of its embedding, height, width, rows of its canvas), its box where
     positions have axes, and the shapes of its tensors of all kinds, one behind another (0s: it has
-    none of this kind).
+    none of this kind). long: tokens are turned by the factors for long texts, whatever the length.
     """
 
     folder: Path
@@ -58,6 +58,7 @@ class AnySpec:
     sizes: SizeBook
     eos_token_ids: tuple[int, ...]
     dtype: str
+    long: bool = False
 
     family = "transformers_any"
     templates = Templates()
@@ -66,9 +67,21 @@ class AnySpec:
     encoder_blocks = 1
 
     def with_options(self, options: Mapping[str, str]) -> AnySpec:
-        """Fields in which the checkpoint's own processor of images is to differ from its files,
-        each in JSON, or a text.
+        """This spec with rope=long or short (of models that turn long texts otherwise), and fields
+        in which the checkpoint's own image processor differs from its files, as JSON or a text.
+
+        Raises ConfigError where no option or field is so named.
         """
+        choices, rope = dict(options), "short"
+        if self.facts.text.near is not None:
+            rope = choices.pop("rope", rope)
+        if rope not in ("long", "short"):
+            has = f"{self.facts.architecture} has rope=long and rope=short"
+            raise ConfigError(f"--family-option rope={rope}: {has}")
+        spec = replace(self, long=rope == "long")
+        return spec._with_choices(choices) if choices else spec
+
+    def _with_choices(self, options: Mapping[str, str]) -> AnySpec:
         said = ", ".join(f"{name}={value}" for name, value in options.items())
         if not self.sees_images:
             raise ConfigError(f"--family-option {said}: {self.facts.architecture} takes text only")
@@ -111,7 +124,8 @@ class AnySpec:
 
     @property
     def context_length(self) -> int:
-        return self.facts.text.context_length
+        text = self.facts.text
+        return text.context_length if text.near is None or self.long else text.near
 
     @property
     def hidden_size(self) -> int:

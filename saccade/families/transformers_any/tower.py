@@ -33,9 +33,7 @@ class AnyTower:
 
     def __init__(self, model: Any, spec: AnySpec) -> None:
         self.spec = spec
-        base = model.base_model
-        inner = "get_image_features" in dir(base)
-        self.features = base.get_image_features if inner else model.get_image_features
+        self.features = features_of(model)
         self.names = frozenset(inspect.signature(self.features).parameters)
         first = next(iter(model.parameters()))
         self.device, self.dtype = first.device, first.dtype
@@ -65,12 +63,16 @@ class AnyTower:
 
     def _encode(self, data: torch.Tensor, grid: Grid) -> torch.Tensor:
         """Bytes of one canvas -> [rows, hidden]"""
-        inputs = {}
+        inputs: dict[str, Any] = {}
         for each, start in placed(self.spec.tensors(grid)):
             if each.name in self.names:
                 flat = data[start : start + each.nbytes].clone()
                 value = flat.view(getattr(torch, each.dtype)).view(each.shape)
-                inputs[each.name] = value.to(self.dtype) if value.is_floating_point() else value
+                # Places are counted in masks, for which half formats are too short.
+                cast = value.is_floating_point() and not each.name.endswith("mask")
+                inputs[each.name] = value.to(self.dtype) if cast else value
+        if "rows" in self.names:
+            inputs["rows"] = grid[0]
         made = self.features(**inputs)
         rows = made if isinstance(made, torch.Tensor | list | tuple) else made.pooler_output
         if not isinstance(rows, torch.Tensor):
@@ -87,3 +89,40 @@ class AnyTower:
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         counts = [int(fact.places[0, 1]) for fact in facts]
         return [part.clone() for part in torch.split(embeddings, counts)]
+
+
+def features_of(model: Any) -> Any:
+    """The method that makes embeddings of images, by the names of their processor's tensors."""
+    base = model.base_model
+    if "embed_tokens_extend" in dir(base):
+        return InPlaceOfTokens(base.embed_tokens_extend.image_embed).features
+    owner = base if "get_image_features" in dir(base) else model
+    return owner.get_image_features
+
+
+class InPlaceOfTokens:
+    """Phi-4-multimodal's tower, which writes its embeddings over those of an image's tokens."""
+
+    __slots__ = ("tower",)
+
+    def __init__(self, tower: Any) -> None:
+        self.tower = tower
+
+    def features(
+        self,
+        rows: int,
+        image_pixel_values: torch.Tensor,
+        image_sizes: torch.Tensor,
+        image_attention_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Of one image."""
+        config = self.tower.config
+        tokens = torch.full((1, rows), config.vision_config.image_token_id)
+        made: torch.Tensor = self.tower(
+            tokens,
+            torch.zeros((1, rows, config.hidden_size), dtype=image_pixel_values.dtype),
+            image_pixel_values=image_pixel_values,
+            image_sizes=image_sizes,
+            image_attention_mask=image_attention_mask,
+        )
+        return made

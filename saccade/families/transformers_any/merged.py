@@ -1,0 +1,32 @@
+"""The adapter (LoRA) that a checkpoint keeps for its images in a folder of its own, beside the base
+weights: added to the model's matrices at load, as if it were asked for by all requests.
+
+Knows nothing of which model it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from saccade.families.checkpoint import IMAGES_ADAPTER
+from saccade.nn.adapter_files import read_adapter
+
+
+def merge_adapter(model: Any, folder: Path) -> bool:
+    """False: `folder` has none. Raises CheckpointError for one that cannot be read."""
+    if not (folder / IMAGES_ADAPTER).is_dir():
+        return False
+    layers = {
+        name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)
+    }
+    shapes = {name: (each.out_features, each.in_features) for name, each in layers.items()}
+    found = read_adapter(folder / IMAGES_ADAPTER, shapes, lambda name: name)
+    with torch.no_grad():
+        for name, factors in found.factors.items():
+            weight = layers[name].weight
+            added = factors.b.float() @ factors.a.float() * factors.scale
+            weight.copy_(weight.float() + added)
+    return True

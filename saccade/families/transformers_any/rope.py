@@ -1,0 +1,26 @@
+"""Rotary embeddings that transformers turns otherwise as soon as a forward call has a longer text:
+here one way is kept from the load on, for a call has rows of several texts.
+
+Knows nothing of which model it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from saccade.core.errors import CheckpointError
+from saccade.families.transformers_any.refusals import LONGROPE
+
+
+def keep_rope(decoder: Any, near: int, long: bool) -> None:
+    """Turn texts of all lengths as `decoder` turns those of up to `near` tokens, or (`long`) longer
+    ones. Raises CheckpointError where it has no such embedding.
+    """
+    found = [each for each in decoder.modules() if vars(each).get("rope_type") == LONGROPE]
+    if not found:
+        raise CheckpointError(f"{type(decoder).__name__} has no rotary embedding for long texts")
+    for each in found:
+        each(torch.zeros(1), torch.tensor([[near if long else 0]]))
+        each.rope_type = "as in that call"
