@@ -2,13 +2,14 @@
 
     python -m saccade_bench.same_answers [--seconds 240] [--answers 100000] [--seed 0] [--only NAME]
 
-Each round makes a checkpoint of one family and one form of weights (float32, int8, int4), and asks
-for answers: greedy and drawn, under grammars and the grammars of tool calls, with penalties, bias,
-least lengths, end tokens, log-probabilities, rules that look at earlier tokens, several of one
-prompt, with and without images; through chunks, prefix hits, few slots, preemptions, one or two
-plans in flight. Then it asks again with guesses: those that a server makes, right ones, wrong ones,
-and a mixture, each worth a row whatever it costs. Tokens, ends, errors and log-probabilities'
-tokens must be equal. Ends by itself; the last line says how many of how many were.
+Each round makes a checkpoint of one family and one form of weights (float32, int8, int4, int8 on
+two ranks), and asks for answers: greedy and drawn, under grammars and the grammars of tool calls,
+with penalties, bias, least lengths, end tokens, log-probabilities, rules that look at earlier
+tokens, several of one prompt, with and without images; through chunks, prefix hits, few slots,
+preemptions, one or two plans in flight. Then it asks again with guesses: those that a server makes,
+right ones, wrong ones, and a mixture, each worth a row whatever it costs. Tokens, ends, errors and
+log-probabilities' tokens must be equal. Ends by itself; the last line says how many of how many
+were.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from saccade.sched.grammar_state import Matchers
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.speculation import Speculation
 from saccade.text.grammar import Grammars, OutputConstraint
+from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 
@@ -51,11 +53,14 @@ FAMILIES = (
 )
 """The last two keep a state per sequence, and have heads that draft."""
 HEADED, HEAD = FAMILIES[-2:], ("mtp=on",)
+INT8: dict[str, Any] = {"dtype": torch.bfloat16, "quantization": "int8"}
 FORMS: Mapping[str, dict[str, Any]] = {
     "float32": {"dtype": torch.float32},
-    "int8": {"dtype": torch.bfloat16, "quantization": "int8"},
+    "int8": INT8,
     "int4": {"dtype": torch.bfloat16, "quantization": "int4"},
+    "int8 tp 2": INT8,
 }
+RANKS = {"int8 tp 2": 2}
 TEXTS = (
     "the quick brown fox jumps over the lazy dog; the quick brown fox jumps over",
     "look: @ how many red circles are there? look: @ how many red circles",
@@ -147,6 +152,7 @@ class Model:
     """A random checkpoint, its words, and grammars in them."""
 
     net: FamilyNet
+    crew: ThreadCrew | None
     tokenizer: Tokenizer
     placeholder: str
     pixels: Any
@@ -158,13 +164,17 @@ class Model:
     def make(cls, folder: Path, family: Any, form: str) -> Model:
         make_checkpoint(folder, family)
         options = HEAD if family in HEADED else ()
-        spec, theirs = load_spec(folder, options), reference(folder)
-        net = load_net(spec, folder, **{"device": torch.device("cpu"), **FORMS[form]})
+        spec, theirs, how = load_spec(folder, options), reference(folder), FORMS[form]
+        crew = None
+        if ranks := RANKS.get(form):
+            crew = ThreadCrew(folder, ranks, "data", family_option=options, **how)
+        net = crew.nets[0] if crew else load_net(spec, folder, device=torch.device("cpu"), **how)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         lexicon = read_lexicon(tokenizer.to_str(), spec.vocab_size, spec.eos_token_ids)
         grammars = Grammars(lexicon, spec.vocab_size)
         return cls(
             net,
+            crew,
             tokenizer,
             theirs.placeholder,
             theirs.resize(picture(112, 140)),
@@ -175,7 +185,7 @@ class Model:
 
     def harness(self, drafts: int, limits: dict[str, Any]) -> Harness:
         harness = Harness(
-            self.net, drafts=drafts, **{"dtype": self.dtype, "max_running": 40, **limits}
+            self.net, self.crew, drafts=drafts, **{"dtype": self.dtype, "max_running": 40, **limits}
         )
         harness.matchers = self.matchers
         return harness
@@ -282,7 +292,7 @@ def main() -> None:
             whole.add(tally)
             seed += 1
     for (family, form), tally in tallies.items():
-        print(f"{family:14} {form:8} {tally}")
+        print(f"{family:14} {form:9} {tally}")
     print(f"seeds {args.seed} to {seed - 1}: {whole}")
     sys.exit(whole.equal != whole.compared)
 

@@ -36,6 +36,7 @@ from saccade.core.plan import Open, Plan, Row, StepResult
 from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec
 from saccade.parallel import Backend, join, leave
+from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import ProcessCrew
 from saccade_bench.fixtures.harness import Harness
@@ -168,7 +169,7 @@ class Timed:
         self.crew.hire(config, arena)
         return self
 
-    def execute(self, plan: Plan) -> StepResult:
+    def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
         kind = (
             "encode and prefill"
             if plan.encode
@@ -177,7 +178,7 @@ class Timed:
             else f"decode, {len(plan.rows)} rows"
         )
         begun = time.perf_counter()
-        result = self.crew.execute(plan)
+        result = self.crew.execute(plan, masks)
         if plan.rows:
             self.times.setdefault(kind, []).append(time.perf_counter() - begun)
         return result

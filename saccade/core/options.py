@@ -81,10 +81,11 @@ class ModelOptions:
     # prompts and answers
     chat_template: str | None = basic(None)
     """A file with a chat template to use instead of the checkpoint's."""
-    special_tokens_in_content: bool = False
-    """Read the names of special tokens inside messages (<|im_end|>) as these tokens. Without this
-    option they are plain text: special tokens come from the chat template and /v1/completions only.
-    """
+    special_tokens_in_content: bool = tuned(
+        False,
+        "Read the names of special tokens inside messages (<|im_end|>) as these tokens. Otherwise "
+        "they are plain text: special tokens come from the chat template and /v1/completions only.",
+    )
     tool_parser: Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "gemma", "none"] = (
         "auto"
     )
@@ -134,13 +135,12 @@ class EngineOptions:
         None, "Image patches encoded per step (16384); one image is always allowed."
     )
     # guesses
-    speculative: Literal["auto", "always", "off"] = tuned(
-        "auto",
-        "Guess tokens from the prompt, the answer so far and earlier answers about an image, and "
-        "compute guesses beside what is certain; auto: where a row's values do not depend on the "
-        "rows beside it, so that no answer changes; always: also where last bits may differ, and "
-        "for models with a state per sequence (not on cuda).",
-    )
+    speculative: Literal["auto", "always", "off"] = "auto"
+    """Guess tokens from the prompt, the answer so far and earlier answers about an image, and
+    compute guesses beside what is certain. auto: where a row's values are measured not to depend on
+    the rows beside it, so that no answer changes. always: also where last bits may differ, and for
+    models with a state per sequence (not on cuda).
+    """
     speculative_tokens: int = tuned(7, "Most guesses of a sequence in a step.")
     # kernels
     attention_backend: Literal["auto", LanguageAttention] = "auto"

@@ -269,7 +269,7 @@ def draft_tokens(
     """
     why = ""
     if options.speculative == "off":
-        why = "--tune speculative=off"
+        why = "--speculative off"
     elif options.speculative == "auto" and not exact:
         why = "a row's values depend on the rows beside it, so that a guess could change an answer"
     elif spec.kv_spec().state_bytes(config.dtype) and not config.snapshots.between:
@@ -277,7 +277,7 @@ def draft_tokens(
         if config.device == "cuda":
             why = "states between guesses are kept on CPUs alone"
         elif options.speculative == "auto":
-            why = "a model with a state per sequence is guessed for with --tune speculative=always"
+            why = "a model with a state per sequence is guessed for with --speculative always"
     return (0, why) if why else (options.speculative_tokens, "")
 
 

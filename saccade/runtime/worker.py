@@ -102,10 +102,8 @@ class Worker:
             warm_up(net, self._attention, self._batcher, encoder, self._sampler, like)
         elif net.ops.compiles == "decode":
             compile_few(net, self._attention, self._batcher, self.images.encoder)
-        self.exact = (
-            net.ops.compiles == "decode"
-            and shard.size == 1
-            and rows_are_exact(net, self._attention, self._batcher, self.images.embeddings, config)
+        self.exact = net.ops.compiles == "decode" and rows_are_exact(
+            net, self._attention, self._batcher, self.images.embeddings, config
         )
         """As in `Begun`, where it is known."""
         self._renewal = Renewal(*source, config, everyone) if source else None
@@ -261,9 +259,9 @@ class Worker:
             error = error or "there is no memory for another rank's KV cache"
         return replace(made, error=error)
 
-    def execute(self, plan: Plan) -> StepResult:
+    def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
         """Do one step."""
-        return self.begin(plan).result()
+        return self.begin(plan, masks).result()
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
         rows, frame = plan.rows, None

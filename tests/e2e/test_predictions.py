@@ -26,7 +26,7 @@ SOME = 8
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("predictions")
-    with serving("demo", folder, "--tune", "speculative=always") as server:
+    with serving("demo", folder, "--speculative", "always") as server:
         yield server
 
 

@@ -31,6 +31,7 @@ from saccade.sched.sequence import Run
 from saccade.sched.sequence import Sequence as Guessed
 from saccade.sched.speculation import Speculation
 from saccade.text.grammar import Grammars, OutputConstraint
+from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 from saccade_bench.same_answers import Guesser
@@ -149,10 +150,11 @@ def answers(
     model: Model,
     drafts: int,
     known: Mapping[str, Outcome] = NOTHING,
+    crew: ThreadCrew | None = None,
     **limits: Any,
 ) -> tuple[Mapping[str, Outcome], Harness]:
-    """known: answers to guess from, seven in ten tokens right."""
-    harness = Harness(model.net, drafts=drafts, **{"max_running": 24, **limits})
+    """known: answers to guess from, seven in ten tokens right. crew: ranks, in place of one."""
+    harness = Harness(model.net, crew, drafts=drafts, **{"max_running": 24, **limits})
     vocab = model.net.spec.vocab_size
     harness.scheduler.drafter = Guesser(known, 0.7, 1, vocab) if known else Bold(drafts)
     requests = [r for name in SAMPLINGS for r in model.requests(harness, name, **SAMPLINGS[name])]
@@ -374,6 +376,23 @@ def test_rows_of_compiled_products_are_exact_and_so_are_guesses(
     guessed, harness = answers(model, 5, known, dtype="bfloat16")
     assert told(guessed) == told(plain)
     assert harness.scheduler.drafter.guessed.total() > 0
+
+
+@pytest.mark.first
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "qwen3_vl_moe"])
+def test_rows_of_two_ranks_are_exact_and_so_are_guesses(family: Any, tmp_path: Path) -> None:
+    """Sums over ranks are made value by value, in the ranks' order, whatever stands beside."""
+    how: Any = {"dtype": torch.bfloat16, "quantization": "int8"}
+    model = load(tmp_path, family, **how)
+    if model.net.ops.kind != "x86":
+        pytest.skip("products in few bits are compiled for x86")
+    crew = ThreadCrew(tmp_path, 2, "data", **how)
+    plain, harness = answers(model, 0, crew=crew, dtype="bfloat16")
+    assert [each.exact for each in harness.worker.workers] == [True, True]  # type: ignore[attr-defined]
+    known = plain if family in STATES else NOTHING
+    guessed, harness = answers(model, 5, known, crew, dtype="bfloat16")
+    assert told(guessed) == told(plain)
+    assert harness.scheduler.drafter.right.total() > 0
 
 
 @pytest.mark.skipif(not has_amx("amx-bf16"), reason="no AMX")

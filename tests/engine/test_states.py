@@ -206,7 +206,7 @@ def test_states_between_guesses_have_memory_only_where_they_are_needed(
     if change == "cuda":
         config = replace(config, device="cuda")
     most, why = draft_tokens(told, config, net.spec, exact=True)
-    said = {"": "", "off": "=off", "auto": "=always", "cuda": "CPUs alone"}[change]
+    said = {"": "", "off": " off", "auto": " always", "cuda": "CPUs alone"}[change]
     assert (most > 0) == (not change) and said in why
     before = config.snapshots.count + lines
     assert config.snapshots.unguessed.count == before and not config.snapshots.unguessed.between
