@@ -2,16 +2,16 @@
 `generate` on the same checkpoint, in one run and in turns.
 
     python -m saccade_bench.transformers_any [--rounds 3] [--threads 1] [--own]
+        [--chat-rounds 8]
 
 Makes a small random LLaVA-OneVision checkpoint, whose language model and tower have the layers
 and widths of the lab's small Qwen3-VL; an image of 640x480 is 10 tiles of 256 patches, and about
 2,000 tokens. `--own`: the same of a family of our own, SmolVLM, of the same layers, widths and
 tiles, all of whose 2,560 patches are tokens; how far ahead it is, a model by transformers' modules
-should be, too. Measured: an
-image and a question, new; the same again; round 8 of a chat with an image in each round; eight
-questions at once about eight images (transformers: one after another, as its generate pads
-nothing). Greedy answers of fixed length, in float32; transformers' times hold its processor's,
-Saccade's HTTP and decoding. Ends with a table and a line VERDICT.
+should be, too. Measured: an image and a question, new; the same again; the last round of a chat
+with an image in each round; eight questions at once about eight images (transformers: one after
+another, as its generate pads nothing). Greedy answers of fixed length, in float32; transformers'
+times hold its processor's, Saccade's HTTP and decoding. Ends with a table and a line VERDICT.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ VISION = {
 TILES = [[224 * rows, 224 * columns] for rows in range(1, 4) for columns in range(1, 4)]
 NEW_TOKENS = 32
 SIZE = (480, 640)
-CHAT_ROUNDS, AT_ONCE = 8, 8
+AT_ONCE = 8
 OPTIONS = ("--dtype", "float32", "--served-model-name", "m", "--max-total-tokens", "32768")
 
 
@@ -171,20 +171,22 @@ def turn(image: np.ndarray) -> dict[str, Any]:
     return {"role": "user", "content": parts}
 
 
-def measure(sides: Sides, number: int, times: dict[str, list[tuple[float, float]]]) -> None:
-    """One round of all cases."""
-    images = [picture(*SIZE, seed=1000 * number + each) for each in range(AT_ONCE + CHAT_ROUNDS)]
+def measure(
+    sides: Sides, number: int, rounds: int, times: dict[str, list[tuple[float, float]]]
+) -> None:
+    """One round of all cases, of which the chat has `rounds`."""
+    images = [picture(*SIZE, seed=1000 * number + each) for each in range(AT_ONCE + rounds)]
     first = [turn(images[0])]
     for case in ("cold", "again"):
         times[case].append((sides.ask(first), sides.generate(first, images[:1])))
     chat: list[dict[str, Any]] = []
-    for place in range(CHAT_ROUNDS):
+    for place in range(rounds):
         chat.append(turn(images[place]))
         ours = sides.ask(chat)
-        if place == CHAT_ROUNDS - 1:
-            times["chat round 8"].append((ours, sides.generate(chat, images[:CHAT_ROUNDS])))
+        if place == rounds - 1:
+            times["last of chat"].append((ours, sides.generate(chat, images[:rounds])))
         chat.append({"role": "assistant", "content": "there are two."})
-    shown = images[CHAT_ROUNDS:]
+    shown = images[rounds:]
     begun = time.perf_counter()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda each: sides.ask([turn(each)]), shown))
@@ -197,11 +199,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--chat-rounds", type=int, default=8)
     parser.add_argument("--own", action="store_true", help="a family of our own")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     times: dict[str, list[tuple[float, float]]] = {
-        name: [] for name in ("cold", "again", "chat round 8", "eight at once")
+        name: [] for name in ("cold", "again", "last of chat", "eight at once")
     }
     with tempfile.TemporaryDirectory() as name:
         folder = (make_own if options.own else make_model)(Path(name) / "model")
@@ -211,9 +214,10 @@ def main() -> None:
         ):
             peer: Peer = OwnPeer.read(folder) if options.own else AnyPeer(any_reference(folder))
             sides = Sides(server.url, peer, http)
-            measure(sides, 0, {name: [] for name in times})  # both are warm then
+            chat = options.chat_rounds
+            measure(sides, 0, chat, {name: [] for name in times})  # both are warm then
             for number in range(1, options.rounds + 1):
-                measure(sides, number, times)
+                measure(sides, number, chat, times)
     served = "SmolVLM, of our own" if options.own else KINDS["llava_onevision"].model
     print(f"{served}, {options.threads} threads, medians in ms")
     ratios = {}
