@@ -141,13 +141,15 @@ def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
     weight, whole = rope.number("mscale", default=0), rope.number("mscale_all_dim", default=0)
     amplitude = yarn_scale(factor)
     if weight and whole:
-        amplitude = yarn_scale(factor, weight) / yarn_scale(factor, whole)
+        divisor = yarn_scale(factor, whole)
+        amplitude = yarn_scale(factor, weight) / divisor if divisor else 0.0
     amplitude = rope.number("attention_factor", default=amplitude)
     known = math.isfinite(amplitude)
     if not known or factor < 1 or original < 1 or min(slow, amplitude) <= 0 or fast < slow:
         raise CheckpointError(
             f"{rope.where}: yarn needs factor and original_max_position_embeddings of at least 1, "
-            "beta_slow and attention_factor above 0, and beta_fast of at least beta_slow"
+            "beta_slow and attention_factor (or what mscale and mscale_all_dim make of it) above "
+            "0, and beta_fast of at least beta_slow"
         )
     if theta <= 1:
         raise CheckpointError(f"{rope.where}: rope_theta must be above 1 with yarn, not {theta}")

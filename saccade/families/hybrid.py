@@ -14,6 +14,7 @@ from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     experts_config,
     read_heads,
+    read_layer_types,
     read_rope,
     read_theta,
     refuse_unsupported,
@@ -89,21 +90,17 @@ def hybrid_cuts(text: TextConfig, delta: DeltaConfig) -> Divisible:
 
 def _layers(text: Section, count: int) -> tuple[bool, ...]:
     """The layers with full attention."""
-    names = text.data.get("layer_types")
-    if names is None:
+    if names := read_layer_types(text, count, (FULL, LINEAR)):
+        full = tuple(name == FULL for name in names)
+    else:
         interval = text.count("full_attention_interval", default=4)
-        return tuple((layer + 1) % interval == 0 for layer in range(count))
-    if (
-        not isinstance(names, list)
-        or len(names) != count
-        or any(name not in (FULL, LINEAR) for name in names)
-    ):
+        full = tuple((layer + 1) % interval == 0 for layer in range(count))
+    if not any(full):
+        source = "layer_types" if names else "full_attention_interval"
         raise CheckpointError(
-            f"{text.where}: layer_types must name {FULL} or {LINEAR} for each of {count} layers"
+            f"{text.where}: by {source} no layer has {FULL}, which is not supported"
         )
-    if FULL not in names:
-        raise CheckpointError(f"{text.where}: layer_types has no {FULL}, which is not supported")
-    return tuple(name == FULL for name in names)
+    return full
 
 
 def _delta(text: Section) -> DeltaConfig:
@@ -132,17 +129,17 @@ def _rope(text: Section, head_dim: int, axes: int) -> tuple[RopeConfig, int]:
     part = rope.number(
         "partial_rotary_factor", default=text.number("partial_rotary_factor", default=0.25)
     )
-    turned = int(head_dim * part)
+    turned = int(head_dim * part) if 0 < part <= 1 else 0
+    if turned < 2 or turned % 2:
+        raise CheckpointError(
+            f"{rope.where}: partial_rotary_factor {part} of {head_dim} values is not supported "
+            "(an even number of values, of a head's at most, is)"
+        )
     theta = read_theta(text, rope)
     if axes == 1:
-        if turned % 2 or not 2 <= turned <= head_dim:
-            raise CheckpointError(
-                f"{rope.where}: partial_rotary_factor {part} of {head_dim} values is not supported "
-                "(an even number of values, of a head's at most, is)"
-            )
         return RopeConfig(theta, (turned // 2,), interleaved=False), turned
     sections = rope.integers("mrope_section", default=(11, 11, 10))
-    if len(sections) != 3 or 2 * sum(sections) != turned:
+    if len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != turned:
         raise CheckpointError(
             f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
             f"{turned // 2}"

@@ -132,7 +132,7 @@ def _config(path: Path, told: bytes) -> AdapterConfig:
     try:
         fields = msgspec.json.decode(told, type=dict[str, Any])
         config = msgspec.convert(fields, AdapterConfig)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     for name in _unsupported(fields, config):
         raise CheckpointError(f"{path}: {name} is not supported")

@@ -329,6 +329,9 @@ def test_a_damaged_file_is_refused_and_changes_nothing(
     model, source = plain
     engine = Engine(model)
     before = engine.harness.run([engine.request("")])[""].tokens
+    deep = copied(source, tmp_path / "deep")
+    (deep / "adapter_config.json").write_text(f'{{"r": 4, "x": {"[" * 9999}{"]" * 9999}}}')
+    assert "adapter_config.json: maximum recursion" in engine.load("a", deep).error
     folder = copied(source, tmp_path / "a")
     whole = (folder / "adapter_model.safetensors").read_bytes()
     (folder / "adapter_model.safetensors").write_bytes(whole[:-100])

@@ -5,6 +5,7 @@ and images as lines of tiles answer as the reference, whatever page, chunk, rank
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -368,6 +369,19 @@ def changed(source: Path, folder: Path, **fields: Any) -> Path:
         (
             {"language_config": {"rope_scaling": {"type": "yarn", "factor": 0.5}}},
             "yarn needs factor",
+        ),
+        (
+            {
+                "language_config": {
+                    "rope_scaling": {
+                        "type": "yarn",
+                        "factor": math.e,
+                        "mscale": 1.0,
+                        "mscale_all_dim": -10.0,
+                    }
+                }
+            },
+            "mscale_all_dim make of it",
         ),
     ],
 )

@@ -97,7 +97,33 @@ def test_a_tower_has_an_mlp_of_some_width(refuses: Callable[..., None]) -> None:
         refuses("deepseek_vl_v2", "vision_config", "mlp_ratio", value)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+@pytest.mark.parametrize("family", ["qwen3_5", "minicpmv4_6"])
+@pytest.mark.parametrize("part", [1e308, 2.0, 0.0, -0.5])
+def test_a_head_has_all_the_values_that_are_turned(
+    refuses: Callable[..., None], family: FamilyName, part: float
+) -> None:
+    rope = {"partial_rotary_factor": part, "mrope_section": [int(8 * min(part, 2)), 0, 0]}
+    refuses(family, "text_config", "rope_parameters", rope)
+
+
+def test_an_axis_of_positions_has_no_less_than_no_values(refuses: Callable[..., None]) -> None:
+    rope = {"partial_rotary_factor": 1.0, "mrope_section": [24, -8, -8]}
+    refuses("qwen3_5", "text_config", "rope_parameters", rope)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "minicpmv4_6"])
+def test_some_layer_keeps_tokens(
+    refuses: Callable[..., None], checkpoint: Callable[..., Path], family: FamilyName
+) -> None:
+    text = json.loads((checkpoint(family) / "config.json").read_text())["text_config"]
+    for fields in (
+        {"layer_types": ["linear_attention"] * len(text["layer_types"])},
+        {"layer_types": None, "full_attention_interval": 1000},
+    ):
+        refuses(family, "", "text_config", text | fields)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "qwen3_5", "minicpmv4_6"])
 def test_kinds_of_layers_are_words(
     refuses: Callable[..., None], checkpoint: Callable[..., Path], family: FamilyName
 ) -> None:
