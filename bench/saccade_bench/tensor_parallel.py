@@ -164,9 +164,10 @@ class Timed:
         self.crew = ProcessCrew(size, arena)
         self.crew.load(folder, encoder, backend, threads, step_timeout=600.0)
         self.times: dict[str, list[float]] = {}
+        self.exact = False
 
     def hire(self, config: EngineConfig, arena: Arena) -> Timed:
-        self.crew.hire(config, arena)
+        self.exact = self.crew.hire(config, arena).exact
         return self
 
     def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:

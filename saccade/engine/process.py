@@ -142,9 +142,8 @@ async def serve(
     if config.encoder.role == "encode":
         scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
     else:
-        scheduler = generation = build_scheduler(
-            config, spec, saved, boot.arena_bytes, share, begun.pages, drafts
-        )
+        given = saved, boot.arena_bytes, share, begun.pages, drafts
+        scheduler = generation = build_scheduler(config, spec, *given, exact=begun.exact)
         language = LanguageHalf(generation, guides)
     engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
     facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved), drafts, unguessed)
@@ -188,17 +187,19 @@ def build_scheduler(
     pages: Iterable[tuple[bytes, int]] = (),
     drafts: int = 0,
     *,
+    exact: bool = False,
     paced: bool = True,
 ) -> GenerationScheduler:
     """The deciding half of the engine: page pool, caches, scheduler.
 
     `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
-    `CacheOptions.pinned_share`. `drafts`: `DraftLimits.tokens`. `paced`: the tower's
-    budget follows pauses, on an accelerator.
+    `CacheOptions.pinned_share`. `drafts`: `DraftLimits.tokens`. `exact`: as
+    `SchedulerLimits.exact_rows`. `paced`: the tower's budget follows pauses, on an accelerator.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = limits_of(config, spec, arena_bytes)
-    limits = replace(limits, drafts=replace(limits.drafts, tokens=drafts))
+    drafting = replace(limits.drafts, tokens=drafts)
+    limits = replace(limits, drafts=drafting, exact_rows=exact)
     embeddings = build_embeddings(config, spec, saved, pinned_share)
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
     keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0

@@ -245,10 +245,10 @@ class Batcher:
         self._drawn = torch.zeros(slots, dtype=torch.int64, device=device)
         # Of each token: itself, its position on each axis, its kv slot, perhaps a place in a
         # splice. Of each row, and as many guesses as there are slots: its slot, three of its draw,
-        # and two halves. Of an update: a place and half a page. Of each row that only a frame has:
-        # a slot and two halves.
+        # and two halves. Of an update: a place and half a page. Of each row beside, at most one for
+        # each token: a slot and two halves.
         words = (3 + self._axes) * (chunk_tokens + slots) + 12 * slots + 2 * UPDATES + 4
-        words += 2 * (1 + chunk_tokens // ROW_TOKENS)
+        words += 2 * (1 + chunk_tokens)
         self._staging = Staging(words, device)
         self._no_rows = torch.empty((0, 0), device=device)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -80,14 +81,20 @@ class HeadGuesser:
         )
 
     def _following(self, rows: Sequence[Row], batch: Batch, drawn: Sequence[int]) -> torch.Tensor:
-        """The token after each of the batch's [T]: drawn, or known from the prompt, else 0."""
+        """The token after each of the batch's [T]: drawn, or of the sequence's next row, or known
+        from the prompt, else 0.
+        """
         following = torch.zeros_like(batch.tokens)
         following[:-1] = batch.tokens[1:]
         tokens = iter(drawn)
-        last = [
-            next(tokens) if row.sample else self._batcher.known(row.slot, row.start + row.length)
-            for row in rows
-        ]
+        last: list[int] = []
+        for row, after in zip_longest(rows, rows[1:]):
+            if row.sample:
+                last.append(next(tokens))
+            elif after is not None and after.slot == row.slot:
+                last.append(after.tokens[0])
+            else:
+                last.append(self._batcher.known(row.slot, row.start + row.length))
         following[batch.q_starts[1:].long() - 1] = torch.from_numpy(np.array(last, np.int64))
         return following
 

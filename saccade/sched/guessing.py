@@ -35,7 +35,7 @@ def masks_of(sequence: Sequence, run: Run, row: Row, guesses: list[int]) -> list
     known = sequence.tokens[row.start + row.length :]  # forced: what the row draws, and more
     if not known:
         masks += guide.ahead(guesses, jumps(sequence.request))
-    elif guesses[:1] == known:  # more of them are computed together, as without guesses
+    elif guesses[:1] == known:  # if there are more, the next plan has them
         masks += [guide.mask(), *guide.ahead(guesses[1:], jumps(sequence.request))]
     run.speculation.foreseen = len(masks) - 1
     return masks + [guide.anything] * (len(guesses) + 1 - len(masks))
@@ -98,4 +98,3 @@ def settle(
             run.planned = run.drawn = run.computed
             states.settled(run, right[run])
             run.speculation.told = len(sequence.tokens) == run.computed + 1
-            run.speculation.alone &= not run.speculation.told

@@ -59,7 +59,8 @@ class SchedulerLimits:
     decoding rows, compete for the tower's time. tower_blocks: blocks of the vision tower.
     snapshot_tokens: tokens between two snapshots of a long prompt, for models with per-sequence
     states. whole_image_tokens: of the largest image, where no chunk may end within one; 0: chunks
-    end anywhere.
+    end anywhere. exact_rows: a row of one token comes to the same whatever is beside it, so each
+    token of an answer has a row of its own.
     """
 
     # a step
@@ -80,6 +81,7 @@ class SchedulerLimits:
     given_bytes: int = 0
     drafts: DraftLimits = NO_DRAFTS
     whole_image_tokens: int = 0
+    exact_rows: bool = False
 
     @property
     def longest_chunk(self) -> int:

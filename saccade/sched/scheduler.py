@@ -259,7 +259,8 @@ class GenerationScheduler:
         decoding = sum(sequence.decoding for sequence in self.running)
         most = self.waiting.idle_work.within(self.limits.chunk_tokens)
         # Rows that decode are beside a step's tokens in the workers' memory: an image always fits.
-        builder = PlanBuilder(max(self.limits.whole_image_tokens, most - decoding))
+        tokens = max(self.limits.whole_image_tokens, most - decoding)
+        builder = PlanBuilder(tokens, self.limits.exact_rows)
         self._room.begin_plan(idle=not (self.running or len(self.waiting)))
         self.gallery.begin_plan(builder)
         if len(self.waiting):
@@ -405,7 +406,7 @@ class GenerationScheduler:
         end = self._chunks.reach(sequence, builder.tokens).end
         if end == run.planned:
             return
-        end = self._snapshots.cut(run, run.planned + 1 if run.speculation.alone else end)
+        end = self._snapshots.cut(run, end)
         # The oldest sequence that can prefill, once nothing of it is in flight, may exceed the
         # device's budget by one image rather than wait, so that somebody always goes on.
         may_exceed = not builder.prefilling and run.planned == run.computed
@@ -513,7 +514,6 @@ class GenerationScheduler:
             elif sequence.run is run:
                 known = row.sample and row.start + row.length < len(sequence.tokens)
                 run.drawing -= row.sample and not known and run not in right
-                run.speculation.alone = run in right and not known
                 self._advance(sequence, run, row)
                 if row.scored:
                     sequence.scored = row.scored[1]

@@ -45,12 +45,10 @@ class Untried(NamedTuple):
 class Speculation:
     """The guesses of one run. rows: of guesses in flight. told: the newest token came as a guess or
     after one, and goes to the worker. lines: as `DraftStates` says. foreseen: guesses in flight
-    with masks behind them; None: any, there is no grammar. alone: the newest drawn token is
-    computed alone, as it would be by the next plan in flight without guesses, though forced tokens
-    follow. rate: the share of right guesses; None: none was made. untried: guesses only compared.
-    tokens: known so far, as far as looked at. prediction: the client's, behind the prompt's end;
-    empty before the first look. head: the newest guesses of the model's head; asked: some are on
-    their way, and worth a wait.
+    with masks behind them; None: any, there is no grammar. rate: the share of right guesses; None:
+    none was made. untried: guesses only compared. tokens: known so far, as far as looked at.
+    prediction: the client's, behind the prompt's end; empty before the first look. head: the newest
+    guesses of the model's head; asked: some are on their way, and worth a wait.
     """
 
     # in flight, and behind it
@@ -58,7 +56,6 @@ class Speculation:
     told: bool = False
     lines: list[int] = field(default_factory=list)
     foreseen: int | None = None
-    alone: bool = False
     # how good they were
     source: Source = "text"
     rate: float | None = None

@@ -57,15 +57,19 @@ class Drawing:
         slow_seconds: float = SLOW_SECONDS,
         drafts: int = 0,
         chunk: int = 512,
+        *,
+        exact_rows: bool = True,
     ) -> None:
-        limits = SchedulerLimits(512, chunk, 1 << 20, 1 << 16, drafts=DraftLimits(drafts))
+        drafting = DraftLimits(drafts)
+        limits = SchedulerLimits(
+            512, chunk, 1 << 20, 1 << 16, drafts=drafting, exact_rows=exact_rows
+        )
         pool = PagePool(pages, 16)
         embeddings = EmbeddingCache(EmbeddingBudgets(1 << 20), 8)
         self.scheduler = GenerationScheduler(limits, pool, PrefixCache(pool), embeddings, DEMO_ENDS)
         self.matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
         self.answers: dict[str, Answer] = {}
         self.plans: list[Plan] = []
-        self.computed: dict[tuple[int, int], int] = {}  # of (seed, place): its row's first place
         self._depth = depth
         self._slow_seconds = slow_seconds
         self._slots: dict[int, list[int]] = {}
@@ -160,8 +164,6 @@ class Drawing:
                 assert tokens[start:] == list(row.tokens[: len(tokens) - start])
                 tokens[start:] = row.tokens
             assert end <= len(tokens), "a row of tokens that the worker does not know"
-            for place in range(row.start, end):
-                self.computed[self._seeds[row.slot], place] = row.start if row.length > 1 else place
             if not row.sample:
                 continue
             bits = np.unpackbits(next(lines), bitorder="little") if row.masked else np.ones(480)
