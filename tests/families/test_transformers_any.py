@@ -4,6 +4,7 @@ transformers', whatever the chunks, caches and batches; what cannot be, is refus
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,18 +21,25 @@ from tokenizers import Tokenizer
 from transformers import masking_utils
 
 from saccade.core.errors import CheckpointError, ConfigError
+from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Image, ImageKey, Request
 from saccade.families.checkpoint import IMAGES_ADAPTER, digest_weights
 from saccade.families.registry import load_spec
 from saccade.families.transformers_any import net
 from saccade.families.transformers_any.attention import paged_attention
 from saccade.families.transformers_any.check import OTHERWISE, shown_mask
+from saccade.families.transformers_any.facts import AskModel, AskSize, Inspector
 from saccade.families.transformers_any.head import AfterHead
-from saccade.families.transformers_any.inspector import box_of
+from saccade.families.transformers_any.inspector import box_of, content_token
 from saccade.families.transformers_any.net import AnyText
 from saccade.families.transformers_any.processor import draw
 from saccade.families.transformers_any.products import PackedLinear
-from saccade.families.transformers_any.refusals import Unservable, check_config, refuse_type
+from saccade.families.transformers_any.refusals import (
+    Unservable,
+    check_config,
+    read_text,
+    refuse_type,
+)
 from saccade.families.transformers_any.rope import keep_rope
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
@@ -270,6 +278,89 @@ def test_what_pages_do_not_do_is_refused_by_its_reason(config: Any, reason: str)
     with pytest.raises(Unservable, match=reason):
         refuse_type(config, type(config))
         check_config(config.get_text_config(decoder=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (said("llama", num_hidden_layers=10**9), "num_hidden_layers must be at most 1000"),
+        (said("llama", num_attention_heads=-4), "num_attention_heads must be at least 1, not -4"),
+        (said("llama", num_key_value_heads=3), "32 query heads cannot share 3 key/value heads"),
+        (said("llama", head_dim=-8), "head_dim must be at least 1, not -8"),
+        (said("llama", vocab_size=0), "vocab_size must be at least 1, not 0"),
+        (said("llama", max_position_embeddings=10**9), "max_position_embeddings must be at most"),
+        (said("gpt2"), "num_attention_heads is missing"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each.model_type,
+)
+def test_sizes_that_no_model_has_are_refused_by_name(config: Any, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=f"its language model: {reason}"):
+        read_text(config)
+
+
+def test_a_field_that_is_missing_is_named_at_start_up(tmp_path: Path) -> None:
+    said("gpt2", architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"config\.json: .*num_attention_heads is missing"):
+        load_spec(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["chameleon", "fuyu"])
+def test_images_without_a_tower_of_their_own_are_refused(model_type: str) -> None:
+    with pytest.raises(Unservable, match="through no tower that config"):
+        content_token(said(model_type))
+
+
+@pytest.mark.parametrize("part", ["text_config", "vision_config"])
+def test_no_part_has_a_billion_layers(tmp_path: Path, part: str) -> None:
+    fields = {"num_hidden_layers": 10**9, "depth": 10**9}
+    config = {"model_type": "glm4v", "eos_token_id": 1, part: fields}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=rf"{part}: \w+ must be at most 1000, not"):
+        load_spec(tmp_path)
+
+
+def changed(folder: Path, kind: str, file: str, **fields: Any) -> Path:
+    """A checkpoint whose file says other things."""
+    make_any(folder, kind)
+    data = json.loads((folder / file).read_text())
+    for name, value in fields.items():
+        data[name] = data[name] | value if isinstance(value, dict) else value
+    (folder / file).write_text(json.dumps(data))
+    return folder
+
+
+def test_a_processor_takes_no_more_memory_than_there_may_be(tmp_path: Path) -> None:
+    edges = {"height": 60000, "width": 60000}
+    fields = {"size": edges, "crop_size": edges}
+    folder = changed(tmp_path, "llava", "processor_config.json", image_processor=fields)
+    with pytest.raises(CheckpointError, match="its processor takes no such image"):
+        load_spec(folder)
+
+
+def test_what_transformers_does_not_load_ends_with_its_reason(tmp_path: Path) -> None:
+    folder = changed(tmp_path, "llama", "config.json", hidden_act="none of these")
+    (folder / "folder.json").mkdir()  # is read by nobody
+    spec = load_spec(folder)
+    with pytest.raises(CheckpointError, match="transformers does not load it: 'none of these'"):
+        load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_an_inspector_that_dies_is_said_to_have_ended(tmp_path: Path) -> None:
+    inspector = Inspector(OwnProcessor(str(make_any(tmp_path, "llama"))))
+    inspector.ask(AskModel())
+    with pytest.raises(CheckpointError, match="that asks transformers about it ended with status"):
+        inspector.ask(AskSize((0, 0)))  # of a model without images
+
+
+def test_images_processed_otherwise_have_other_names(tmp_path: Path) -> None:
+    usual, other = tmp_path / "usual", tmp_path / "other"
+    make_any(usual, "llava")
+    mean = {"image_mean": [0.1, 0.2, 0.3]}
+    changed(other, "llava", "processor_config.json", image_processor=mean)
+    first, again, then = (cast(AnySpec, load_spec(each)) for each in (usual, usual, other))
+    assert first.sample.grid == then.sample.grid
+    assert first.settings(first.sample) == again.settings(again.sample)
+    assert first.settings(first.sample) != then.settings(then.sample)
 
 
 def test_what_a_layer_asks_of_attention_beside_is_refused_by_its_name() -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
@@ -30,9 +31,10 @@ from saccade.core.pixel_tensors import PixelTensor
 from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size, Span
 
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 MODULE = "saccade.families.transformers_any.inspector"
 KNOWN_SIZES: tuple[Size, ...] = ((16, 16), (64, 64), (256, 256), (1440, 2560))
-"""SizeBook that every start asks for: of the tower's warm-up, of its fingerprint, of its pace."""
+"""Those that every start asks for: of the tower's warm-up, of its fingerprint, of its pace."""
 LARGE_SIZES: tuple[Size, ...] = (
     (3360, 3360),
     *((512, 512), (448, 672), (672, 448), (384, 768), (768, 384), (320, 960), (960, 320)),
@@ -41,6 +43,8 @@ LARGE_SIZES: tuple[Size, ...] = (
 """No image may become more than one and a half times what the largest of these becomes: of large
 images, and of every shape that a processor may cut up in another way.
 """
+LAST_SECONDS = 1.0
+"""A process that has closed its connection ends within them."""
 MOST_SIZES = 4096
 """So many sizes are remembered."""
 
@@ -160,6 +164,7 @@ class Inspector:
             self._channel.send(question)
             return self._channel.receive()
         except Disconnected:
+            self._child.wait_sync(LAST_SECONDS)
             ending = self._child.ending
             self.close()
             raise CheckpointError(
@@ -282,10 +287,22 @@ def _name(folder: Path, choices: str) -> str:
     """Of all that the facts follow from: the JSON files but the weights' index, the processor's
     choices, transformers' version, and this folder's code.
     """
-    digest = blake3(f"{version('transformers')} {choices}".encode())
     code = Path(__file__).parent.glob("*.py")
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*.jinja"), *code]):
-        if not path.name.endswith(".index.json"):
+    found = sorted([*folder.glob("*.json"), *folder.glob("*.jinja"), *code])
+    return _digest(choices, [path for path in found if not path.name.endswith(".index.json")])
+
+
+def processing(folder: Path) -> str:
+    """A digest of all that the pixels of a checkpoint's processor follow from, but its choices."""
+    torchvision = str(find_spec("torchvision") is not None)
+    return _digest(torchvision, [folder / name for name in PROCESSOR_FILES])
+
+
+def _digest(told: str, paths: Iterable[Path]) -> str:
+    """Of transformers' version, what is `told`, and files, as far as they are there."""
+    digest = blake3(f"{version('transformers')} {told}".encode())
+    for path in paths:
+        if path.is_file():
             data = path.read_bytes()
             digest.update(f" {path.name} {len(data)} ".encode() + data)
     return digest.hexdigest(32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from saccade.core.child import Channel, Disconnected, enter
+from saccade.core.errors import CheckpointError
 from saccade.core.pixel_tensors import PixelTensor
 from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size
@@ -62,13 +64,17 @@ EXPERTS = "moe_mm_token_type_ids"
 TEXT_KEYS = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", EXPERTS}
 )
+MOST_BYTES = 8 << 30
+"""Memory that a processor may take, whatever sizes its files name."""
 GREY = 127
 AXES = 3
 """Of positions where a model has several: time, height, width."""
 
 
 class Questions:
-    """Answers for one checkpoint. Raises Unservable where the checkpoint cannot be served."""
+    """Answers for one checkpoint. Raises Unservable, or CheckpointError naming a field, where it
+    cannot be served.
+    """
 
     def __init__(self, own: OwnProcessor) -> None:
         self._config = read_config(Path(own.folder))
@@ -77,6 +83,7 @@ class Questions:
         self._text = self._config.get_text_config(decoder=True)
         self._sees = self._class.__name__ in seeing_classes()
         check_config(self._text)
+        self._text_facts = read_text(self._text)
         self._processor: Any = None
         self._positions = rope_index(self._config, self._text)
         if self._sees:
@@ -86,7 +93,7 @@ class Questions:
             self._placeholder = self._processor.tokenizer.convert_tokens_to_ids(text)
 
     def model(self) -> ModelFacts:
-        images, text = None, read_text(self._text, 1 if self._positions is None else AXES)
+        images, text = None, replace(self._text_facts, axes=AXES if self._positions else 1)
         if self._sees:
             sizes = tuple(map(self.size, KNOWN_SIZES))
             largest = tuple(map(self.size, LARGE_SIZES))
@@ -95,18 +102,19 @@ class Questions:
                 placeholder=self._placeholder,
                 content=self._content,
                 hidden=int(vision.get("hidden_size") or text.hidden),
-                seen=self._seen_tokens(text.vocab_size),
+                seen=self._seen_tokens(),
                 kinds=tensor_kinds([*sizes, *largest]),
                 sizes=sizes,
                 largest=largest,
             )
         return ModelFacts(self._config.model_type, self._class.__name__, text, images)
 
-    def _seen_tokens(self, vocab_size: int) -> tuple[int, ...]:
+    def _seen_tokens(self) -> tuple[int, ...]:
         """Those that the model's experts of images take, where it has such experts."""
         if EXPERTS not in self._processor.model_input_names:
             return ()
-        kinds = self._processor.create_moe_mm_token_type_ids([[*range(vocab_size)]])[0]
+        tokens = [*range(len(self._processor.tokenizer))]
+        kinds = self._processor.create_moe_mm_token_type_ids([tokens])[0]
         return tuple(token for token, kind in enumerate(kinds) if kind)
 
     def size(self, size: Size) -> SizeFacts:
@@ -205,7 +213,7 @@ def seeing_classes() -> set[str]:
 def find_class(config: Any) -> Any:
     """The class of config.json's `architectures`, or of its model type."""
     known = seeing_classes() | set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    names = [*(config.architectures or ())]
+    names = [*map(str, config.architectures or ())]
     for mapping in (
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -238,6 +246,8 @@ def processor_of(own: OwnProcessor) -> Any:
 def content_token(config: Any) -> int:
     """The token that stands for each row of an image."""
     said = config.to_dict()
+    if not isinstance(said.get("vision_config"), dict):
+        raise Unservable("its images go through no tower that config.json names (vision_config)")
     for part in (said, said["vision_config"]):
         for name in ("image_token_id", "image_token_index"):
             if isinstance(part.get(name), int):
@@ -257,13 +267,16 @@ def serve(channel: Channel[Answer, Question], own: OwnProcessor) -> None:
                     channel.send(questions.size(question.size))
                 else:
                     channel.send(questions.model())
-            except Unservable as error:
+            except (CheckpointError, Unservable) as error:
                 channel.send(NoAnswer(str(error)))
 
 
 def main() -> int:
     boot, link = enter(InspectorBoot)
     torch.set_num_threads(1)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = MOST_BYTES if hard == resource.RLIM_INFINITY else min(MOST_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     quiet()
     serve(Channel(link.socket, INSPECTOR), boot.processor)
     return 0

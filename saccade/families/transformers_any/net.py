@@ -189,7 +189,7 @@ class AnyModel:
             model, told = kind.from_pretrained(
                 folder, dtype=weights.dtype, output_loading_info=True, use_safetensors=True
             )
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # transformers raises what it pleases
             raise CheckpointError(f"{folder}: transformers does not load it: {error}") from error
         merged = merge_adapter(model, folder)
         if self.spec.facts.model_type in DEAF:

@@ -18,6 +18,7 @@ from saccade.core.environment import engine_environment
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size
+from saccade.families.transformers_any.facts import LAST_SECONDS
 
 MODULE = "saccade.families.transformers_any.reference"
 NEW_TOKENS = 8
@@ -81,6 +82,7 @@ class ReferenceChild:
             self._channel.send(question)
             answer = self._channel.receive()
         except Disconnected:
+            self._child.wait_sync(LAST_SECONDS)
             raise CheckpointError(
                 f"--check-parity: the process with transformers' own model {self._child.ending}"
             ) from None

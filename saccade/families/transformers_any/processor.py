@@ -24,6 +24,7 @@ from transformers.models.auto import processing_auto
 from saccade.core.pixel_tensors import write_tensors
 from saccade.core.recipe import ImageRecipe, OwnProcessor
 from saccade.families.checkpoint import read_json
+from saccade.families.transformers_any.facts import PROCESSOR_FILES
 from saccade.families.transformers_any.phi4 import phi4_processor_class
 
 VIDEO = "video_processor"
@@ -45,7 +46,7 @@ def load_processor(own: OwnProcessor) -> Any:
     if find_spec("torchvision") is not None:
         made: Any = transformers.AutoProcessor
         return made.from_pretrained(folder, **choices)
-    files = (Path(folder) / name for name in ("processor_config.json", "preprocessor_config.json"))
+    files = (Path(folder) / name for name in PROCESSOR_FILES)
     config = read_json(Path(folder) / "config.json").data
     said = [read_json(file, required=False).data.get("processor_class") for file in files]
     names: Any = processing_auto

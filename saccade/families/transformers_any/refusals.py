@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import read_heads
 from saccade.families.transformers_any.facts import TextFacts
 
 BOTH_WAYS = "its images attend to themselves in both directions, which no layer of it asks for"
@@ -43,6 +46,8 @@ LONGROPE = "longrope"
 """The kind that depends on the length, too: of two sets of factors one is chosen at load."""
 NEAR = "sliding_attention"
 """The kind of layer that has a window."""
+MOST_CONTEXT = 1 << 24
+"""Tokens; `check.py` looks at a layer's mask at each of these places."""
 SCORES_CAP = "attn_logit_softcapping"
 MASKS, MODELS = "create_masks_for_generate", "transformers.models."
 """What a model's class has of its own where its masks are more than causal, and windows."""
@@ -99,22 +104,28 @@ def ropes(said: dict[str, Any]) -> list[dict[str, Any]]:
     return nested or [found]
 
 
-def read_text(text: Any, axes: int) -> TextFacts:
-    """Sizes of the language model. axes: of its positions."""
+def read_text(text: Any) -> TextFacts:
+    """Sizes of the language model, but its axes of positions. Raises CheckpointError naming the
+    field.
+    """
     said = text.to_dict()
-    heads, hidden = int(said["num_attention_heads"]), int(said["hidden_size"])
-    layers, context = int(said["num_hidden_layers"]), int(said["max_position_embeddings"])
-    rope = ropes(said)[0]
-    near = rope["original_max_position_embeddings"] if rope.get("rope_type") == LONGROPE else None
+    told, rope = Section("its language model", said), Section("its rope", ropes(said)[0])
+    heads, kv_heads = read_heads(told)
+    hidden, layers = told.count("hidden_size"), told.layers("num_hidden_layers")
+    if (context := told.count("max_position_embeddings")) > MOST_CONTEXT:
+        raise CheckpointError(
+            f"{told.where}: max_position_embeddings must be at most {MOST_CONTEXT}, not {context}"
+        )
+    long = rope.data.get("rope_type") == LONGROPE
+    near = rope.count("original_max_position_embeddings") if long else None
     return TextFacts(
-        vocab_size=int(said["vocab_size"]),
+        vocab_size=told.count("vocab_size"),
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=int(said.get("num_key_value_heads") or heads),
-        head_dim=int(said.get("head_dim") or hidden // heads),
+        kv_heads=kv_heads,
+        head_dim=told.count("head_dim", default=hidden // heads),
         context_length=context,
-        axes=axes,
         windows=read_windows(said, layers, context),
         near=near if near is not None and near < context else None,
     )

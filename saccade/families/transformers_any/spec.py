@@ -1,6 +1,6 @@
 """What can be said without tensors of a checkpoint that transformers' own modules serve.
 
-SizeBook, tokens and prompts are those that its configuration and its processor say (`facts.py`).
+Sizes, tokens and prompts are those that its configuration and its processor say (`facts.py`).
 Knows nothing of torch.
 """
 
@@ -22,7 +22,7 @@ from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templat
 from saccade.core.pixel_tensors import PixelTensor, canvas_size
 from saccade.core.recipe import ImageRecipe, OwnProcessor
 from saccade.core.types import Grid, Image, Span
-from saccade.families.checkpoint import Checkpoint
+from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import text_section
 from saccade.families.transformers_any.facts import (
     ImageFacts,
@@ -34,11 +34,14 @@ from saccade.families.transformers_any.facts import (
     content_spans,
     counted,
     pattern,
+    processing,
     read_facts,
 )
 
 MOST_PIXELS = 2**31 - 1
 """The processor's own bounds are not ours to narrow."""
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "depth")
+"""Names of the number of layers of a part."""
 WHOLE = "language model of transformers' own modules"
 """Divides by no number of ranks."""
 
@@ -49,11 +52,13 @@ class AnySpec:
 
     An image's grid: (rows of its embedding, height, width, rows of its canvas), its box where
     positions have axes, and the shapes of its tensors of all kinds, one behind another (0s: it has
-    none of this kind). long: tokens are turned by the factors for long texts, whatever the length.
+    none of this kind). processing: as `facts.processing` says it. long: tokens are turned by the
+    factors for long texts, whatever the length.
     """
 
     folder: Path
     processor: OwnProcessor
+    processing: str
     facts: ModelFacts
     sizes: SizeBook
     eos_token_ids: tuple[int, ...]
@@ -182,8 +187,9 @@ class AnySpec:
         return recipe.grid[0]
 
     def settings(self, recipe: ImageRecipe) -> bytes:
-        named = self.facts.model_type, self.processor.choices, recipe.grid, recipe.tensors
-        return hashlib.blake2b(repr(named).encode(), digest_size=16).digest()
+        how = self.facts.model_type, self.processing, self.processor.choices
+        named = repr((*how, recipe.grid, recipe.tensors))
+        return hashlib.blake2b(named.encode(), digest_size=16).digest()
 
     def tensors(self, grid: Grid) -> tuple[PixelTensor, ...]:
         """Those on an image's canvas."""
@@ -251,6 +257,17 @@ class AnySpec:
         return counted(num_tokens, spans, blocks, self.position_axes)
 
 
+def check_depths(config: Section) -> None:
+    """Raises CheckpointError for more layers than a model has: transformers would make all of them
+    before it misses their tensors.
+    """
+    parts = [name for name, value in config.data.items() if isinstance(value, dict)]
+    for part in (config, *map(config.section, parts)):
+        for name in LAYERS:
+            if isinstance(value := part.data.get(name), int) and value > 0:
+                part.layers(name)
+
+
 def _json_or_text(value: str) -> Any:
     try:
         return json.loads(value)
@@ -270,12 +287,14 @@ def transformers_spec(checkpoint: Checkpoint) -> AnySpec:
     """Ask transformers about a checkpoint. Raises CheckpointError with its reason for one that
     cannot be served.
     """
+    check_depths(checkpoint.config)
     processor = OwnProcessor(str(checkpoint.folder))
     facts, sizes = _ask(processor)
     text = text_section(checkpoint.config)
     return AnySpec(
         folder=checkpoint.folder,
         processor=processor,
+        processing=processing(checkpoint.folder),
         facts=facts,
         sizes=sizes,
         eos_token_ids=checkpoint.eos_token_ids(text),
