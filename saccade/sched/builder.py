@@ -47,15 +47,14 @@ class Flight:
 
 
 class PlanBuilder:
-    """One step in the making. `tokens`: tokens left for prefill. `singly`: as
-    `SchedulerLimits.exact_rows`. `prefilling`: some sequence has had its turn to prefill.
-    `exceeded`: an image was put on the device beyond the budget. `patches`: patches of images whose
-    encoding begins. `again`: new facts make a second pass worthwhile.
+    """One step in the making. `tokens`: tokens left for prefill. `prefilling`: some sequence has
+    had its turn to prefill. `exceeded`: an image was put on the device beyond the budget.
+    `patches`: patches of images whose encoding begins. `again`: new facts make a second pass
+    worthwhile.
     """
 
-    def __init__(self, tokens: int, singly: bool = False) -> None:
+    def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self.singly = singly
         self.prefilling = False
         self.exceeded = False
         self.patches = 0
@@ -137,15 +136,15 @@ class PlanBuilder:
             self._told.append((row, sequence, run))
         speculation.told, speculation.rows = False, len(guesses)
 
-    def prefill(self, sequence: Sequence, run: Run, end: int) -> None:
+    def prefill(self, sequence: Sequence, run: Run, end: int, singly: bool) -> None:
         """Compute up to `end`; if nothing is left then, draw the next token, if any is wanted.
 
-        Tokens that were forced in the answer may each have a row, as drawn tokens and guesses have:
-        which of them a grammar foresees in time must not change the answer.
+        singly: tokens that were forced in the answer each have a row, as drawn tokens and guesses
+        have: which of them a grammar foresees in time must not change the answer.
         """
         self.tokens -= end - run.planned
         while (start := run.planned) < end:
-            stop = min(end, max(run.opened, start + 1)) if self.singly else end
+            stop = min(end, max(run.opened, start + 1)) if singly else end
             unknown = tuple(sequence.tokens[max(start, run.opened) : stop])
             row = replace(_row(sequence, run, stop), tokens=unknown)
             self._prefill.append((row, sequence, run))

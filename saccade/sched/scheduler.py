@@ -260,7 +260,7 @@ class GenerationScheduler:
         most = self.waiting.idle_work.within(self.limits.chunk_tokens)
         # Rows that decode are beside a step's tokens in the workers' memory: an image always fits.
         tokens = max(self.limits.whole_image_tokens, most - decoding)
-        builder = PlanBuilder(tokens, self.limits.exact_rows)
+        builder = PlanBuilder(tokens)
         self._room.begin_plan(idle=not (self.running or len(self.waiting)))
         self.gallery.begin_plan(builder)
         if len(self.waiting):
@@ -415,7 +415,7 @@ class GenerationScheduler:
         end = self._chunks.show(sequence, run, end, builder, may_exceed)
         if end > run.planned:
             self._slots.states.planned(run, builder)
-            builder.prefill(sequence, run, end)
+            builder.prefill(sequence, run, end, self.limits.exact_rows)
             self._snapshots.planned(run, builder)
 
     # ---- pages
