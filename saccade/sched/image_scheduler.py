@@ -340,8 +340,8 @@ class ImageScheduler:
         if here is None or not (walk.encoding and near):
             return True
         before = sequence.matched
-        if sequence.run is None and walk.match(sequence) >= sequence.last_use[image.key]:
-            sequence.blocked = None
+        if sequence.run is None:
+            walk.match(sequence)
         walk.builder.again |= sequence.matched != before
         if sequence.position >= sequence.last_use[image.key]:
             return False

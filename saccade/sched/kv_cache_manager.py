@@ -76,7 +76,7 @@ class KVCacheManager:
             path = path[: sequence.shareable // self._pool.page_size]
             path = self._prefix.resumable(path) if self._prefix else path
         coming = len(self.arrivals.beyond(sequence, path)) if self.arrivals else 0
-        sequence.matched = (len(path) + coming) * self._pool.page_size
+        sequence.match((len(path) + coming) * self._pool.page_size)
         return path
 
     def match(self, sequence: Sequence) -> int:

@@ -282,7 +282,7 @@ class GenerationScheduler:
         """
         pages = self._room.take_moves()
         works = builder.works or self._slots.closing or pages
-        beside = bool(works) and not self.waiting.idle_work.active
+        beside = bool(builder.works or pages) and not self.waiting.idle_work.active
         tower = self.gallery.tower(builder.decodes, beside) if works or not self._flights else 0
         awaited = self.gallery.waits_for_workers or self._room.awaits_pages
         wait = not (works or tower or self._flights) and awaited

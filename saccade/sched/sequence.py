@@ -373,6 +373,14 @@ class Sequence:
             seen.add(image.key)
             yield span.start, image
 
+    def match(self, tokens: int) -> None:
+        """So many tokens of a waiting sequence are in the prefix cache: no image that only those
+        show is awaited.
+        """
+        self.matched = tokens
+        if self.blocked is not None and tokens >= self.last_use[self.blocked]:
+            self.blocked = None
+
     def outcomes(self) -> tuple[ImageOutcome, ...]:
         """The source of each image, as far as known."""
         return tuple(self.found[image] for image in sorted(self.found))
