@@ -354,7 +354,9 @@ class Worker:
         assert key not in self.encoding, "moved before it is encoded"
         if move.target is None and key in self.unsaved - self.tiers[source] and source == "disk":
             return
-        assert key in self.tiers[source], "moved from where it is not"
+        # a read that was planned before it was heard that the file could not be written: it fails
+        unwritten = (source, move.target) == ("disk", "staged") and key in self.unsaved
+        assert unwritten or key in self.tiers[source], "moved from where it is not"
         if (source, move.target) == ("disk", "staged"):
             assert key not in self.reading and key not in self.tiers["staged"], "read twice"
             self.reading.append(key)
