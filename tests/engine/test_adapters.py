@@ -32,6 +32,7 @@ from saccade_bench.fixtures.harness import Crew, Harness, set_threads
 from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
 from tests.gguf.files import checkpoint
 from tests.helpers.adapters import LANGUAGE, Trained, endless, train
+from tests.helpers.processor import COMPILED
 
 NEW_TOKENS = 16
 NUMBERS = count(1)  # networks are shared, and no number is ever given again
@@ -181,7 +182,7 @@ def test_ranks_add_their_slices(model: Model, encoder: EncoderMode) -> None:
 
 
 @pytest.mark.first
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", COMPILED)
 def test_matrices_of_few_bits_take_adapters(
     plain: tuple[Model, Path], quantization: QuantizationMode
 ) -> None:

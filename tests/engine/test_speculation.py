@@ -37,6 +37,7 @@ from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 from saccade_bench.same_answers import Guesser
 from tests.families.every import EVERY
+from tests.helpers.processor import COMPILED, INT8, needs_vnni
 
 TEXTS = (
     "the quick brown fox jumps over the lazy dog; the quick brown fox jumps over",
@@ -346,7 +347,7 @@ def test_no_guess_is_made_where_no_state_can_be_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", INT8])
 def test_rows_in_float32_are_not_taken_to_be_exact(
     quantization: Any, family: Any, tmp_path: Path
 ) -> None:
@@ -363,14 +364,12 @@ def test_rows_in_float32_are_not_taken_to_be_exact(
 
 
 @pytest.mark.first
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", COMPILED)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
 def test_rows_of_compiled_products_are_exact_and_so_are_guesses(
     family: Any, quantization: Any, tmp_path: Path
 ) -> None:
     model = load(tmp_path, family, dtype=torch.bfloat16, quantization=quantization)
-    if model.net.ops.kind != "x86":
-        pytest.skip("products in few bits are compiled for x86")
     plain, harness = answers(model, 0, dtype="bfloat16")
     assert isinstance(harness.worker, Worker) and harness.worker.exact
     known = plain if family in STATES else NOTHING
@@ -380,13 +379,12 @@ def test_rows_of_compiled_products_are_exact_and_so_are_guesses(
 
 
 @pytest.mark.first
+@needs_vnni
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "qwen3_vl_moe"])
 def test_rows_of_two_ranks_are_exact_and_so_are_guesses(family: Any, tmp_path: Path) -> None:
     """Sums over ranks are made value by value, in the ranks' order, whatever stands beside."""
     how: Any = {"dtype": torch.bfloat16, "quantization": "int8"}
     model = load(tmp_path, family, **how)
-    if model.net.ops.kind != "x86":
-        pytest.skip("products in few bits are compiled for x86")
     crew = ThreadCrew(tmp_path, 2, "data", **how)
     plain, harness = answers(model, 0, crew=crew, dtype="bfloat16")
     assert [each.exact for each in harness.worker.workers] == [True, True]  # type: ignore[attr-defined]
@@ -397,13 +395,12 @@ def test_rows_of_two_ranks_are_exact_and_so_are_guesses(family: Any, tmp_path: P
 
 
 @pytest.mark.more
+@needs_vnni
 def test_forced_tokens_come_to_the_same_whenever_they_are_foreseen(tmp_path: Path) -> None:
     """While the model's head guesses, no plan is made ahead, so more tokens of a grammar are known
     to be forced: they were one row then, which rounds otherwise, and this seed's answer differed.
     """
     model = same_answers.Model.make(tmp_path, "qwen3_5", "int8 tp 2")
-    if model.net.ops.kind != "x86":
-        pytest.skip("products in few bits are compiled for x86")
     tally = same_answers.compare(model, 9028, "qwen3_5 int8 tp 2")
     assert tally.equal == tally.compared == 144 and tally.right > 100
 

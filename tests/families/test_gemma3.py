@@ -27,7 +27,6 @@ from saccade.core.types import Image, ImageKey
 from saccade.engine.sizing import pick_chunk
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.registry import load_spec
-from saccade.kernels.x86.vnni import runs_vnni
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
 from saccade.runtime.quant_policy import LoadTally
@@ -43,6 +42,7 @@ from tests.engine import test_parity as parity
 from tests.families.forwarding import CPU, Session, encode, load
 from tests.families.test_internvl import files
 from tests.families.test_parity import LOGITS, pixels, prompt
+from tests.helpers.processor import needs_vnni
 from tests.media.pictures import decoded
 from tests.parallel.test_parity import ASKED, check_crew
 
@@ -211,12 +211,11 @@ def test_a_checkpoint_without_a_tower_answers_as_transformers(
             assert found.tokens == wanted[0, len(tokens) :].tolist()
 
 
+@needs_vnni
 @pytest.mark.parametrize(("mode", "furthest"), [("int8", 0.04), ("int4", 0.15)])
 def test_matrices_of_few_bits_answer_nearly_as_whole_ones(
     tmp_path: Path, mode: Literal["int8", "int4"], furthest: float
 ) -> None:
-    if not runs_vnni():
-        pytest.skip("no AVX512-VNNI, or no llvmlite")
     sizes = {"hidden_size": 256, "intermediate_size": 512}
     folder = make_checkpoint(tmp_path, "gemma3", text=sizes)
     spec, found, tally = load_spec(folder), [], LoadTally()

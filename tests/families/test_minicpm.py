@@ -35,7 +35,6 @@ from saccade.core.types import Image, ImageKey
 from saccade.families.minicpm.slices import slice_grid, slice_size, view_size
 from saccade.families.minicpm.spec import LONGEST_ASPECT, MiniCPMSpec
 from saccade.families.registry import load_spec
-from saccade.kernels.x86.vnni import runs_vnni
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
 from saccade.nn.protocol import FamilyNet, Pack
@@ -55,6 +54,7 @@ from tests.engine import test_parity as parity
 from tests.families.forwarding import CPU, Session, encode, load
 from tests.families.test_internvl import files
 from tests.families.test_parity import LOGITS, pixels, prompt
+from tests.helpers.processor import needs_vnni
 from tests.media.pictures import decoded
 from tests.parallel.test_parity import ASKED, check_crew
 
@@ -435,13 +435,11 @@ def test_a_view_in_parts_is_the_view(model: parity.Model, limit: int) -> None:
     assert drain(vision.blocks(Pack(rows, facts.places, (cuts,), "sdpa"))).equal(found)
 
 
-@pytest.mark.parametrize("mode", ["none", "int8"])
+@pytest.mark.parametrize("mode", ["none", pytest.param("int8", marks=needs_vnni)])
 def test_matrices_of_fewer_bits_answer_nearly_as_whole_ones(
     tmp_path: Path, mode: QuantizationMode
 ) -> None:
     """In 16 bits, and the language model's in 8: states add up what rounding does to them."""
-    if mode != "none" and not runs_vnni():
-        pytest.skip("no AVX512-VNNI, or no llvmlite")
     sizes = {"hidden_size": 256, "intermediate_size": 512}
     theirs = reference(make_checkpoint(tmp_path, FAMILY, text=sizes))
     spec, tally = load_spec(theirs.folder), LoadTally()

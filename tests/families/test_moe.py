@@ -22,7 +22,6 @@ from saccade.kernels import device
 from saccade.kernels.matrix import DenseMatrix, Fp8Experts
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference import moe
-from saccade.kernels.reference.int8 import runs_int8
 from saccade.kernels.reference.moe import Experts, Routes, route
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.moe import MoEShape, SparseMLP
@@ -35,6 +34,7 @@ from saccade_bench.fixtures.crew import shards, together
 from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint
 from tests.families.forwarding import CPU, Session, load
 from tests.families.test_parity import LOGITS, pixels, prompt
+from tests.helpers.processor import needs_int8
 from tests.quantising import FORMATS, quantise
 
 MOE = "qwen3_vl_moe"
@@ -341,9 +341,6 @@ def test_fused_experts_without_their_scales_are_named(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"no file has the tensor {name}, the scales of"):
         logits(folder, "none")
-
-
-needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
 
 
 @needs_int8

@@ -26,6 +26,7 @@ from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, reference
 from tests.families.test_gemma4 import changed
 from tests.families.test_parity import pixels, prompt
+from tests.helpers.processor import INT8
 
 OPTION = ("mtp=on",)
 ANSWER = 24
@@ -113,7 +114,7 @@ def test_guesses_are_those_of_the_published_head(
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.8, "seed": 3}, {"frequency_penalty": 0.5}], ids=str
 )
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, INT8])
 def test_answers_are_those_without_a_head(
     checkpoint: Callable[..., Path],
     sampling: dict[str, Any],

@@ -27,14 +27,8 @@ from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.harness import set_threads
 from tests.families.forwarding import CPU
 from tests.gguf.files import checkpoint
-from tests.runtime.test_quantized import (
-    answers,
-    load,
-    logits,
-    needs_int8,
-    needs_vnni,
-    projections,
-)
+from tests.helpers.processor import needs_int8, needs_vnni
+from tests.runtime.test_quantized import answers, load, logits, projections
 
 Pair = Callable[[str], tuple[Path, Path]]
 

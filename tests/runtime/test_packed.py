@@ -17,14 +17,14 @@ from safetensors.torch import load_file, save_file
 from saccade.core.errors import CheckpointError
 from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix
 from saccade.kernels.x86 import vnni_layout
-from saccade.kernels.x86.vnni import runs_vnni
 from saccade.runtime import weights
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint
 from tests.helpers.breadth import broad
+from tests.helpers.processor import needs_int8, needs_vnni
 from tests.packing import PACKED, quantise_packed
-from tests.runtime.test_quantized import answers, load, logits, needs_int8, projections
+from tests.runtime.test_quantized import answers, load, logits, projections
 
 UP = "model.language_model.layers.1.mlp.up_proj."
 
@@ -69,7 +69,7 @@ def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
 
 
 @pytest.mark.more
-@pytest.mark.skipif(not runs_vnni(), reason="the processor has no AVX512-VNNI, or no llvmlite")
+@needs_vnni
 @pytest.mark.parametrize("name", broad(["w4a16 actorder", "awq", "gptq"], keep=["awq"]))
 def test_four_bits_stay_on_a_cpu_whose_rows_have_eight(
     pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch

@@ -25,8 +25,6 @@ from saccade.kernels import device
 from saccade.kernels.matrix import DenseMatrix, Fp8Matrix, Int4Panels, Int8Matrix
 from saccade.kernels.reference import linear
 from saccade.kernels.reference.fp8 import FEW_ROWS
-from saccade.kernels.reference.int8 import runs_int8
-from saccade.kernels.x86.vnni import runs_vnni
 from saccade.nn.decoder import Decoder
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.net import WholeNet
@@ -41,10 +39,9 @@ from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, Session
 from tests.helpers.breadth import broad
+from tests.helpers.processor import needs_int8, needs_vnni
 from tests.quantising import FORMATS, SCALES_BY_ROWS, is_projection, quantise
 
-needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
-needs_vnni = pytest.mark.skipif(not runs_vnni(), reason="no AVX512-VNNI, or no llvmlite")
 F8 = torch.float8_e4m3fn
 UP = "model.language_model.layers.1.mlp.up_proj."
 

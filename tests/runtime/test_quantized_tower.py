@@ -15,7 +15,6 @@ from saccade.core.messages import Load
 from saccade.core.metrics import Metrics
 from saccade.engine.process import identify
 from saccade.families.registry import load_spec
-from saccade.kernels.reference.int8 import runs_int8
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.disk import fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
@@ -25,9 +24,9 @@ from saccade.runtime.weights import check_tower, load_net, load_tower
 from saccade_bench.fixtures.harness import CONFIG, Harness
 from saccade_bench.fixtures.tiny import CLASSES, FamilyName, make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
+from tests.helpers.processor import needs_int8
 
 CPU = torch.device("cpu")
-needs_int8 = pytest.mark.skipif(not runs_int8(), reason="no products in 8 bits on this machine")
 
 
 def load(folder: Path, mode: TowerQuantization) -> tuple[FamilyNet, LoadTally]:
