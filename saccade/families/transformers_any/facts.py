@@ -43,8 +43,10 @@ LARGE_SIZES: tuple[Size, ...] = (
 """No image may become more than one and a half times what the largest of these becomes: of large
 images, and of every shape that a processor may cut up in another way.
 """
-LAST_SECONDS = 1.0
-"""A process that has closed its connection ends within them."""
+LAST_SECONDS = 10.0
+"""A process that has closed its connection ends within them, though transformers is put away
+slowly.
+"""
 MOST_SIZES = 4096
 """So many sizes are remembered."""
 
