@@ -98,8 +98,8 @@ class KVCacheManager:
         names = arrivals.worth(found)
         sequence.restore.slow = len(names) < len(found)
         if names:
-            if not self.fits(sequence, path, running):
-                return False  # it is refused now, and nothing is asked for meanwhile
+            if not self._covers(self._available(running), sequence, path):
+                return False  # nothing is asked for before its turn for pages comes
             if arrivals.begin(sequence, path, names):
                 return True
         sequence.restore.done = True
@@ -183,11 +183,17 @@ class KVCacheManager:
         """True if all tokens and the next few find pages beside `path` without taking any from the
         running sequences; otherwise the sequence is `refused`.
         """
-        unheld = sum(self._pool.refs[node.page] == 1 for node in path)
         available = self._available(running)
-        fits = available - unheld >= self._needs_soon(sequence) - len(path)
+        fits = self._covers(available, sequence, path)
         self._refused = None if fits else (sequence, available)
         return fits
+
+    def _covers(self, available: int, sequence: Sequence, path: list[Node]) -> bool:
+        """True if so many pages, free or reclaimable, are those that a sequence needs soon beside
+        `path`.
+        """
+        unheld = sum(self._pool.refs[node.page] == 1 for node in path)
+        return available - unheld >= self._needs_soon(sequence) - len(path)
 
     def _needs_soon(self, sequence: Sequence) -> int:
         """Pages for the present tokens and the next few."""
