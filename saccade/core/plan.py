@@ -9,7 +9,7 @@ computed, and a `StepResult` answers each, in order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -227,6 +227,13 @@ class PageMoves:
 
     def __bool__(self) -> bool:
         return bool(self.host) or bool(self.disk)
+
+    @property
+    def fetched(self) -> Iterator[tuple[bytes, PageTier]]:
+        """Names of the pages to read, and from where."""
+        for tier, moves in zip(PAGE_TIERS, (self.host, self.disk), strict=True):
+            for copy in moves.fetch:
+                yield copy.name, tier
 
 
 NO_PAGE_MOVES = PageMoves()

@@ -131,15 +131,18 @@ class KVCacheManager:
         kept = self._prefix.kept if self._prefix else None
         return kept.take_moves() if kept and kept.moving else NO_PAGE_MOVES
 
-    def pages_told(self, flight: Flight, result: StepResult) -> None:
-        """A plan was carried out: take the ends of reads and writes, and the speed of computing."""
+    def pages_told(self, flight: Flight, result: StepResult, later: Iterable[Flight]) -> None:
+        """A plan was carried out, before those of `later`: take the ends of reads and writes, and
+        the speed of computing.
+        """
         if self.arrivals is None:
             return
         now = self.arrivals.clock()
         rows = [row.length for row in flight.plan.rows if row.length > 1]
         self.arrivals.rates.computed(sum(rows), now - max(flight.planned, self._applied))
         self._applied = now
-        self.arrivals.told(result.pages)
+        unread = {each for ahead in later for each in ahead.plan.pages.fetched}
+        self.arrivals.told(result.pages, unread)
 
     def wait_ended(self, sequence: Sequence) -> None:
         """A waiting sequence has ended."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -257,12 +257,16 @@ class PageArrivals:
     def _tier(self, tiers: Mapping[bytes, PageTier], name: bytes) -> KeptTier:
         return self.kept.tiers[tiers[name]]
 
-    def told(self, events: Iterable[PageEvent]) -> None:
-        """Take the workers' news of reads and writes."""
+    def told(self, events: Iterable[PageEvent], unread: Collection[tuple[bytes, PageTier]]) -> None:
+        """Take the workers' news of reads and writes. unread: pages whose reads had not begun yet:
+        an end of their reading is that of an earlier read, which nobody awaits any more.
+        """
         for name, happened, tier in events:
             arrival = self._by_name.get(name)
             if happened == "not saved":
                 self.kept.tiers[tier].not_saved(name)
+            elif (name, tier) in unread:
+                continue
             elif arrival is not None and arrival.tiers[name] == tier:
                 del self._by_name[name]
                 self._came(arrival, name, happened)

@@ -485,7 +485,7 @@ class GenerationScheduler:
             for key in result.failed
             for sequence in self.gallery.encode_failed(key)
         ]
-        self._room.pages_told(flight, result)
+        self._room.pages_told(flight, result, self._flights)
         for key, event in result.disk:
             if event == "not saved":
                 self.embeddings.not_saved(key)
