@@ -374,12 +374,12 @@ class Sequence:
             yield span.start, image
 
     def match(self, tokens: int) -> None:
-        """So many tokens of a waiting sequence are in the prefix cache: no image that only those
-        show is awaited.
+        """So many tokens of a waiting sequence are in the prefix cache. If these are others than
+        before, the image awaited behind those may not be the next to show.
         """
-        self.matched = tokens
-        if self.blocked is not None and tokens >= self.last_use[self.blocked]:
+        if tokens != self.matched:
             self.blocked = None
+        self.matched = tokens
 
     def outcomes(self) -> tuple[ImageOutcome, ...]:
         """The source of each image, as far as known."""
