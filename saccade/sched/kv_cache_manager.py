@@ -103,7 +103,7 @@ class KVCacheManager:
             if arrivals.begin(sequence, path, names):
                 return True
         sequence.restore.done = True
-        sequence.matched = len(path) * room
+        sequence.match(len(path) * room)
         return False
 
     # ---- pages beside the pool

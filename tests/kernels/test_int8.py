@@ -16,14 +16,14 @@ from saccade.kernels.reference.int8 import (
     pack_int8,
     quantise_matrix,
     quantise_rows,
-    runs_int8,
 )
 from saccade.kernels.x86 import vnni_layout
 from saccade.kernels.x86.amx import has_amx
 from saccade.kernels.x86.vnni_call import FORMATS
+from tests.helpers.processor import needs_int8
 from tests.helpers.tensors import noise
 
-pytestmark = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
+pytestmark = needs_int8
 
 
 @pytest.mark.sparse(pairs=True)

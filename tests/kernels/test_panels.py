@@ -15,13 +15,12 @@ from saccade.kernels.matrix import Int4Matrix
 from saccade.kernels.reference.int4 import dense, pack_int4, quantise_int4
 from saccade.kernels.reference.int8 import int8_linear, pack_int8, quantise_matrix
 from saccade.kernels.x86 import jit_cache as native
-from saccade.kernels.x86 import machine_code, vnni
+from saccade.kernels.x86 import machine_code
 from saccade.kernels.x86.vnni_layout import PANEL, pack_panels, panels_linear, panels_reference
+from tests.helpers.processor import needs_vnni
 from tests.helpers.tensors import noise
 
-pytestmark = pytest.mark.skipif(
-    not vnni.runs_vnni(), reason="the processor has no AVX512-VNNI, or llvmlite is not installed"
-)
+pytestmark = needs_vnni
 
 SHAPES = [(64, 96, 96), (100, 256, 64), (33, 128, 128), (7, 272, 400), (31, 160, 32), (1, 40, 64)]
 """(outputs, inputs, group): whole panels and not, one group and several, the last one cut."""

@@ -56,9 +56,9 @@ TensorKind = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class SizeFacts:
-    """What becomes of an image of a size: `tokens` stand in the prompt for its placeholder; the
-    tensors of its pixels; box: its rows' lengths along each axis of positions (empty: their places
-    in the prompt).
+    """An image of a size: its `tokens`, which stand in the prompt for the placeholder; the tensors
+    of its pixels; box: its rows' lengths along each axis of positions (empty: their places in the
+    prompt).
     """
 
     size: Size
