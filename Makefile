@@ -40,6 +40,7 @@ check-code: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_structure.py
+	$(BIN)/python scripts/lengths.py
 
 check-machine-code: .venv/.installed
 	$(BIN)/python -m saccade_bench.lab.aot
