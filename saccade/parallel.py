@@ -38,6 +38,11 @@ SYMMETRIC_BYTES = 64 << 20
 """Largest tensor reduced in symmetric memory: a sum of 8,192 tokens of a hidden size of 4,096."""
 ONE_SHOT_BYTES = 256 << 10
 CONNECT_SECONDS = 120
+"""Ranks meet within so long."""
+COLLECTIVE_SECONDS = 600
+"""A collective waits so long for a rank that still compiles or captures. A rank that dies ends the
+others at once, through the engine.
+"""
 
 
 class PeerLost(Exception):
@@ -168,9 +173,9 @@ def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
         os.environ.setdefault(variable, "lo")
     store = dist.FileStore(f"/proc/self/fd/{fd}", size)  # type: ignore[attr-defined]
     wire = "gloo" if backend == "gloo" else "nccl"
-    dist.init_process_group(
-        wire, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CONNECT_SECONDS)
-    )
+    store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
+    patience = timedelta(seconds=COLLECTIVE_SECONDS)
+    dist.init_process_group(wire, store=store, rank=rank, world_size=size, timeout=patience)
     assert dist.group.WORLD is not None
     group = Distributed(dist.group.WORLD)
     return Shard(rank, size, SymmetricMemory(group) if backend == "symm-mem" else group)

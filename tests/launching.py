@@ -2,7 +2,8 @@
 down to a stand-in for libcuda (`saccade_bench.lab.aot_launch`): warm-up, steps as of graphs,
 prompts, images, drawn tokens, caches of 8 bits.
 
-Nothing is computed: each token is the same. What is asked is that no launch is refused.
+Nothing is computed: each token is the same. What is asked is that no launch is refused, and that
+kernels are compiled abreast before the first request.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -18,6 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import triton
 
 from saccade.core.config import EncoderConfig, KVConfig, KVDtype, StepGraphSizes
 from saccade.core.types import Request
@@ -80,8 +83,15 @@ def run(preset: str, kept: KVDtype) -> list[str]:
         net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cpu, ops=TritonOps())
         unit = net.spec.patch_unit
         towers = tuple(-(-size // unit) * unit for size in (64, 1024))
+        alone: list[str] = []
+
+        def compiled(*, repr: str, **_: Any) -> None:
+            if not threading.current_thread().name.startswith("compile"):
+                alone.append(repr.partition("[")[0])
+
         try:
             with (
+                patch.object(triton.knobs.runtime, "jit_post_compile_hook", compiled),
                 patch.object(sample_gpu, "launch_sample", draw),
                 patch.object(worker, "finite_rows", finite),
                 patch.object(worker, "quieten", finite),
@@ -101,7 +111,7 @@ def run(preset: str, kept: KVDtype) -> list[str]:
                 outcomes = over.run(asked)
         except Exception as error:  # whatever Triton or the launcher raises is the outcome
             return [f"{preset}: {type(error).__name__}: {str(error)[:400]}"]
-    return [
+    return [f"{preset}: {name} is compiled where it is launched" for name in alone] + [
         f"{preset}: request {id} ended after {len(each.tokens)} tokens: {each.error}"
         for id, each in outcomes.items()
         if each.error or len(each.tokens) != 5

@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -53,6 +52,7 @@ from saccade.engine.claims import (
     scoring_bytes,
     step_graph_bytes,
 )
+from saccade.kernels.libraries.installed import FA3_INSTALL, find_fa3, has_fa4
 
 VIT_GRAPH_SIZES = (
     128,
@@ -428,25 +428,16 @@ def pick_tower_attention(
         )
     if wanted == "triton" and not cuda:
         raise ConfigError("--tune mm_attention_backend=triton: it needs --device cuda")
-    if wanted == "fa3" and (arch != 90 or find_spec("flash_attn_interface") is None):
+    if wanted == "fa3" and (arch != 90 or find_fa3() is None):
         raise ConfigError(
-            "--tune mm_attention_backend=fa3: it needs a GPU of compute capability 9.0, and the "
-            "module flash_attn_interface (FlashAttention-3), which are not both here; use auto"
+            "--tune mm_attention_backend=fa3: it needs a GPU of compute capability 9.0, and "
+            f"FlashAttention-3 ({FA3_INSTALL}), which are not both here; use auto"
         )
     if wanted == "fa4" and not has_fa4():
         raise ConfigError(
             "--tune mm_attention_backend=fa4: the package flash-attn-4 is not installed; use auto"
         )
     return wanted
-
-
-def has_fa4() -> bool:
-    """True if FlashAttention-4 is installed, found without importing it, as an import
-    loads torch.
-    """
-    found = find_spec("flash_attn")
-    places = (found and found.submodule_search_locations) or ()
-    return any((Path(place) / "cute").is_dir() for place in places)
 
 
 def resolve_encoder(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
 from saccade.kernels import device
+from saccade.kernels.libraries.installed import FA3_INSTALL, find_fa3
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.paged import AttentionBackend, PagedShape, ReferenceAttention
 from saccade.kernels.reference.sdpa import SdpaAttention
@@ -26,16 +28,17 @@ AttentionName = Literal["triton", "x86", "sdpa", "reference", "fa3", "flashinfer
 class Registered:
     """runs: True beside these kernels, on a device, for queries of a dtype. captured: a step may be
     a graph: everything that changes between steps is read on the device, in `plan` as well.
-    package: the module, if of another distribution; install: the way to get the package. kept: the
-    cache may have another dtype than queries. ranges: layers may have windows, and images see
-    themselves in both directions. latents: one tensor may be keys and values, of hundreds of
-    values.
+    package: the library's name, if of another distribution; find: tells whether it is installed;
+    install: the way to get it. kept: the cache may have another dtype than queries. ranges: layers
+    may have windows, and images see themselves in both directions. latents: one tensor may be keys
+    and values, of hundreds of values.
     """
 
     make: Callable[[PagedShape], AttentionBackend]
     runs: Callable[[Ops, torch.device, torch.dtype], bool]
     captured: bool
     package: str = ""
+    find: Callable[[], object] | None = None
     install: str = ""
     kept: bool = True
     ranges: bool = False
@@ -43,8 +46,8 @@ class Registered:
 
     @property
     def installed(self) -> bool:
-        """True if the package is found; an import may take seconds."""
-        return not self.package or find_spec(self.package) is not None
+        """True if the library is found. Nothing is imported, which may take seconds."""
+        return self.find is None or self.find() is not None
 
 
 def _triton(shape: PagedShape) -> AttentionBackend:
@@ -101,8 +104,9 @@ BACKENDS: dict[AttentionName, Registered] = {
         _fa3,
         lambda ops, *on: _halves(ops, *on) and device.generation(on[0]) == 90,
         captured=True,
-        package="flash_attn_interface",
-        install="it is FlashAttention-3, the folder hopper of flash-attention's repository",
+        package="FlashAttention-3",
+        find=find_fa3,
+        install=FA3_INSTALL,
         kept=False,
     ),
     "flashinfer": Registered(
@@ -110,6 +114,7 @@ BACKENDS: dict[AttentionName, Registered] = {
         _halves,
         captured=False,
         package="flashinfer",
+        find=partial(find_spec, "flashinfer"),
         install="pip install flashinfer-python; it compiles when it is first used, by nvcc",
     ),
 }

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels.libraries.installed import load_fa3
 from saccade.kernels.reference.segments import Segments, sdpa_segments
 
 Backend = Literal["triton", "flash", "cudnn", "fa3", "fa4", "sdpa"]
@@ -83,12 +84,18 @@ def _fa3_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
     """As `_flash_segments`, by FlashAttention-3."""
-    from flash_attn_interface import flash_attn_varlen_func
-
+    attend = load_fa3("flash_attn_varlen_func")
     bounds, longest = segments.bounds, segments.longest
 
     def launch(*qkv: torch.Tensor) -> Sequence[torch.Tensor]:
-        found = flash_attn_varlen_func(*qkv, bounds, bounds, longest, longest, softmax_scale=scale)
+        found = attend(
+            *qkv,
+            cu_seqlens_q=bounds,
+            cu_seqlens_k=bounds,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            softmax_scale=scale,
+        )
         # Until 2025 it gave a row's denominators, too.
         return (found,) if isinstance(found, torch.Tensor) else found
 

@@ -20,7 +20,7 @@ from saccade.kernels.reference.segments import Segments
 from saccade.kernels.tower_attention import Backend
 from saccade.nn.protocol import Cut, GridFacts, Pack, TowerNet, VisionNet
 from saccade.nn.transfer import send
-from saccade.runtime.graphs import Capture, GraphRunner
+from saccade.runtime.graphs import Capture, GraphRunner, Prepare
 from saccade.runtime.positions import PositionCache
 
 T = TypeVar("T")
@@ -61,6 +61,7 @@ class PackedEncoder:
         config: EncoderConfig,
         like: torch.Tensor,
         capture: Capture | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
         self._spec = net.spec
         self._vision = net.vision
@@ -76,7 +77,9 @@ class PackedEncoder:
         if config.graph_sizes and capture is not None:
             self._buffers = PackBuffers(net, max(config.graph_sizes), config, like)
             unit = net.spec.patch_unit
-            self._graphs = GraphRunner(self._buffers, config.graph_sizes, capture, unit=unit)
+            self._graphs = GraphRunner(
+                self._buffers, config.graph_sizes, capture, unit=unit, prepare=prepare
+            )
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[torch.Tensor]:

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 Inputs = TypeVar("Inputs")
 Replay = Callable[[], object]
+Prepare = Callable[[Replay], object]
+"""Gets ready what some work needs, such as its kernels; may do the work."""
 
 ENOUGH = 64
 """Runs after which the histogram says something."""
@@ -101,9 +103,10 @@ class GraphRunner(Generic[Inputs]):
         capture: Capture,
         progress: str | None = None,
         unit: int = 1,
+        prepare: Prepare | None = None,
     ) -> None:
         """`progress`: the bar's name for captures; None: no bar. `unit`: all sizes are multiples of
-        it.
+        it. `prepare`: is given the work of all sizes before the first capture.
         """
         assert sizes and min(sizes) > 0 and not any(size % unit for size in sizes)
         self._unit = unit
@@ -113,6 +116,8 @@ class GraphRunner(Generic[Inputs]):
         self._graphs: dict[int, Replay] = {}
         self._wanted = sorted(set(sizes))
         self._seen: Counter[int] = Counter()
+        if prepare is not None:
+            prepare(lambda: [self._work(size)() for size in self._wanted])
         largest_first = reversed(self._wanted)
         if progress is not None:
             # None: not where nobody watches.
@@ -179,8 +184,11 @@ class GraphRunner(Generic[Inputs]):
         return len(missing) > 1
 
     def _add(self, size: int) -> None:
+        self._graphs[size] = self._capture(self._work(size))
+
+    def _work(self, size: int) -> Replay:
         inputs, output = self._graphed.inputs(size), self._graphed.output(size)
-        self._graphs[size] = self._capture(lambda: output.copy_(self._graphed.compute(inputs)))
+        return lambda: output.copy_(self._graphed.compute(inputs))
 
     def _step(self, size: int) -> int:
         units = -(-self.largest // (STEPS * self._unit))

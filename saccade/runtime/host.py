@@ -1,16 +1,18 @@
 """Host memory for embeddings: the host tier, and buffers for the way to disk and back.
 
-Beside a GPU the memory is pinned, in slabs allocated and registered once, by a thread, so that
-neither start-up nor a step waits for pinning, and the slabs' bytes are the budget's. Beside a CPU
+Beside a GPU the memory is pinned, piece by piece as it comes into use, by a thread, so that neither
+start-up nor a step waits for pinning. The slabs' bytes are the budget's. Beside a CPU
 an embedding stays in place. Decides nothing; knows nothing of files.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import insort
 from collections.abc import Callable, Sequence
 from functools import partial
+from queue import SimpleQueue
 from typing import Protocol
 
 import torch
@@ -27,8 +29,8 @@ PIECE_BYTES = 1 << 30
 
 
 class Slab:
-    """`capacity` rows of host memory [capacity, width], handed out in runs; from any thread. The
-    end, not pinned yet, is copied more slowly.
+    """`capacity` rows of host memory [capacity, width], handed out in runs; from any thread. A
+    piece is pinned before rows of it are taken, where there is time; else it is copied more slowly.
     """
 
     def __init__(self, capacity: int, like: torch.Tensor, pin: torch.device | None) -> None:
@@ -42,9 +44,18 @@ class Slab:
         self._free = [range(capacity)] if capacity else []  # by start, none next to another
         self._lock = threading.Lock()
         self._pinned: list[Pinned] = []
+        self._to_pin = self._pieces[:] if pin is not None else []
+        self._wanted: SimpleQueue[torch.Tensor | None] = SimpleQueue()
         if pin is not None:
-            work = partial(_pin, self._pieces, self._pinned, pin)
+            work = partial(_pin, self._wanted, self._pinned, pin)
             threading.Thread(target=work, daemon=True, name="pin").start()
+            weakref.finalize(self, self._wanted.put, None)
+            self._pin_until(0)
+
+    def _pin_until(self, piece: int) -> None:
+        for _ in range(piece + 1 + len(self._to_pin) - len(self._pieces)):
+            if self._to_pin:
+                self._wanted.put(self._to_pin.pop(0))
 
     def take(self, count: int, *, whole: bool = False) -> tuple[range, ...] | None:
         """Runs of `count` rows in all; with `whole`, a single one, in a slab of one piece. None
@@ -63,6 +74,8 @@ class Slab:
                 if rest := run[count:]:
                     insort(self._free, rest, key=lambda run: run.start)
                 count -= len(taken[-1])
+            if taken:  # the piece behind the last one taken will be next
+                self._pin_until(1 + (taken[-1].stop - 1) // self._rows)
             return tuple(taken)
 
     def give(self, runs: Sequence[range]) -> None:
@@ -89,8 +102,10 @@ class Slab:
         return found
 
 
-def _pin(pieces: Sequence[torch.Tensor], pinned: list[Pinned], device: torch.device) -> None:
-    for piece in pieces:
+def _pin(
+    wanted: SimpleQueue[torch.Tensor | None], pinned: list[Pinned], device: torch.device
+) -> None:
+    while (piece := wanted.get()) is not None:
         pinned.append(Pinned(piece.view(torch.uint8).view(-1).numpy(), device))
 
 

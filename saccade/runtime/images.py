@@ -27,6 +27,7 @@ from saccade.runtime.graphs import Capture, CudaCapture, eager
 from saccade.runtime.memory import DTYPES, EmbeddingMemory
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.vision import VisionEncoder
+from saccade.runtime.warm import compiler
 
 
 class ImageExecutor:
@@ -45,8 +46,9 @@ class ImageExecutor:
         self.like = torch.empty(
             (0, spec.embedding_width), dtype=DTYPES[config.dtype], device=device
         )
+        prepare = compiler(net.ops, device, shard.size)
         self.encoder = PackedEncoder(
-            net, known, config.encoder, self.like, begin_captures(self.like)
+            net, known, config.encoder, self.like, begin_captures(self.like), prepare
         )
         self._vision = VisionEncoder(spec, self.encoder, arena, self.like, shard, mode)
         blockwise.compile_ahead(self.like)

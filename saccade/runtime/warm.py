@@ -9,15 +9,18 @@ launches.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from saccade.core.config import EngineConfig
 from saccade.core.plan import Open, Plan, Row
 from saccade.core.types import SamplingParams
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import Attention, Batch, FamilyNet
 from saccade.runtime.batch import ROW_TOKENS, Batcher, Frame
 from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.graphs import Prepare
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.sampler import Sampler
 
@@ -96,8 +99,37 @@ def warm_up(
     encoder: PackedEncoder,
     sampler: Sampler | None,
     like: torch.Tensor,
+    ranks: int = 1,
 ) -> None:
-    """Every rank takes part; the sampler is one rank's. `like`: as embeddings."""
+    """Launch every kernel once, compiled several at a time. Every rank takes part; the sampler is
+    one rank's. `like`: as embeddings.
+    """
+    launch = partial(_launch_all, net, attention, batcher, encoder, sampler, like)
+    if prepare := compiler(net.ops, like.device, ranks):
+        prepare(launch)
+    launch()
+
+
+def compiler(ops: Ops, device: torch.device, ranks: int) -> Prepare | None:
+    """Return what compiles all kernels of some work, several at a time; None where nothing is
+    compiled at first launch. ranks: of this machine, which compile at the same time.
+    """
+    if ops.compiles != "everything":
+        return None
+    # Imported where there is a GPU: elsewhere Triton need not be installed.
+    from saccade.kernels.triton.compilation import compile_abreast
+
+    return partial(compile_abreast, device=device, ranks=ranks)
+
+
+def _launch_all(
+    net: FamilyNet,
+    attention: Attention,
+    batcher: Batcher,
+    encoder: PackedEncoder,
+    sampler: Sampler | None,
+    like: torch.Tensor,
+) -> None:
     # Products are others for few rows and for many, whether these decode or are of prompts.
     frames = [Frame.decode(rows) for rows in _doubled(1, batcher.slots)]
     for tokens in _doubled(ROW_TOKENS, batcher.chunk_tokens):

@@ -99,7 +99,8 @@ class Worker:
         )
         if net.ops.compiles == "everything":
             encoder = self.images.encoder
-            warm_up(net, self._attention, self._batcher, encoder, self._sampler, like)
+            warm = net, self._attention, self._batcher, encoder, self._sampler, like
+            warm_up(*warm, ranks=everyone.size)
         elif net.ops.compiles == "decode":
             compile_few(net, self._attention, self._batcher, self.images.encoder)
         self.exact = net.ops.compiles == "decode" and rows_are_exact(

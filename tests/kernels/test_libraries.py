@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from importlib import invalidate_caches
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +23,7 @@ from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions
 from saccade.engine.sizing import pick_tower_attention
 from saccade.kernels.attention_backends import BACKENDS, AttentionName, possible
+from saccade.kernels.libraries import installed
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.paged import (
     AttentionBackend,
@@ -216,7 +219,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
 
 
 @pytest.fixture
-def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def standing_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In place of the packages, installed or not."""
     fa3, flashinfer = ModuleType("flash_attn_interface"), ModuleType("flashinfer")
     vars(fa3).update(
@@ -228,6 +231,10 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(flashinfer)[name] = BatchDecodeWithPagedKVCacheWrapper
     monkeypatch.setitem(sys.modules, "flash_attn_interface", fa3)
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer)
+    monkeypatch.setattr(installed, "find_fa3", lambda: "flash_attn_interface")
+    installed.load_fa3.cache_clear()
+    yield
+    installed.load_fa3.cache_clear()
 
 
 # ---- what is asked of them
@@ -321,22 +328,22 @@ def test_installed_packages_have_the_recorded_parameters(
 # ---- who takes them
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_auto_takes_neither(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+@pytest.mark.parametrize("there", [False, True])
+def test_auto_takes_neither(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     """Before they were measured."""
     monkeypatch.setattr("saccade.kernels.attention_backends.device.generation", lambda _: 90)
-    monkeypatch.setattr(
-        "saccade.kernels.attention_backends.find_spec", lambda _: object() if installed else None
-    )
+    for name in LIBRARIES:
+        found = replace(BACKENDS[name], find=object if there else lambda: None)
+        monkeypatch.setitem(BACKENDS, name, found)
     ops = TritonOps()
     names = possible(ops, CUDA, torch.bfloat16)
-    assert names == (("triton", *LIBRARIES) if installed else ("triton",))
+    assert names == (("triton", *LIBRARIES) if there else ("triton",))
     assert possible(ops, CUDA, torch.float32) == ("triton",), "they know 16 bits alone"
     for graphs in (False, True):
         assert pick_attention("auto", ops, CUDA, torch.bfloat16, graphs=graphs) == "triton"
-    for name in LIBRARIES if installed else ():
+    for name in LIBRARIES if there else ():
         assert pick_attention(name, ops, CUDA, torch.bfloat16) == name
-    if installed:
+    if there:
         with pytest.raises(ConfigError, match="flashinfer: its steps are no graphs"):
             pick_attention("flashinfer", ops, CUDA, torch.bfloat16, graphs=True)
 
@@ -344,14 +351,14 @@ def test_auto_takes_neither(monkeypatch: pytest.MonkeyPatch, installed: bool) ->
 @pytest.mark.parametrize(
     ("name", "package", "how"),
     [
-        ("fa3", "flash_attn_interface", "FlashAttention-3, the folder hopper"),
+        ("fa3", "FlashAttention-3", "pip install kernels"),
         ("flashinfer", "flashinfer", "pip install flashinfer-python"),
     ],
 )
 def test_a_package_that_is_not_there_is_named_with_how_to_come_by_it(
     name: AttentionName, package: str, how: str
 ) -> None:
-    if find_spec(package) is not None:
+    if BACKENDS[name].installed:
         pytest.skip("it is installed")
     with pytest.raises(
         ConfigError, match=f"--attention-backend {name}: {package} is not inst.*{how}"
@@ -372,11 +379,55 @@ def test_the_tower_by_fa3_wants_a_hopper_and_the_package(
 ) -> None:
     wanted = EngineOptions(mm_attention_backend="fa3").mm_attention_backend
     card = Hardware("cuda", "", 1, 1, arch=arch)
-    monkeypatch.setattr("saccade.engine.sizing.find_spec", lambda _: object())
+    monkeypatch.setattr("saccade.engine.sizing.find_fa3", lambda: "sgl_kernel")
     if arch == 90:
         assert pick_tower_attention(wanted, card.arch, cuda=True, half=True) == "fa3"
-        monkeypatch.setattr("saccade.engine.sizing.find_spec", lambda _: None)
+        monkeypatch.setattr("saccade.engine.sizing.find_fa3", lambda: None)
     with pytest.raises(ConfigError, match="fa3: it needs a GPU of compute capability"):
         pick_tower_attention(wanted, card.arch, cuda=True, half=True)
     with pytest.raises(ConfigError, match="fa3: it needs --device cuda and a dtype of 16 bits"):
         pick_tower_attention(wanted, 90, cuda=True, half=False)
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Adds a package to those that can be imported, whose functions say which module has them."""
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {"flash_attn_interface", "sgl_kernel", "kernels"}
+
+    def forget() -> None:
+        for name in [each for each in sys.modules if each.split(".")[0] in names]:
+            del sys.modules[name]
+        installed.load_fa3.cache_clear()
+
+    def add(module: str, text: str = "def flash_attn_varlen_func(): return __name__") -> None:
+        path = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        invalidate_caches()
+        forget()
+
+    forget()
+    yield add
+    forget()
+
+
+def test_fa3_is_taken_from_whichever_package_has_it(packages: Callable[..., None]) -> None:
+    if installed.find_fa3() is not None:
+        pytest.skip("FlashAttention-3 is installed")
+    fetched = "class Build:\n    @staticmethod\n    def flash_attn_varlen_func(): return 'fetched'"
+    packages("kernels", f"{fetched}\ndef get_kernel(name, version): return Build")
+    assert installed.load_fa3("flash_attn_varlen_func")() == "fetched"
+    packages("sgl_kernel.other")  # a release without FlashAttention-3
+    assert installed.find_fa3() == "kernels"
+    packages("sgl_kernel.flash_attn")
+    assert installed.load_fa3("flash_attn_varlen_func")() == "sgl_kernel.flash_attn"
+    packages("flash_attn_interface")
+    assert installed.load_fa3("flash_attn_varlen_func")() == "flash_attn_interface"
+
+
+def test_fa3_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "find_fa3", lambda: None)
+    installed.load_fa3.cache_clear()
+    with pytest.raises(ImportError, match="FlashAttention-3 is not installed: pip install kernels"):
+        installed.load_fa3("flash_attn_varlen_func")

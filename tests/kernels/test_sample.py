@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from saccade.core.types import SamplingParams
+from saccade.kernels import device as placement
 from saccade.kernels.reference.ops import Ops
 from saccade.runtime.sampler import Draws, Sampler, uniform
 
@@ -136,6 +137,29 @@ def test_some_rows_have_masks_and_others_none(device: str, edit: dict[str, Any])
     ours, theirs = draw(device, logits, asked, allowed, [1, 3, 4])
     assert ours == theirs
     assert ours[1] in (96, 97) and ours[4] == 7 and (ours[0] == 7) == (not edit)
+
+
+def test_a_server_of_many_slots_draws_the_same(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In smaller blocks, whatever the number of rows."""
+    monkeypatch.setattr(sample_gpu, "BLOCK", 64)
+    blocks: list[int] = []
+    row_block = sample_gpu.row_block
+
+    def seen(*given: Any) -> Any:
+        blocks.append(given[5])
+        return row_block(*given)
+
+    asked = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(3)]
+    for processors, block in ((3, 64), (2, 32)):
+        monkeypatch.setattr(placement, "multiprocessors", lambda _, count=processors: count)
+        if device == "cpu":
+            monkeypatch.setattr(sample_gpu, "row_block", seen)
+        ours, theirs = draw(device, noise(len(asked)), asked)
+        assert ours == theirs
+        assert {int(each) for each in blocks} <= {block}
+        blocks.clear()
 
 
 @pytest.mark.parametrize("point", [0.0, 1.0 - 2.0**-53])

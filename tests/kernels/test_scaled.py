@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from saccade.kernels import device as placement
 from saccade.kernels.matrix import FP8, Fp8Matrix, Fp8Rows, Rows
+from saccade.kernels.reference import fp8
 from saccade.kernels.reference.fp8 import (
     BLOCK,
     FEW_ROWS,
@@ -136,6 +137,27 @@ def multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device does."""
     monkeypatch.setattr(placement, "multiplies_fp8", lambda *_: True)
     monkeypatch.setattr(placement, "multiplies_blocks", lambda _: True)
+
+
+@pytest.mark.parametrize("group", [256, 128])
+def test_a_device_that_refuses_the_product_has_rows_as_they_are(
+    multiplies: None, monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    """As cuBLAS refuses scales by rows on sm_120. A device without memory is no such device."""
+    raised: Exception = RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise raised
+
+    monkeypatch.setattr(fp8, "scaled_linear", refuse)
+    plain = matrix(256, 256, group)
+    ready = prepare(plain, torch.bfloat16)
+    assert not ready.scaled and not ready.rows_group()
+    x = noise(FEW_ROWS + 3, 256)
+    assert torch.equal(PLAIN.fp8_linear(x, ready), PLAIN.fp8_linear(x, plain))
+    raised = torch.OutOfMemoryError("no memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        prepare(plain, torch.bfloat16)
 
 
 @SCALES_BY_ROWS

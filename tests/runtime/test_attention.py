@@ -172,6 +172,19 @@ def test_what_lies_in_other_slots_does_not_matter(
 
 
 @pytest.mark.parametrize("name", ["sdpa", "reference"])
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("lengths", [[(4, 20), (1, 9)], [(1, 9), (1, 18), (1, 3), (1, 1)]])
+def test_caches_may_be_views_of_one_tensor(
+    lengths: list[tuple[int, int]], scattered: bool, name: AttentionName
+) -> None:
+    wanted = Case(lengths, 4, scattered, torch.float32).attend(name)
+    case = Case(lengths, 4, scattered, torch.float32)
+    case.caches = [*torch.stack((torch.zeros_like(case.caches[0]), *case.caches))[1:]]
+    assert all(cache.storage_offset() for cache in case.caches)
+    assert torch.equal(case.attend(name), wanted)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "reference"])
 def test_keys_and_values_are_cached_in_their_slots_only(name: AttentionName) -> None:
     case = Case([(3, 10), (1, 2)], 4, True, torch.float32)
     before = [cache.clone() for cache in case.caches]

@@ -55,6 +55,22 @@ def run(runner: GraphRunner[torch.Tensor], values: list[float]) -> torch.Tensor 
     return runner.run(len(values), fill)
 
 
+def test_the_work_of_all_sizes_is_prepared_before_the_first_capture() -> None:
+    doubling = Doubling(8)
+    captured: list[int] = []
+
+    def prepare(work: Replay) -> None:
+        work()
+        assert doubling.computed == {2: 1, 8: 1} and not captured
+
+    def capture(work: Replay) -> Replay:
+        captured.append(1)
+        return work
+
+    GraphRunner(doubling, [2, 8], capture, prepare=prepare)
+    assert len(captured) == 2
+
+
 def test_the_smallest_graph_that_fits_is_replayed() -> None:
     doubling = Doubling(8)
     captured: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,24 @@ def test_views_are_the_memory_itself() -> None:
         part.fill_(value)
     (all_of_it,) = slab.views([range(7)])
     assert all_of_it[:, 0].tolist() == [1.0] * 3 + [2.0] * 4
+
+
+def test_a_piece_is_pinned_before_it_is_used_and_not_before_the_one_in_front_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr(host, "Pinned", lambda memory, _: registered.put(memory.ctypes.data))
+    monkeypatch.setattr(host, "PIECE_BYTES", 7 * LIKE.element_size() * 2)
+    slab = Slab(28, LIKE, torch.device("cpu"))
+    pieces = [part.data_ptr() for part in slab.views([range(28)])]
+    (pin,) = [each for each in threading.enumerate() if each.name == "pin"]
+    assert registered.get(timeout=30) == pieces[0]
+    for taken, piece in ((5, 1), (9, 2)):
+        assert slab.take(taken) and registered.get(timeout=30) == pieces[piece]
+    assert slab.take(7) and registered.get(timeout=30) == pieces[3] and slab.take(7)
+    del slab  # the thread has nothing left to do
+    pin.join(30)
+    assert not pin.is_alive() and registered.empty()
 
 
 def test_memory_is_pinned_in_pieces_beside_start_up_and_no_copy_spans_two(

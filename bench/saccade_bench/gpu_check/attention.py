@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 
 import torch
 from torch.nn import functional as F
 
 from saccade.kernels.attention_backends import BACKENDS, AttentionName, possible
+from saccade.kernels.libraries.installed import find_fa3
 from saccade.kernels.matrix import FP8
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.fp8 import to_fp8
@@ -118,7 +118,7 @@ def bench_tower(bench: Bench) -> None:
         if bench.device.type == "cuda":
             ways["torch flash"] = [partial(flash, q, k, v, bounds)]
             ways["cudnn"] = [partial(cudnn, q, k, v, bounds)]
-            if find_spec("flash_attn_interface"):
+            if find_fa3():
                 whole = Segments(bounds, tokens)
                 ways["fa3"] = [partial(varlen_attention, q, k, v, whole, TOWER_DIM**-0.5, "fa3")]
         else:

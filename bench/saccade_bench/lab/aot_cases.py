@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from saccade.kernels import device
 from saccade.kernels.matrix import Fp8Experts, Fp8Matrix, Stack
 from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.delta import StateRows
@@ -100,6 +101,8 @@ def cases() -> Iterator[KernelCase]:
     for masked in (False, True):
         name = "sample" + (" under a mask" if masked else "")
         yield KernelCase(name, sample_gpu, partial(_sample, masked), one)
+        crowd = partial(_sample, masked, 2 * device.multiprocessors(torch.device("cpu")))
+        yield KernelCase(f"{name}, in many slots", sample_gpu, crowd, one)
         # Of a block, the few tokens that have been.
         each = {"_edit": Promise(access=4), "_count": Promise(access=4)}
         name = "edits" + (" under a mask" if masked else "")
@@ -414,13 +417,13 @@ def _segments(dim: int, longest: int) -> None:
     segments_gpu.launch_segments(q, k, v, bounds, bounds, longest, 0.1)
 
 
-def _sample(masked: bool) -> None:
+def _sample(masked: bool, slots: int = 4) -> None:
     masks = torch.zeros((4, -(-VOCAB // 32)), dtype=torch.int32) if masked else None
     sample_gpu.launch_sample(
         torch.empty((4, VOCAB)),
         torch.zeros(4, dtype=torch.int64),
-        torch.zeros((4, 3)),
-        torch.zeros(4, dtype=torch.int32),
+        torch.zeros((slots, 3)),
+        torch.zeros(slots, dtype=torch.int32),
         torch.zeros(4, dtype=torch.float64),
         masks,
         torch.zeros(4, dtype=torch.int64),

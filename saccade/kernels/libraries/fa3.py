@@ -1,5 +1,5 @@
-"""FlashAttention-3 (`flash_attn_interface`) for rows of prompts over pages, and Triton's kernel for
-rows that decode. What is launched depends on a step's shape alone, as a graph needs it.
+"""FlashAttention-3 for rows of prompts over pages, and Triton's kernel for rows that decode.
+What is launched depends on a step's shape alone, as a graph needs it.
 
 NOT YET RUN on a GPU.
 """
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from saccade.kernels.libraries.installed import load_fa3
 from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 from saccade.kernels.triton.paged_decode import launch_decode, share_keys
 
@@ -20,10 +21,8 @@ class Fa3Attention:
     """
 
     def __init__(self, shape: PagedShape) -> None:
-        from flash_attn_interface import flash_attn_with_kvcache
-
         assert shape.kept == shape.dtype and shape.head_dim % 8 == 0 and shape.head_dim <= 256
-        self._attend = flash_attn_with_kvcache
+        self._attend = load_fa3("flash_attn_with_kvcache")
         self._shape = shape
         self._rows: PagedRows | None = None
         self._pages = torch.empty((0, 0), dtype=torch.int32)  # of rows of prompts [R, pages]

@@ -30,6 +30,8 @@ fast as a kernel of our own, not measured; `gpu-check`'s stage `products` is to 
 """
 LEAST_AMOUNT = 1e-12
 """A group of smaller values than that has the scale of one with this value."""
+TRIED_ROWS = 2 * FEW_ROWS
+"""Rows of the product that tells whether a device multiplies in 8 bits."""
 ROWS_UNIT = 4
 """cuBLAS reads scales of rows 16 bytes at a time: rows are padded to a multiple of this."""
 
@@ -65,16 +67,32 @@ def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
 
 
 def prepare(matrix: Fp8Matrix, dtype: torch.dtype) -> Fp8Matrix:
-    """The matrix, for products with rows of the dtype: `scaled` if the device has scaled
-    products.
+    """Return the matrix for products with rows of the dtype: `scaled` if PyTorch multiplies rows
+    in 8 bits by it, which is tried once.
     """
     place = matrix.values.device
     if not device.multiplies_fp8(place, dtype):
         return matrix
-    if matrix.group != BLOCK or matrix.group == matrix.values.shape[1]:
-        return replace(matrix, scaled=True)
-    blocks = block_scales(matrix.scales) if device.multiplies_blocks(place) else None
-    return replace(matrix, scaled=blocks is not None, blocks=blocks)
+    blocks = None
+    if matrix.group == BLOCK != matrix.values.shape[1] and device.multiplies_blocks(place):
+        blocks = block_scales(matrix.scales)
+    scaled = replace(matrix, scaled=True, blocks=blocks)
+    return scaled if scaled.rows_group() and _multiplies(scaled, dtype) else matrix
+
+
+def _multiplies(matrix: Fp8Matrix, dtype: torch.dtype) -> bool:
+    # cuBLAS refuses a scale for each row on some GPUs that have FP8: sm_100, sm_110, sm_120
+    # (pytorch/pytorch 160693, 192707).
+    rows = torch.zeros(
+        (TRIED_ROWS, matrix.values.shape[1]), dtype=dtype, device=matrix.values.device
+    )
+    try:
+        scaled_linear(quantise_rows(rows, matrix.rows_group()), matrix, None)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return False
+    return True
 
 
 def block_scales(scales: torch.Tensor) -> torch.Tensor | None:

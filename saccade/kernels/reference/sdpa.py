@@ -226,7 +226,8 @@ class SdpaAttention:
         """Keys or values [1, Hkv, K, D] of one sequence, from kv slot `first` on."""
         # One call where slicing and turning would be four: this runs twice per layer, sequence and
         # token.
-        return cache.as_strided(shape, self._strides, first * self._strides[2])
+        start = cache.storage_offset() + first * self._strides[2]
+        return cache.as_strided(shape, self._strides, start)
 
     def _gather_pages(self, pages: torch.Tensor, length: int, cache: torch.Tensor) -> torch.Tensor:
         """The same, page by page: at worst half the time of token by token."""

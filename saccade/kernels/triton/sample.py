@@ -16,9 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
+from saccade.kernels import device
+
 BLOCK = 2048
-"""Logits of a row that are looked at together."""
-WARPS = 16
+"""Logits of a row that are looked at together, by 16 warps. One row fills a multiprocessor: where
+there are more slots than these, a block is half as large, and two rows share one.
+"""
 PIVOTS = tl.constexpr(4)
 """Orders that a pass asks of. More would make a pass longer by more than passes fewer."""
 NATS = tl.constexpr((12.0, 6.0, 3.0))
@@ -362,6 +365,9 @@ def launch_sample(
         assert lines is not None and masks.shape[1] == -(-vocab // 32), "each row has a line"
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
+        # By slots, not by rows: the order of sums differs, and a draw depends on no other row.
+        crowded = len(params) > device.multiprocessors(logits.device)
+        block = min(BLOCK // 2 if crowded else BLOCK, triton.next_power_of_2(vocab))
         _sample[(rows,)](
             logits,
             logits if masks is None else masks,
@@ -374,8 +380,8 @@ def launch_sample(
             vocab,
             logits.stride(0),
             0 if masks is None else masks.stride(0),
-            block=min(BLOCK, triton.next_power_of_2(vocab)),
+            block=block,
             has_mask=masks is not None,
-            num_warps=WARPS,
+            num_warps=8 if crowded else 16,
         )
     return tokens
