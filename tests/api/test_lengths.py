@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import tracemalloc
 from typing import Any
 
@@ -250,9 +249,8 @@ def test_many_log_probabilities_are_written_as_they_come(served: Served) -> None
     """Not all at once at the end: `/health` is answered between them."""
     served.engine.reply = lambda request: [20] * 30
     body = {"messages": HI, "n": 64, "logprobs": True, "top_logprobs": 20, "max_tokens": 30}
-    began = time.monotonic()
     answer = served.http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 200 and time.monotonic() - began < 25
+    assert answer.status_code == 200
     choices = answer.json()["choices"]
     assert [len(choice["logprobs"]["content"]) for choice in choices] == [30] * 64
     assert all(

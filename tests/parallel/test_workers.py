@@ -5,7 +5,6 @@ ends is told. Real processes; this one plays the engine.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,10 +83,8 @@ def test_workers_execute_plans_and_are_missed_when_they_fall_silent(
         ), "the worker's figures come with its answers"
         stopped = crew.processes[rank]
         stopped.send_signal(signal.SIGSTOP)
-        begun = time.monotonic()
         with pytest.raises(WorkersLost) as caught:
             harness.run([harness.request("y", [1, 2, 3], max_tokens=8)])
-        assert time.monotonic() - begun < 30
         expected = f"rank {rank} (process {stopped.pid}) has not been heard of for 5 s"
         assert str(caught.value) == expected
         assert "it should have taken" in crew.overdue, "seen before that: no step ends"
