@@ -46,7 +46,7 @@ def test_blocks_are_exact_but_for_weights_and_answer(
 def test_long_segments_and_long_prompts_are_taken_in_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(blockwise, "has_bf16", lambda: True)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(compiled, "best_kind", lambda: None)
     monkeypatch.setattr(blockwise, "LEAST_QUERIES", 8)
@@ -84,7 +84,7 @@ def test_long_segments_and_long_prompts_are_taken_in_blocks(
 def test_what_long_attention_needs_is_compiled_before_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(blockwise, "has_bf16", lambda: True)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     asked: list[torch.dtype] = []
     weigh = blockwise._weights

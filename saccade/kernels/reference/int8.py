@@ -7,11 +7,10 @@ whatever rows are beside it. Owns nothing.
 
 from __future__ import annotations
 
-import platform
-
 import torch
 
 from saccade.kernels.matrix import Int8Matrix
+from saccade.kernels.processor import has_vnni
 from saccade.kernels.x86.vnni import runs_vnni
 from saccade.kernels.x86.vnni_call import LARGEST, LEAST_SCALE
 from saccade.kernels.x86.vnni_layout import bytes_linear, pack_bytes, pad_scales
@@ -28,11 +27,7 @@ def runs_int8() -> bool:
     """Whether this processor makes sums of 8-bit products without overflow (VNNI or AMX), and torch
     has the kernel.
     """
-    return (
-        platform.machine() == "x86_64"
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.cpu._is_vnni_supported())
-    )
+    return has_vnni() and torch.backends.mkldnn.is_available()
 
 
 def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:

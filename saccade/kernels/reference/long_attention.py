@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from saccade.kernels.device import has_numba
+from saccade.kernels.processor import has_bf16
 
 LEAST_QUERIES = 64
 """Rows of a key head's products below which PyTorch's attention is as fast."""
@@ -33,7 +34,7 @@ def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
         and q.device.type == "cpu"
         and queries >= LEAST_QUERIES
         and keys >= LEAST_KEYS
-        and torch.cpu._is_avx512_bf16_supported()
+        and has_bf16()
         and not torch.cpu._is_amx_tile_supported()
     )
 

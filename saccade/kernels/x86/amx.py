@@ -8,11 +8,13 @@ from importlib.util import find_spec
 
 import torch
 
+from saccade.kernels.processor import has_bf16
+
 
 @cache
 def has_amx(feature: str) -> bool:
     """feature: "amx-bf16" or "amx-int8". The process asks once for the room of the tiles."""
-    if find_spec("llvmlite") is None or not torch.cpu._is_avx512_bf16_supported():
+    if find_spec("llvmlite") is None or not has_bf16():
         return False
     from llvmlite import binding
 

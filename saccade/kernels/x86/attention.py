@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from saccade.kernels.processor import has_bf16
 from saccade.kernels.x86 import attention_call
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.attention_call import (
@@ -59,7 +60,7 @@ class KeyLayout:
 @cache
 def best_kind() -> Kind | None:
     """The best kind allowed by this processor and its system's kernel; None: no kind."""
-    if find_spec("llvmlite") is None or not torch.cpu._is_avx512_bf16_supported():
+    if find_spec("llvmlite") is None or not has_bf16():
         return None
     return "amx" if has_amx("amx-bf16") else "pairs"
 

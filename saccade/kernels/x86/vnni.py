@@ -8,13 +8,11 @@ Owns how they are called. Knows nothing of tensors
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Mapping
 from functools import cache, partial
 from importlib.util import find_spec
 
-import torch
-
+from saccade.kernels.processor import has_vnni
 from saccade.kernels.x86 import vnni_call
 from saccade.kernels.x86.amx import has_amx
 from saccade.kernels.x86.jit_cache import run_on_threads
@@ -24,15 +22,7 @@ from saccade.kernels.x86.vnni_call import FIELDS, Call
 
 def runs_vnni() -> bool:
     """Whether this processor has the instructions, and LLVM is there to make functions of them."""
-    return _can_run() and find_spec("llvmlite") is not None
-
-
-def _can_run() -> bool:
-    return (
-        platform.machine() == "x86_64"
-        and bool(torch.cpu._is_avx512_supported())
-        and bool(torch.cpu._is_vnni_supported())
-    )
+    return has_vnni() and find_spec("llvmlite") is not None
 
 
 @cache

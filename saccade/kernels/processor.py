@@ -1,0 +1,30 @@
+"""The instructions that kernels may use on this processor.
+
+PyTorch's own switch hides them from all kernels: `ATEN_CPU_CAPABILITY=avx2` stands for a processor
+without AVX-512. oneDNN has a switch beside it, `ONEDNN_MAX_CPU_ISA=AVX2`.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+
+def has_avx512() -> bool:
+    """Return True if vectors may have 512 bits."""
+    return (
+        platform.machine() == "x86_64"
+        and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+        and bool(torch.cpu._is_avx512_supported())
+    )
+
+
+def has_vnni() -> bool:
+    """Return True if 8-bit products are summed without overflow."""
+    return has_avx512() and bool(torch.cpu._is_vnni_supported())
+
+
+def has_bf16() -> bool:
+    """Return True if bfloat16 numbers are multiplied in pairs."""
+    return has_avx512() and bool(torch.cpu._is_avx512_bf16_supported())
