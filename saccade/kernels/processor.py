@@ -7,10 +7,12 @@ without AVX-512. oneDNN has a switch beside it, `ONEDNN_MAX_CPU_ISA=AVX2`.
 from __future__ import annotations
 
 import platform
+from functools import cache
 
 import torch
 
 
+@cache
 def has_avx512() -> bool:
     """Return True if vectors may have 512 bits."""
     return (
@@ -20,11 +22,13 @@ def has_avx512() -> bool:
     )
 
 
+@cache
 def has_vnni() -> bool:
     """Return True if 8-bit products are summed without overflow."""
     return has_avx512() and bool(torch.cpu._is_vnni_supported())
 
 
+@cache
 def has_bf16() -> bool:
     """Return True if bfloat16 numbers are multiplied in pairs."""
     return has_avx512() and bool(torch.cpu._is_avx512_bf16_supported())
