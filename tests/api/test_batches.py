@@ -335,14 +335,14 @@ def test_a_list_opens_the_batches_of_its_page_alone(
     assert [each.id for each in found] == mine[5:9] == opened
     opened.clear()
     assert store.page("nobody", ALL) == [] and opened == []
-    made = kept(store, "me", 50)
+    fresh = kept(store, "me", 50)
     opened.clear()
-    assert [each.id for each in store.page("me", Paging(1, True, ""))] == [made, mine[11]]
+    assert [each.id for each in store.page("me", Paging(1, True, ""))] == [fresh, mine[11]]
     assert len(opened) == 3, "the new one is read once, too"
     elsewhere = kept(before, "me", 60)
     assert store.page("me", Paging(1, True, ""))[0].id == elsewhere, "of another server"
     before._forget(elsewhere)
-    assert store.page("me", Paging(1, True, ""))[0].id == made
+    assert store.page("me", Paging(1, True, ""))[0].id == fresh
     opened.clear()
     kept(store, "me", 70, "in_progress")
     assert len(opened) <= 1 + 13, "a new batch opens its own, and once those not known to be over"
