@@ -254,7 +254,7 @@ class CacheOptions:
         for name in ("embedding_cache_disk_mb", "embedding_cache_shared"):
             if folder is None and getattr(self, name):
                 raise ConfigError(f"{option(name)}: say where, with --embedding-cache-dir")
-        if self.embedding_cache_shared and folder is not None:
+        if folder is not None:
             check_folder("--embedding-cache-dir", folder, SHARED)
 
 
