@@ -7,6 +7,7 @@ Options come from the dataclasses of `core/options.py`.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -23,6 +24,7 @@ from rich.markup import escape
 from saccade import __version__
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, SaccadeError
+from saccade.core.given_paths import reason, sendable, shown
 from saccade.core.observability_options import ObservabilityOptions
 from saccade.core.options import (
     CacheOptions,
@@ -107,6 +109,13 @@ def check_spelling(tokens: Sequence[str]) -> None:
         shared = name == "--embedding-cache-shared" and "--embedding-cache-dir" not in tokens
         if shared and (folder := value or after) and not folder.startswith("-"):
             raise ConfigError(f"{name} names no folder now: --embedding-cache-dir {folder} {name}")
+
+
+def check_words(tokens: Sequence[str]) -> None:
+    """Raises ConfigError for a word that is not UTF-8, which no message could carry."""
+    for token in tokens:
+        if token != sendable(token):
+            raise ConfigError(f"{shown(token)} is not UTF-8: give the file or folder another name")
 
 
 def flat(group: str) -> Parameter:
@@ -369,10 +378,19 @@ def run() -> int:
     try:
         if sys.argv[1:2] in (["serve"], ["route"]):
             check_spelling(sys.argv[2:])
+        check_words(sys.argv[1:])
         status: int | None = app(result_action="return_value")
         return status or 0
     except SaccadeError as error:
-        Console(stderr=True).print(
-            f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
-        return 1
+        return _refuse(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _refuse(f"{shown(os.fsdecode(error.filename))}: {reason(error)}")
+
+
+def _refuse(why: str) -> int:
+    Console(stderr=True).print(
+        f"[red]error:[/red] {escape(sendable(why))}", highlight=False, soft_wrap=True
+    )
+    return 1

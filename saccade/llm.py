@@ -24,6 +24,7 @@ from rich.progress import Progress
 
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest, NotFound
+from saccade.core.given_paths import reason, regular, shown
 from saccade.core.options import (
     CacheOptions,
     EngineOptions,
@@ -405,8 +406,13 @@ def check_image(path: Path) -> None:
     from saccade.media.header import probe
 
     try:
-        probe(path.read_bytes(), MediaOptions().max_image_pixels)
-    except (OSError, ImageError) as error:
+        with open(path, "rb", opener=regular) as file:
+            data = file.read()
+    except OSError as error:
+        raise ImageError(f"{shown(path)}: {reason(error)}") from None
+    try:
+        probe(data, MediaOptions().max_image_pixels)
+    except ImageError as error:
         raise ImageError(f"{path}: {error}") from None
 
 

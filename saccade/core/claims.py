@@ -14,11 +14,12 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.core.errors import ConfigError
+from saccade.core.given_paths import reason, shown
 
 log = logging.getLogger("saccade")
 
@@ -70,8 +71,13 @@ class Claim:
 
 def check_folder(option: str, name: str, claim: Claim) -> None:
     """Raises ConfigError unless the folder `name` is claimed by `claim`, or can be."""
-    folder = Path(name).expanduser()
-    standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        folder = Path(name).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            folder.stat()
+        standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{option} {shown(name)!r}: {reason(error)}") from None
     if not name or not standing.is_dir():
         raise ConfigError(f"{option} {name!r}: {standing} is not a folder")
     if standing != folder and not os.access(standing, os.W_OK | os.X_OK):

@@ -29,6 +29,7 @@ from saccade.core.config import (
     TowerQuantization,
 )
 from saccade.core.errors import ConfigError
+from saccade.core.given_paths import check_given
 from saccade.core.page_store import PAGES
 from saccade.core.store import SHARED, UPLOADS
 from saccade.core.tuning import basic, option, tuned
@@ -110,6 +111,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         at_least(1, self, "context_length")
+        if self.chat_template:
+            check_given("--chat-template", self.chat_template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +254,7 @@ class CacheOptions:
         for name in ("embedding_cache_disk_mb", "embedding_cache_shared"):
             if folder is None and getattr(self, name):
                 raise ConfigError(f"{option(name)}: say where, with --embedding-cache-dir")
-        if self.embedding_cache_shared and folder is not None:
+        if folder is not None:
             check_folder("--embedding-cache-dir", folder, SHARED)
 
 
@@ -350,8 +353,8 @@ class MediaOptions:
         above(0, self, "fetch_timeout", "decode_timeout", "decode_memory_mb")
         named(self, "allowed_media_domains")
         allowed = self.allowed_local_media_path
-        if allowed is not None and not (allowed and Path(allowed).is_dir()):
-            raise ConfigError(f"--allowed-local-media-path {allowed!r} is not a folder")
+        if allowed is not None:
+            check_given("--allowed-local-media-path", allowed, folder=True)
         if self.files_dir is not None:
             check_folder("--files-dir", self.files_dir, UPLOADS)
 
@@ -425,6 +428,8 @@ class ServerOptions:
         if self.api_key == "":
             raise ConfigError(EMPTY_KEY)
         named(self, "served_model_name", "cors_origins", "allowed_hosts")
+        if self.api_keys_file is not None:
+            check_given("--api-keys-file", self.api_keys_file)
 
     @property
     def key(self) -> str | None:
@@ -533,6 +538,7 @@ class RoleOptions:
         for path in self._files:
             if len(self.encoders) > 1:
                 raise ConfigError(f"--encoders {path}: name one file, or URLs")
+            check_given("--encoders", path)
             if "/" not in path and not Path(path).exists():
                 raise ConfigError(f"--encoders {path}: give http://HOST:PORT, or a file (./NAME)")
         if (self.role == "language") != bool(self.encoders):

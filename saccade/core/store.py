@@ -26,7 +26,7 @@ LONE_DRAFT_NAME = re.compile(r"[0-9a-f]{40}\.[0-9]+\.tmp")
 MODEL_NAME = re.compile(r"[0-9a-f]{32}")
 
 SHARED = Claim(".saccade-embeddings", re.compile(r"lock|cards|[0-9a-f]{32}"))
-"""The folder of embeddings that several servers share."""
+"""The folder of embeddings, of one server or shared by several."""
 CARDS = "cards"
 """The folder beside these of what the front knows of files (`media/cards.py`)."""
 BATCHES = "batches"

@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from saccade.core.client import Client, client_address
 from saccade.core.errors import ConfigError
+from saccade.core.given_paths import read_text, reason, shown
 from saccade.core.options import ServerOptions
 from saccade.edge.headers import given_key
 
@@ -114,14 +115,14 @@ def read_keys(path: Path) -> dict[str, str]:
     Raises ConfigError that names the line, never the key.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(path, "utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ConfigError(
             f"--api-keys-file {path}: not UTF-8 (a file that begins with the byte order mark of "
             "UTF-16 is none): save it as UTF-8"
         ) from None
     except OSError as error:
-        raise ConfigError(f"--api-keys-file {path}: {error}") from None
+        raise ConfigError(f"--api-keys-file {shown(path)}: {reason(error)}") from None
     keys: dict[str, str] = {}
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):

@@ -28,6 +28,7 @@ from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.gc_freeze import settle
+from saccade.core.given_paths import readable, sendable
 from saccade.core.messages import (
     ENGINE_END,
     EngineBoot,
@@ -79,14 +80,14 @@ async def run(boot: EngineBoot, parent: ParentLink) -> int:
     try:
         await serve(boot, front, workers, arrived, metrics)
     except StartupError as error:
-        front.send(Failed(str(error)))
+        front.send(Failed(sendable(str(error))))
         return 1
     except WorkersLost as lost:
-        front.send(Failed(str(lost)))
+        front.send(Failed(sendable(str(lost))))
         return 1
     except Exception as error:
         traceback.print_exc()
-        front.send(Failed(f"the engine failed: {type(error).__name__}: {error}"))
+        front.send(Failed(sendable(f"the engine failed: {type(error).__name__}: {error}")))
         return 1
     finally:
         await workers.kill()
@@ -105,7 +106,8 @@ async def serve(
 
     Raises StartupError, WorkersLost.
     """
-    spec = load_spec(Path(boot.folder), boot.model.family_option)
+    with readable(boot.folder):
+        spec = load_spec(Path(boot.folder), boot.model.family_option)
     words = await front.receive()
     assert isinstance(words, TokenizerText)
     guides = GrammarLoader(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
@@ -118,7 +120,8 @@ async def serve(
     keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
     reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
-    weights = await reading if reading else ""
+    with readable(boot.folder):
+        weights = await reading if reading else ""
     loaded = await loading
     # Decide what was left open.
     hardware = share_hardware([each.hardware for each in loaded])

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from blake3 import blake3
 
 from saccade.core.errors import CheckpointError
+from saccade.core.given_paths import read_text
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
 """The built-in model's folder."""
@@ -67,7 +68,9 @@ def digest_weights(folder: Path) -> str:
     files = weights_elsewhere(folder) or folder.glob("*.safetensors")
     adapter = (folder / IMAGES_ADAPTER).glob("adapter_*")
     for path in sorted([*files, *adapter, folder / "config.json"]):
-        digest.update(f"{path.name} {path.stat().st_size} ".encode())
+        if not path.is_file():
+            raise CheckpointError(f"{path} is not a file")  # opening a pipe would wait
+        digest.update(f"{path.name} {path.stat().st_size} ".encode(errors="surrogateescape"))
         digest.update_mmap(path)
     return digest.hexdigest()
 
@@ -343,7 +346,7 @@ def read_json(path: Path, *, required: bool = True) -> Section:
             raise CheckpointError(f"{path} is missing")
         return Section(str(path), {})
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(data, dict):

@@ -12,6 +12,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import MIB, Role
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
+from saccade.core.given_paths import readable
 from saccade.core.metrics import Metrics
 from saccade.core.options import CacheOptions
 from saccade.core.serve_options import ServeOptions
@@ -42,6 +43,11 @@ def build_front(model: str, serving: ServeOptions) -> RequestManager:
 
     Call on a running event loop. Raises StartupError for unusable files or options.
     """
+    with readable(model):
+        return _assemble(model, serving)
+
+
+def _assemble(model: str, serving: ServeOptions) -> RequestManager:
     options, engine, role = serving.model, serving.engine, serving.role
     folder = resolve_checkpoint(model, options)
     spec = load_spec(folder, options.family_option)

@@ -58,6 +58,7 @@ class SharedAsk:
     mark: str
     tails: tuple[tuple[str, PromptReading], ...]
     place: str
+    tails_place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +188,18 @@ class PromptReader:
         head = EncodedPrompt(
             tokens, landmarks=tuple(each for each in found if each[0] <= len(tokens))
         )
-        tails = []
-        for text, _ in asked.tails:
+        tails, total = [], 0
+        for at, (text, _) in enumerate(asked.tails, 1):
             # The client's words are no special tokens, whatever they say.
             tail = Rendered(text + end.text, "x" * len(text) + end.marked)
             tails.append(intake.prompts.tokens_of(tail, asked.place, most))
+            if (total := total + len(tails[-1])) > MOST_TOKENS:
+                raise InvalidRequest(
+                    f"{asked.tails_place}: the first {at} of {len(asked.tails)} have {total} "
+                    f"tokens; all together may have {MOST_TOKENS}: ask them in several requests",
+                    asked.tails_place,
+                    "too_many_tokens",
+                )
         return head, tails
 
     # ---- answers

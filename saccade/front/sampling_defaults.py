@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.given_paths import read_text
 from saccade.core.types import LARGEST, SamplingParams
 
 
@@ -16,8 +17,8 @@ def load_sampling_defaults(directory: Path) -> SamplingParams:
     """
     path = directory / "generation_config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
+        config = json.loads(read_text(path)) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given = {name: config[name] for name in names if config.get(name) is not None}

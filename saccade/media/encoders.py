@@ -32,6 +32,7 @@ from saccade.core.exchange import (
     EmbeddingGiven,
     EmbeddingWanted,
 )
+from saccade.core.given_paths import regular
 from saccade.core.metrics import Metrics
 from saccade.core.options import RoleOptions
 from saccade.core.plan import PixelSlot
@@ -291,7 +292,7 @@ def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingWanted, bytes]
 
 def _listed(path: Path) -> list[str]:
     """The encoders' names. Raises OSError, UnicodeDecodeError, ConfigError."""
-    with path.open() as file:
+    with open(path, opener=regular) as file:
         lines = file.read(MOST_LISTED).split()
     return [parse_worker(line, "--encoders")[0] for line in lines]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -15,6 +14,7 @@ import PIL.Image
 from saccade.core.config import PageView
 from saccade.core.errors import ImageError
 from saccade.core.family import PixelBounds
+from saccade.core.given_paths import reason, regular, shown
 from saccade.core.video import VideoWishes
 from saccade.media.content import Budget, Probe, encode_array, encode_image
 from saccade.media.opened import EncodedBytes
@@ -161,10 +161,11 @@ def source_from_object(image: object, param: str) -> ImageSource:
             return ImageSource(encode_array(image), param)
         case os.PathLike():
             try:
-                return ImageSource(Path(image).read_bytes(), param)
-            except OSError as error:
+                with open(image, "rb", opener=regular) as file:
+                    return ImageSource(file.read(), param)
+            except (OSError, ValueError) as error:
                 raise ImageError(
-                    f"{os.fspath(image)} cannot be read: {error.strerror}", param
+                    f"{shown(os.fspath(image))} cannot be read: {reason(error)}", param
                 ) from error
     raise ImageError(
         f"an image must be bytes, a PIL image, a uint8 array or a path, not {type(image).__name__}",

@@ -1,19 +1,21 @@
 """Adapters (LoRA) as PEFT writes them: `adapter_config.json` and `adapter_model.safetensors` of a
 folder.
 
-Anything unsupported is refused by name. A file is read whole, within `MOST_BYTES`, so that hashed
-bytes and used bytes are the same. Knows nothing of networks.
+Anything unsupported is refused by name, from the header, before tensors are read. A file is then
+read whole, within `MOST_BYTES`, so that hashed bytes and used bytes are the same. Knows nothing of
+networks.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import torch
@@ -23,14 +25,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from saccade.core.errors import CheckpointError
+from saccade.core.given_paths import read_bytes, reason, regular, shown
 from saccade.nn.low_rank import LANGUAGE, Factors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_CONFIG_BYTES = 1 << 20
+MOST_HEADER_BYTES = 4 << 20
 MOST_BYTES = 2 << 30
 MOST_RANK = 256
 FINGERPRINT_BYTES = 16
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of a value."""
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 PLAIN_STARTS = (True, False, "true", "false", "gaussian", "orthogonal", "eva")
 """`init_lora_weights` that leave the model's own weights alone."""
@@ -81,50 +86,121 @@ def read_adapter(
     modules: Mapping[str, tuple[int, int]],
     canonical_name: Callable[[str], str],
 ) -> ReadAdapter:
-    """modules: possible targets, [out, in] by canonical name. Raises CheckpointError."""
+    """modules: possible targets, [out, in] by canonical name. Raises CheckpointError, OSError."""
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(
             f"{folder}: adapter_model.bin may hold code, and is not read: save the adapter as "
             f"{WEIGHTS}"
         )
-    told = _read(folder / CONFIG, MOST_CONFIG_BYTES)
+    told = _read_config(folder / CONFIG)
     config = _config(folder / CONFIG, told)
     path = folder / WEIGHTS
-    data = _read(path, MOST_BYTES)
+    with _opened(path) as file:
+        header, stored = _header(path, file, most=2 * len(modules))
+        halves: dict[str, dict[str, str]] = {}
+        for name in stored:
+            if (match := TENSOR.fullmatch(name)) is None:
+                raise CheckpointError(
+                    f"{path}: {name} is not supported: only lora_A and lora_B are"
+                )
+            module = canonical_name(f"{match['module']}.weight").removesuffix(".weight")
+            if module not in modules:
+                raise CheckpointError(
+                    f"{path}: {match['module']} cannot have an adapter here: the linear layers of "
+                    "the language model and of the vision tower can, but for embeddings, head, "
+                    "routers and experts"
+                )
+            halves.setdefault(module, {})[match["half"]] = name
+        if not halves:
+            raise CheckpointError(f"{path} holds no adapter")
+        for module, named in halves.items():
+            shapes = {half: stored[name] for half, name in named.items()}
+            _check_shapes(path, module, shapes, modules[module])
+        data = _whole(path, file, header, stored)
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} is damaged or not complete: {error}") from None
     fingerprint = blake3(blake3(told).digest() + blake3(data).digest())
-    halves: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        if (match := TENSOR.fullmatch(name)) is None:
-            raise CheckpointError(f"{path}: {name} is not supported: only lora_A and lora_B are")
-        module = canonical_name(f"{match['module']}.weight").removesuffix(".weight")
-        if module not in modules:
-            raise CheckpointError(
-                f"{path}: {match['module']} cannot have an adapter here: the linear layers of the "
-                "language model and of the vision tower can, but for embeddings, head, routers and "
-                "experts"
-            )
-        halves.setdefault(module, {})[match["half"]] = tensor
-    if not halves:
-        raise CheckpointError(f"{path} holds no adapter")
-    factors = {name: _factors(path, name, halves[name], modules[name], config) for name in halves}
+    factors = {
+        module: _factors(
+            path, module, {half: tensors[name] for half, name in named.items()}, config
+        )
+        for module, named in halves.items()
+    }
     return ReadAdapter(fingerprint.hexdigest(FINGERPRINT_BYTES), factors)
 
 
-def _read(path: Path, most: int) -> bytes:
+class StoredHalf(Struct):
+    """Half of a module's addition, in a file's header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype]
+
+
+_STORED: msgspec.json.Decoder[StoredHalf] = msgspec.json.Decoder(StoredHalf)
+
+
+def _read_config(path: Path) -> bytes:
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise CheckpointError(f"{path} is not a file")  # opening a pipe would wait
-        with path.open("rb") as file:
-            data = file.read(most + 1) if about.st_size <= most else b""
+        return read_bytes(path, MOST_CONFIG_BYTES)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{shown(path)}: {reason(error)}") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file of at most `MOST_BYTES`. Raises CheckpointError, also for errors while it is read."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+                raise CheckpointError(
+                    f"{path} has {size} bytes; an adapter's may have {MOST_BYTES}"
+                )
+            yield file
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from None
-    if about.st_size > most or len(data) > most:
-        raise CheckpointError(f"{path} has {about.st_size} bytes; an adapter's may have {most}")
+        raise CheckpointError(f"{shown(path)}: {reason(error)}") from None
+
+
+def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, StoredHalf]]:
+    """The file's first bytes, and its tensors: `most` at most. Raises CheckpointError."""
+    first = file.read(8)
+    length = int.from_bytes(first, "little")
+    if length > MOST_HEADER_BYTES:
+        raise CheckpointError(
+            f"{path} is damaged: its header has {length} bytes; an adapter's may have "
+            f"{MOST_HEADER_BYTES}"
+        )
+    header = file.read(length)
+    try:
+        fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        fields.pop("__metadata__", None)
+        if len(fields) > most:
+            raise CheckpointError(
+                f"{path} has {len(fields)} tensors; an adapter of this model has {most} at most"
+            )
+        stored = {name: _STORED.decode(each) for name, each in fields.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged or not complete: {error}") from None
+    return first + header, stored
+
+
+def _whole(path: Path, file: BinaryIO, header: bytes, stored: Mapping[str, StoredHalf]) -> bytes:
+    """All of the file, which ends with its last tensor. Raises CheckpointError."""
+    size = os.fstat(file.fileno()).st_size
+    wanted = len(header) + sum(each.nbytes for each in stored.values())
+    if size != wanted:
+        raise CheckpointError(
+            f"{path} is damaged or not complete: it has {size} bytes, and {wanted} by its header"
+        )
+    file.seek(0)
+    data = file.read(size)
+    if len(data) != size or not data.startswith(header):
+        raise CheckpointError(f"{path} changes while it is read")
     return data
 
 
@@ -152,29 +228,33 @@ def _unsupported(fields: Mapping[str, Any], config: AdapterConfig) -> Iterator[s
             yield f"{name} {str(value)[:100]!r}"
 
 
-def _factors(
-    path: Path,
-    name: str,
-    halves: Mapping[str, torch.Tensor],
-    shape: tuple[int, int],
-    config: AdapterConfig,
-) -> Factors:
-    """The matrices of one module, checked."""
+def _check_shapes(
+    path: Path, name: str, halves: Mapping[str, StoredHalf], shape: tuple[int, int]
+) -> None:
+    """Raises CheckpointError unless a module's matrices fit its own, [out, in]."""
     if halves.keys() != {"A", "B"}:
         raise CheckpointError(f"{path}: {name} has lora_{min(halves)} alone")
-    a, b = halves["A"], halves["B"]
-    rank = len(a) if a.dim() == 2 else 0
+    a, b = halves["A"].shape, halves["B"].shape
+    rank = a[0] if len(a) == 2 else 0
     if not 0 < rank <= MOST_RANK:
         raise CheckpointError(f"{path}: {name} has rank {rank}; it may be from 1 to {MOST_RANK}")
-    if (tuple(a.shape), tuple(b.shape)) != ((rank, shape[1]), (shape[0], rank)):
+    if (a, b) != ((rank, shape[1]), (shape[0], rank)):
         raise CheckpointError(
-            f"{path}: {name}: lora_A {list(a.shape)} and lora_B {list(b.shape)} do not fit the "
+            f"{path}: {name}: lora_A {list(a)} and lora_B {list(b)} do not fit the "
             f"model's matrix {list(shape)}: this adapter is another model's"
         )
+    for half, each in halves.items():
+        if each.dtype not in DTYPES:
+            raise CheckpointError(f"{path}: {name}: lora_{half} is {each.dtype}")
+
+
+def _factors(
+    path: Path, name: str, halves: Mapping[str, torch.Tensor], config: AdapterConfig
+) -> Factors:
+    """The matrices of one module, checked for values that are no numbers."""
     for half, tensor in halves.items():
-        if tensor.dtype not in DTYPES:
-            raise CheckpointError(f"{path}: {name}: lora_{half} is {tensor.dtype}")
         if not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name}: lora_{half} has values that are no numbers")
+    rank = len(halves["A"])
     divisor = math.sqrt(rank) if config.use_rslora else rank
-    return Factors(a, b, config.alpha / divisor)
+    return Factors(halves["A"], halves["B"], config.alpha / divisor)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from saccade.core.errors import CheckpointError
 from saccade.core.plan import Change, Changed
 from saccade.families.registry import family_model
-from saccade.nn.adapter_files import FINGERPRINT_BYTES, ReadAdapter, read_adapter
+from saccade.nn.adapter_files import ReadAdapter, read_adapter
 from saccade.nn.low_rank import Adapters
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
+from saccade.runtime.agreement import agree, attempt
 
 
 class AdapterTable:
@@ -50,16 +50,10 @@ class AdapterTable:
             self.check(change.adapter)
             self._drop(change.adapter)
             return Changed()
-        found: ReadAdapter | None = None
-        nbytes, error = 0, ""
-        try:
-            found = read_adapter(Path(change.folder), self._adapters.modules, self._canonical_name)
-            nbytes = self._adapters.put(change.adapter, found.factors, self._like)
-        except CheckpointError as refused:
-            error = str(refused)
-        except (RuntimeError, MemoryError) as refused:  # torch has no class of its own on a CPU
-            error = f"{change.folder}: there is no memory for it: {str(refused)[:200]}"
-        fingerprint = found.fingerprint if found and not error else ""
+        folder = Path(change.folder)
+        made, error = attempt(folder, lambda: self._read(change.adapter, folder))
+        found, nbytes = made or (None, 0)
+        fingerprint = found.fingerprint if found else ""
         if not agree(fingerprint, self._like, self._everyone):
             error = error or f"{change.folder}: another rank could not read it, or read another"
         if error or found is None:
@@ -67,6 +61,11 @@ class AdapterTable:
             return Changed(error)
         self._loaded.add(change.adapter)
         return Changed("", found.fingerprint, found.tower, found.rank, nbytes)
+
+    def _read(self, adapter: int, folder: Path) -> tuple[ReadAdapter, int]:
+        """What a folder holds, and the bytes that it takes on the device."""
+        found = read_adapter(folder, self._adapters.modules, self._canonical_name)
+        return found, self._adapters.put(adapter, found.factors, self._like)
 
     def _drop(self, adapter: int) -> None:
         self._loaded.discard(adapter)
@@ -76,13 +75,3 @@ class AdapterTable:
 def open_table(net: FamilyNet, like: torch.Tensor, everyone: Shard) -> AdapterTable:
     """The table for a network without adapters yet."""
     return AdapterTable(net.adapters, family_model(net.spec).canonical_name, like, everyone)
-
-
-def agree(fingerprint: str, like: torch.Tensor, everyone: Shard) -> bool:
-    """True if every rank has read the same; fingerprint "": this rank could not."""
-    mine = [float(byte) for byte in bytes.fromhex(fingerprint)]
-    told = torch.zeros(1 + FINGERPRINT_BYTES, device=like.device)
-    told[0] = not mine
-    told[1 : 1 + len(mine)] = torch.tensor(mine)
-    total = everyone.all_reduce(told.clone())
-    return bool(total[0] == 0) and torch.equal(total, told * everyone.size)

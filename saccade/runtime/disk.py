@@ -8,7 +8,6 @@ items are missing, and `collect` says so.
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
@@ -20,11 +19,11 @@ import torch
 
 from saccade.core.config import TowerQuantization
 from saccade.core.family import FamilySpec
+from saccade.core.given_paths import reason
 from saccade.core.plan import Happened
+from saccade.core.rare_warnings import RareWarnings
 from saccade.core.types import Grid
 from saccade.runtime.files import FORMAT, Damaged, Lend, discard, values_of
-
-log = logging.getLogger("saccade")
 
 PENDING_BYTES = 1 << 30
 """Bytes that may wait to be written; what would come on top is not saved."""
@@ -122,6 +121,7 @@ class DiskTier(Generic[K]):
         self._changed = threading.Condition()
         self._closed = False
         self._ended = False
+        self._warnings = RareWarnings()  # the thread's
         self._lend: Lend = lambda _: None
         self._give: Callable[[torch.Tensor], None] = lambda _: None
         self._thread = threading.Thread(target=self._work, name="saccade-disk", daemon=True)
@@ -230,6 +230,7 @@ class DiskTier(Generic[K]):
         try:
             while (job := self._next()) is not None:
                 self._finish(job, self._do(job))
+            self._warnings.close()
         finally:
             with self._changed:
                 self._ended = True
@@ -282,12 +283,17 @@ class DiskTier(Generic[K]):
             failed = "damaged"
         except FileNotFoundError:
             if not self.files.shared or job.kind != "read":
-                log.warning("%s: %s has gone", self.files.what, path.name)
+                self._warnings.warn(
+                    f"{self.files.what}: gone", f"{self.files.what}: {path.name} has gone"
+                )
             failed = "missing"
         except (
             OSError
         ) as error:  # it may pass (too many open files, a disk that is away): the file stays
-            log.warning("%s: %s %s: %s", self.files.what, job.kind, path.name, error)
+            self._warnings.warn(
+                f"{self.files.what}: {job.kind}: {reason(error)}",
+                f"{self.files.what}: {job.kind} {path.name}: {error}",
+            )
         if job.kind == "remove":
             return None
         return job.key, failed if job.kind == "read" else "not saved"

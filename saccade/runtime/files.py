@@ -28,7 +28,7 @@ from blake3 import blake3
 
 from saccade.core.claims import Strange, beside, opened_folder
 from saccade.core.config import DISK_BLOCK
-from saccade.core.store import LONE_DRAFT_NAME, WHOLE_NAME, file_name
+from saccade.core.store import LONE_DRAFT_NAME, SHARED, WHOLE_NAME, file_name
 from saccade.core.types import ImageKey
 from saccade.runtime.shared import SharedRoom
 
@@ -75,9 +75,11 @@ class EmbeddingFiles:
         shared_bytes: int | None = None,
     ) -> None:
         """`shared_bytes`: the budget of all servers that write below `root`; None: a single server
-        keeps its own budget. Raises OSError for a folder that cannot be had.
+        keeps its own budget. Raises OSError for a folder that cannot be had, or is somebody else's.
         """
         self.room = None if shared_bytes is None else SharedRoom(root, shared_bytes)
+        if self.room is None:
+            SHARED.take(root)
         self._folder = root / fingerprint.hex()
         self._identity = {"format": FORMAT, "model": fingerprint.hex()}
         self._width = width

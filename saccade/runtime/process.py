@@ -29,6 +29,7 @@ from saccade.core.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
 from saccade.core.config import Hardware, LanguageAttention
 from saccade.core.errors import StartupError
 from saccade.core.gc_freeze import settle
+from saccade.core.given_paths import readable, sendable
 from saccade.core.messages import (
     PEER_LOST_STATUS,
     WORKER_END,
@@ -88,7 +89,8 @@ def main() -> int:
         if not known:
             traceback.print_exc()
         with suppress(Disconnected):
-            engine.send(Failed(str(error) if known else f"{type(error).__name__}: {error}"))
+            told = str(error) if known else f"{type(error).__name__}: {error}"
+            engine.send(Failed(sendable(told)))
         return 1
     leave()
     return 0
@@ -99,6 +101,32 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     engine.send(Found(torch.cuda.device_count() if torch.cuda.is_available() else 0))
     load = engine.receive()
     assert isinstance(load, Load)
+    with readable(load.folder):
+        make, shard, loaded = _prepare(boot, engine, load)
+    engine.send(loaded)
+    begin = engine.receive()
+    assert isinstance(begin, Begin)
+    put_first(torch.device(begin.config.device))
+    arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
+    metrics = Metrics()
+    if boot.rank == 0:
+        engine.send(Loading("caches and kernels"))
+    worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)
+    del make  # the network is the worker's to let go of
+    settle()
+    images = worker.images
+    engine.send(Begun(images.saved, images.store, images.tower, worker.kept, worker.exact))
+    threading.Thread(target=_beat, args=(engine,), daemon=True).start()
+    carry_out(worker, engine, metrics if boot.rank == 0 else None)
+    worker.close()
+
+
+def _prepare(
+    boot: WorkerBoot, engine: Engine, load: Load
+) -> tuple[Callable[..., Worker | TowerWorker], Shard, Loaded]:
+    """The maker of a worker of the loaded network, its place among ranks, and what was found.
+    Raises OSError, PeerLost, StartupError.
+    """
     tally = LoadTally()
     make: Callable[..., Worker | TowerWorker]
     scales: tuple[tuple[float, float], ...] = ()
@@ -119,22 +147,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
         if load.kv_dtype != "auto" and load.format != "dummy":
             scales = read_kv_scales(folder, spec.kv_spec().kv_layers)
     quantised = tally.line(dtype)
-    engine.send(Loaded(measure_hardware(load.device), quantised, scales, attention))
-    begin = engine.receive()
-    assert isinstance(begin, Begin)
-    put_first(torch.device(begin.config.device))
-    arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
-    metrics = Metrics()
-    if boot.rank == 0:
-        engine.send(Loading("caches and kernels"))
-    worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)
-    del make  # the network is the worker's to let go of
-    settle()
-    images = worker.images
-    engine.send(Begun(images.saved, images.store, images.tower, worker.kept, worker.exact))
-    threading.Thread(target=_beat, args=(engine,), daemon=True).start()
-    carry_out(worker, engine, metrics if boot.rank == 0 else None)
-    worker.close()
+    return make, shard, Loaded(measure_hardware(load.device), quantised, scales, attention)
 
 
 def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | None) -> None:

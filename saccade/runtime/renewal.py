@@ -14,11 +14,9 @@ from pathlib import Path
 import torch
 
 from saccade.core.config import EngineConfig
-from saccade.core.errors import StartupError
-from saccade.nn.adapter_files import FINGERPRINT_BYTES
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
-from saccade.runtime.adapters import agree
+from saccade.runtime.agreement import UNDERSTOOD, agree, attempt
 
 LoadNet = Callable[[Path], tuple[FamilyNet, str]]
 """This rank's slice of the checkpoint in a folder or file, and the digest of its part of the vision
@@ -48,17 +46,12 @@ class Renewal:
 
     def read(self, folder: Path, old: FamilyNet, like: torch.Tensor) -> Renewed:
         """The network in `folder`; every rank takes part."""
-        net, now, error = None, "", ""
-        try:
-            net, now = self.load(folder)
-            if net.spec != old.spec:
-                error = f"{folder}: its config.json, or another of its JSON files, says otherwise"
-        except StartupError as refused:
-            error = str(refused)
-        except (RuntimeError, MemoryError) as refused:  # torch has no class of its own on a CPU
-            error = f"{folder}: there is no memory for a second network: {str(refused)[:200]}"
+        made, error = attempt(folder, lambda: self.load(folder))
+        net, now = made or (None, "")
+        if net is not None and net.spec != old.spec:
+            error = f"{folder}: its config.json, or another of its JSON files, says otherwise"
         # Slices differ, so that only whether all could read is compared.
-        if not agree("" if error else "00" * FINGERPRINT_BYTES, like, self.everyone):
+        if not agree("" if error else UNDERSTOOD, like, self.everyone):
             error = error or f"{folder}: another rank could not read it"
         other = torch.tensor([float(now != self.digest)], device=like.device)
         tower = bool(self.everyone.all_reduce(other)[0])

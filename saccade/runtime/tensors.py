@@ -149,6 +149,8 @@ def weight_files(folder: Path) -> list[Path]:
             )
     else:
         files = sorted(folder.glob("*.safetensors"))
+    if strange := [path for path in files if not path.is_file()]:
+        raise CheckpointError(f"{strange[0]} is not a file")  # opening a pipe would wait
     if not files:
         raise CheckpointError(
             f"{folder} has no *.safetensors file (only safetensors and GGUF are read; --tune "

@@ -16,12 +16,12 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig, StepGraphSizes
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Change, Changed, Memory, Plan, StepResult
-from saccade.nn.adapter_files import FINGERPRINT_BYTES
 from saccade.nn.net import without_weights
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
-from saccade.runtime.adapters import agree, open_table
+from saccade.runtime.adapters import open_table
+from saccade.runtime.agreement import UNDERSTOOD, agree
 from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, PageTable
 from saccade.runtime.begun_step import MaskSource, Step
@@ -255,7 +255,7 @@ class Worker:
             self._memory.take("kv_cache")
         except (RuntimeError, MemoryError) as refused:  # torch has no class of its own on a CPU
             error = f"there is no memory for the KV cache: {str(refused)[:200]}"
-        if not agree("" if error else "00" * FINGERPRINT_BYTES, self.images.like, self._shard):
+        if not agree("" if error else UNDERSTOOD, self.images.like, self._shard):
             self._memory.give("kv_cache")
             error = error or "there is no memory for another rank's KV cache"
         return replace(made, error=error)

@@ -27,6 +27,7 @@ from tokenizers import Tokenizer as Backend
 
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import Templates
+from saccade.core.given_paths import read_text, reason, shown
 from saccade.core.types import CHAT_NAMES, FieldNames
 
 TemplateMessage = dict[str, Any]
@@ -404,9 +405,9 @@ def _content(token: object, where: str) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{shown(path)}: {reason(error)}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -22,11 +22,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from saccade.core.errors import ConfigError
+from saccade.core.given_paths import reason, regular, shown
 from saccade.tools.server import refusal, root, unreachable
 
 TIMEOUT = 60.0
 START_SECONDS = 600.0
 LOOK_SECONDS = 0.5
+LONGEST_LINE = 256 << 20
 OVER = frozenset(("completed", "failed", "expired", "cancelled"))
 Show = Callable[[int, int], None]
 """Told lines that are done, of how many."""
@@ -49,9 +51,11 @@ def run_batch(
 def first_url(file: Path) -> str:
     """Where the file's first line is to be asked, as all others are. Raises ConfigError."""
     try:
-        with file.open(encoding="utf-8") as lines:
-            url = json.loads(lines.readline())["url"]
-    except (OSError, ValueError, KeyError, TypeError):
+        with open(file, encoding="utf-8", opener=regular) as lines:
+            url = json.loads(lines.readline(LONGEST_LINE))["url"]
+    except OSError as error:
+        raise ConfigError(f"{shown(file)}: {reason(error)}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
         url = None
     if not isinstance(url, str):
         raise ConfigError(

@@ -20,6 +20,7 @@ import httpx
 from PIL import Image, UnidentifiedImageError
 
 from saccade.core.errors import ConfigError, SaccadeError
+from saccade.core.given_paths import reason, regular, shown
 from saccade.tools.server import cause, first_model, refusal, root, said, unreachable
 
 TIMEOUT = 600.0
@@ -267,9 +268,10 @@ def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
     else:
         path = Path(name).expanduser()
         try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{asked} {path}: {error.strerror}") from None
+            with open(path, "rb", opener=regular) as file:
+                data = file.read()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{asked} {shown(path)}: {reason(error)}") from None
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         url, told = (
             f"data:{kind};base64,{base64.b64encode(data).decode()}",

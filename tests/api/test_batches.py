@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,14 @@ import pytest
 
 from saccade.api.batches.fields import BatchJob
 from saccade.api.batches.store import BatchStore, HeldBatch, InputLine, new_id, now
-from saccade.core.client import ANYBODY
+from saccade.api.paging import Paging
+from saccade.core.client import ANYBODY, Client
 from saccade.core.options import ServerOptions
 from saccade.core.store import BATCHES
 from tests.helpers.served import Served, serving
 
 SECONDS = 60
+ALL = Paging(100, True, "")
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +155,7 @@ def test_a_batch_that_is_not_kept_whole_stops_no_other(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / f"{begun}.db")) as rows:
         rows.execute("CREATE TABLE batch (described, owner, lifetime, cancelled)")
     assert store.open_batches() == [(whole.id, "")]
-    assert [each.id for each in store.entries("")] == [whole.id]
+    assert [each.id for each in store.page("", ALL)] == [whole.id]
     with store.hold(begun) as held:
         assert held is None
 
@@ -196,7 +201,7 @@ def test_one_key_sees_nothing_of_anothers(served: Served) -> None:
     over(served.openai, id)
     store = BatchStore(served.front.intake.media.files.folder / BATCHES)
     assert store.find(id, "").id == id
-    assert not store.entries("somebody")
+    assert not store.page("somebody", ALL)
 
 
 @pytest.mark.more
@@ -294,3 +299,94 @@ def test_a_batch_that_the_disk_does_not_take_is_refused_and_leaves_nothing() -> 
         again = served.http.post("/v1/batches", json={"input_file_id": input_file, **asked})
         assert over(served.openai, again.json()["id"]).request_counts.completed == 1
         assert len(served.http.get("/v1/batches").json()["data"]) == 1
+
+
+def kept(store: BatchStore, owner: str, made: int, status: str = "completed") -> str:
+    """The id of a batch of an owner's."""
+    batch = BatchJob(
+        id=new_id(), endpoint="/v1/responses", input_file_id="", created_at=made, expires_at=now()
+    )
+    batch.status = status  # type: ignore[assignment]
+    store.add(batch, Client(owner), None)
+    return batch.id
+
+
+def test_a_list_opens_the_batches_of_its_page_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever they are of, and in a folder of an earlier run, where each is read once."""
+    before = BatchStore(tmp_path)
+    mine = [kept(before, "me", made) for made in range(12)]
+    for made in range(20):
+        kept(before, "you", made)
+    store, opened = BatchStore(tmp_path), list[str]()
+    connect = sqlite3.connect
+
+    def noted(path: Path, **more: Any) -> sqlite3.Connection:
+        opened.append(Path(path).stem)
+        return connect(path, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    pages = [[each.id for each in store.page("me", Paging(1, True, ""))] for _ in range(2)]
+    assert pages == [[mine[11], mine[10]]] * 2
+    assert len(opened) == 32 + 2 + 2, "all once, then the page and one more"
+    opened.clear()
+    found = store.page("me", Paging(3, False, mine[4]))
+    assert [each.id for each in found] == mine[5:9] == opened
+    opened.clear()
+    assert store.page("nobody", ALL) == [] and opened == []
+    fresh = kept(store, "me", 50)
+    opened.clear()
+    assert [each.id for each in store.page("me", Paging(1, True, ""))] == [fresh, mine[11]]
+    assert len(opened) == 3, "the new one is read once, too"
+    elsewhere = kept(before, "me", 60)
+    assert store.page("me", Paging(1, True, ""))[0].id == elsewhere, "of another server"
+    before._forget(elsewhere)
+    assert store.page("me", Paging(1, True, ""))[0].id == fresh
+    opened.clear()
+    kept(store, "me", 70, "in_progress")
+    assert len(opened) <= 1 + 13, "a new batch opens its own, and once those not known to be over"
+    opened.clear()
+    kept(store, "me", 80)
+    assert len(opened) <= 1 + 2
+
+
+def test_lists_that_hang_hold_up_their_client_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many: others list and upload, and the event loop's own threads, which read pictures,
+    are free.
+    """
+    hang, begun, hung = threading.Event(), threading.Event(), list[str]()
+    page, most = BatchStore.page, min(32, (os.cpu_count() or 1) + 4) + 2
+
+    def slow(self: BatchStore, owner: str, paging: Paging) -> list[BatchJob]:
+        if owner == "one":
+            hung.append(owner)
+            begun.set()
+            assert hang.wait(SECONDS)
+        return page(self, owner, paging)
+
+    async def in_thread() -> int:
+        return await asyncio.to_thread(lambda: 7)
+
+    monkeypatch.setattr(BatchStore, "page", slow)
+    keys = tmp_path / "keys"
+    keys.write_text("one:first\ntwo:second\n")
+    options = ServerOptions(port=0, api_keys_file=str(keys), served_model_name=("demo",))
+    with serving(options) as served, ThreadPoolExecutor(most) as threads:
+        one = openai.OpenAI(base_url=served.openai.base_url, api_key="first", timeout=SECONDS * 2)
+        two = one.with_options(api_key="second")
+        lists = [threads.submit(one.batches.list) for _ in range(most)]
+        try:
+            assert begun.wait(SECONDS)
+            found = asyncio.run_coroutine_threadsafe(in_thread(), served.loop)
+            assert found.result(SECONDS) == 7
+            made = begin(two, [line(0)])
+            assert [each.id for each in two.batches.list().data] == [made]
+            assert over(two, made).status == "completed"
+            assert len(hung) == 1 and not any(each.done() for each in lists)
+        finally:
+            hang.set()
+        assert all(each.result().data == [] for each in lists)
+    assert len(hung) == most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from saccade.api import prompt_logprobs as prompts
 from saccade.core.messages import Submit
 from saccade.core.types import Request
+from saccade.front import readings
 from tests.helpers.echo import score
 from tests.helpers.served import TOKENIZER, Served
 
@@ -163,6 +165,23 @@ def test_a_prompt_is_computed_for_later(
     else:
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_the_questions_of_decisions_are_bounded_together(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readings, "MOST_TOKENS", 100)
+    question = {"type": "predicate", "instructions": "It is what it is. " * 5}
+    body = {"input": "x " * 90, "questions": [question] * 7}
+    refused = served.http.post("/v1/decisions", json=body)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("questions", "too_many_tokens")
+    told = re.fullmatch(
+        r"questions: the first (\d) of 7 have (\d+) tokens; all together may have 100: .*",
+        error["message"],
+    )
+    assert told and 1 < int(told[1]) < 7 and 100 < int(told[2]) < 200
 
 
 def test_decisions_are_not_computed_for_later(served: Served) -> None:

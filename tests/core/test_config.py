@@ -37,6 +37,7 @@ from saccade.core.options import (
     ParallelOptions,
     ServerOptions,
 )
+from saccade.core.store import SHARED
 from saccade.core.tuning import Tuning, tuning_values
 from saccade.engine import ranks
 from saccade.engine.claims import ATTENTION_BYTES, scoring_bytes, step_graph_bytes
@@ -396,9 +397,7 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
 def test_the_folder_for_embeddings_is_a_folder(spec: FamilySpec, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(
-        ConfigError, match=r"^--embedding-cache-dir .*/file: it is a file, not a folder$"
-    ):
+    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir .*/file is not a folder$"):
         decide(spec, embedding_cache_dir=str(file))
     with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: name a folder$"):
         CacheOptions(embedding_cache_dir="")
@@ -411,6 +410,7 @@ def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
         config = decide(spec, embedding_cache_dir=str(tmp_path), **options)
         return config.embeddings.disk_bytes
 
+    (tmp_path / SHARED.marker).touch()
     for model in ("model", "0" * 32):  # the first is somebody else's
         (tmp_path / model).mkdir()
         (tmp_path / model / ("0" * 40 + ".safetensors")).write_bytes(bytes(64 * MIB))

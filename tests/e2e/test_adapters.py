@@ -17,6 +17,7 @@ from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from tests.e2e.test_serve import image_part, text_part, user
 from tests.helpers.adapters import LANGUAGE, endless, train
+from tests.helpers.paths import strange_paths
 
 pytestmark = pytest.mark.more
 
@@ -167,3 +168,26 @@ def test_what_cannot_be_loaded_is_refused(served: Served, tmp_path: Path) -> Non
     assert served.load("two", "two").is_success and served.load("three", "two").is_success
     assert "the limit is 3" in said("four", one)
     assert served.unload("two").is_success and served.unload("three").is_success
+
+
+def test_a_path_that_cannot_be_read_ends_nothing(served: Served, tmp_path: Path) -> None:
+    """Neither the server nor the request in flight."""
+    wanted = served.ask("tiny", seed=4)
+    fields = {"max_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"model": "tiny", "messages": [user(text_part("what is there?"))], **fields}
+    url = f"{served.server.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        for kind, path in strange_paths(tmp_path).items():
+            told = path.replace("\ud800", "\\ud800").replace("\0", "\\u0000")
+            content = f'{{"lora_name": "new", "lora_path": "{told}"}}'
+            answer = httpx.post(
+                f"{served.server.url}/v1/load_lora_adapter", content=content, timeout=60
+            )
+            assert answer.status_code == 400, (kind, answer.text)
+            if kind != "surrogate":  # which is no JSON
+                assert answer.json()["error"]["param"] == "lora_path", kind
+        assert "data: [DONE]" in list(lines)
+    assert served.ask("tiny", seed=4) == wanted
+    assert httpx.get(f"{served.server.url}/health").status_code == 200

@@ -4,6 +4,9 @@ until the vision tower's change, and nobody's answer is of two models.
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from tests.e2e.test_serve import image_part, text_part, user
+from tests.helpers.paths import strange_paths
 
 pytestmark = pytest.mark.more
 
@@ -118,6 +122,34 @@ def test_weights_that_cannot_be_read_change_nothing(served: Served, tmp_path: Pa
         answer = served.post("/update_weights", {"model_path": str(folder)})
         assert answer.status_code == 400, folder
         assert said in answer.json()["error"]["message"]
+    assert served.post("/resume").is_success
+    assert served.ask()[0] == before
+
+
+def test_paths_that_cannot_be_read_change_nothing(served: Served, tmp_path: Path) -> None:
+    """As the folder or the file of weights, and as each of a folder's files."""
+    before, _ = served.ask()
+    strange = strange_paths(tmp_path)
+    asked = [path for kind, path in strange.items() if kind != "surrogate"]
+    for at, kind in enumerate(("loop", "folder", "pipe", "device", "below a file")):
+        for name in ("config.json", "model.safetensors"):
+            folder = tmp_path / f"{at} {name}"
+            shutil.copytree(served.folders["language"], folder)
+            (folder / name).unlink()
+            (folder / name).symlink_to(strange[kind])
+            asked.append(str(folder))
+    unsayable = tmp_path / "names"
+    shutil.copytree(served.folders["language"], unsayable)
+    index = {"weight_map": {"x": "\ud800.safetensors"}}
+    (unsayable / "model.safetensors.index.json").write_text(json.dumps(index))
+    huge = tmp_path / "huge"
+    shutil.copytree(served.folders["language"], huge)
+    os.truncate(huge / "config.json", 1 << 40)
+    assert served.post("/pause?mode=wait").is_success
+    for path in (*asked, str(unsayable), str(huge)):
+        answer = served.post("/update_weights_from_disk", {"model_path": path})
+        assert answer.status_code == 400, (path, answer.text)
+        assert answer.json()["error"]["param"] == "model_path", path
     assert served.post("/resume").is_success
     assert served.ask()[0] == before
 

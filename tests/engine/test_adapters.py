@@ -5,6 +5,7 @@ alone.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from saccade.core.plan import Change, Changed, Plan
 from saccade.core.types import AdapterRef, Caching, Request
 from saccade.families.registry import load_spec
 from saccade.gguf.folder import write_folder
+from saccade.nn import adapter_files
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import ThreadCrew
@@ -32,6 +34,7 @@ from saccade_bench.fixtures.harness import Crew, Harness, set_threads
 from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
 from tests.gguf.files import checkpoint
 from tests.helpers.adapters import LANGUAGE, Trained, endless, train
+from tests.helpers.paths import strange_paths
 from tests.helpers.processor import COMPILED
 
 NEW_TOKENS = 16
@@ -345,6 +348,110 @@ def test_a_damaged_file_is_refused_and_changes_nothing(
     (folder / "adapter_model.bin").write_bytes(whole)
     assert "may hold code" in engine.load("a", folder).error
     assert engine.harness.run([engine.request("", id="again")])["again"].tokens == before
+
+
+@pytest.mark.parametrize("part", ["", "adapter_config.json", "adapter_model.safetensors"])
+def test_a_path_that_cannot_be_read_is_refused_and_changes_nothing(
+    plain: tuple[Model, Path], tmp_path: Path, part: str
+) -> None:
+    """As the folder, or as one of its files."""
+    model, source = plain
+    engine = Engine(model)
+    for at, (kind, path) in enumerate(strange_paths(tmp_path).items()):
+        folder = Path(path)
+        if part:
+            folder = copied(source, tmp_path / f"{at}")
+            (folder / part).unlink()
+            if kind in ("long", "nul", "surrogate"):
+                continue  # a file of such a name cannot be
+            (folder / part).symlink_to(path)
+        error = engine.load("a", folder).error
+        assert error and error.encode()[:300], kind
+        assert str(tmp_path)[:200] in error or "/dev/zero" in error, error
+        if part:
+            assert part in error
+    assert engine.load("a", source).error == ""
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_disk_that_fails_is_refused_and_changes_nothing(
+    plain: tuple[Model, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    model, source = plain
+    engine = Engine(model)
+    before = engine.harness.run([engine.request("")])[""].tokens
+    folder = copied(source, tmp_path / "a")
+
+    def fail(path: object, *_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error), str(path))
+
+    for name in ("open", "stat", "fstat"):
+        with monkeypatch.context() as failing:
+            failing.setattr(os, name, fail)
+            assert os.strerror(error) in engine.load("a", folder).error, name
+    assert engine.harness.run([engine.request("", id="again")])["again"].tokens == before
+    assert engine.load("a", folder).error == ""
+
+
+def test_a_large_file_is_refused_by_its_header(
+    plain: tuple[Model, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors without number, and a file of 2 GB of which no disk holds anything: whatever follows
+    the header is not read."""
+    model, source = plain
+    engine = Engine(model)
+    folder = copied(source, tmp_path / "a")
+    weights = folder / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    monkeypatch.setattr(adapter_files, "load", lambda _: pytest.fail("the tensors are not read"))
+
+    def write(header: bytes, size: int) -> None:
+        with weights.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(size)
+
+    each = "base_model.model.x{}.lora_A.weight"
+    one = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
+    many = json.dumps({each.format(at): one for at in range(20_000)}).encode()
+    write(many, len(many) + 12)
+    assert "has 20000 tensors; an adapter of this model has" in engine.load("a", folder).error
+    write(many * 4, 1 << 30)
+    assert "its header has" in engine.load("a", folder).error
+    header = whole[8 : 8 + int.from_bytes(whole[:8], "little")]
+    write(header, 2 << 30)
+    assert "has 2147483648 bytes, and" in engine.load("a", folder).error
+    fields = json.loads(header)
+    name = next(name for name in fields if "lora_B" in name)
+    fields[name] |= {"shape": [1 << 20, 256], "data_offsets": [0, 1 << 30]}
+    write(json.dumps(fields).encode(), 1 << 30)
+    assert "this adapter is another model's" in engine.load("a", folder).error
+    write(header, (2 << 30) + 1)
+    assert "an adapter's may have 2147483648" in engine.load("a", folder).error
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"[" * 9999,
+        b'{"a": 1}',
+        b'{"a": {"dtype": "F32", "shape": [-1]}}',
+        b"\xff",
+    ],
+)
+def test_a_header_of_anything_is_refused(
+    plain: tuple[Model, Path], tmp_path: Path, header: bytes
+) -> None:
+    model, source = plain
+    folder = copied(source, tmp_path / "a")
+    for length in (len(header), len(header) + 1, 1 << 63):
+        told = length.to_bytes(8, "little") + header
+        (folder / "adapter_model.safetensors").write_bytes(told)
+        assert "adapter_model.safetensors" in Engine(model).load("a", folder).error
+    (folder / "adapter_model.safetensors").write_bytes(b"\0\0\0")
+    assert "damaged" in Engine(model).load("a", folder).error
 
 
 def test_another_models_adapter_is_refused(plain: tuple[Model, Path], tmp_path: Path) -> None:

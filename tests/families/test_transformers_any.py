@@ -304,6 +304,38 @@ def test_a_field_that_is_missing_is_named_at_start_up(tmp_path: Path) -> None:
         load_spec(tmp_path)
 
 
+OWN_CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+
+
+@pytest.mark.parametrize("file", ["config.json", "processor_config.json", "tokenizer_config.json"])
+def test_code_of_a_checkpoint_is_neither_run_nor_asked_about(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], file: str
+) -> None:
+    folder = tmp_path / "model"
+    make_any(folder, "llava")
+    (folder / "own.py").write_text(OWN_CODE)
+    named = {"AutoConfig": "own.A", "AutoProcessor": "own.A", "AutoTokenizer": ["own.A", "own.A"]}
+    unknown = {"model_type": "none", "processor_class": "None_", "tokenizer_class": "None_"}
+    found = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    for each in folder.glob("*.json"):
+        told = json.loads(each.read_text())
+        if "processor_class" in told and file == "processor_config.json":
+            each.write_text(json.dumps(told | {"processor_class": "None_", "auto_map": named}))
+    (folder / file).write_text(json.dumps(found | unknown | {"auto_map": named}))
+    capfd.readouterr()
+    words = ""
+    try:
+        load_spec(folder)  # transformers has a tokenizer for tokenizer.json without its class
+    except CheckpointError as refused:
+        words = str(refused)
+    said = capfd.readouterr()
+    reason = {"config.json": "code of their own", "processor_config.json": "no processor class"}
+    assert reason.get(file, "") in words
+    assert "trust_remote_code" not in words + said.out + said.err
+    assert not said.out and "[y/N]" not in said.err
+    assert not list(tmp_path.rglob("ran"))
+
+
 @pytest.mark.parametrize("model_type", ["chameleon", "fuyu"])
 def test_images_without_a_tower_of_their_own_are_refused(model_type: str) -> None:
     with pytest.raises(Unservable, match="through no tower that config"):

@@ -15,7 +15,10 @@ import torch
 from blake3 import blake3
 
 from saccade.core.config import DISK_BLOCK, embedding_file_bytes
+from saccade.core.errors import ConfigError
+from saccade.core.options import CacheOptions
 from saccade.core.plan import Happened
+from saccade.core.rare_warnings import SECONDS, RareWarnings
 from saccade.core.types import ImageKey
 from saccade.runtime import disk
 from saccade.runtime import files as on_disk
@@ -389,3 +392,57 @@ def test_what_would_wait_too_long_is_not_written(
 def test_only_the_owner_may_read_the_files(files: list[Path]) -> None:
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
     assert files[0].parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_full_disk_is_one_line_with_a_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many items it does not take; another fault has a line of its own."""
+    tier = open_tier(tmp_path)
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for number in range(50):
+            tier.write(ImageKey(bytes([number] * 32), bytes(16), ""), rows(A))
+            assert tier.collect(wait=True)[0][1] == "not saved"
+    tier.read(C)
+    assert tier.collect(wait=True) == ((C, "missing"),)
+    tier.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert "No space left on device" in said[0] and "has gone" in said[1]
+    assert "No space left on device: 49 more like it" in said[2]
+
+
+def test_a_warning_comes_again_after_its_interval_with_what_was_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    warnings = RareWarnings(lambda: now[0])
+    for seconds in (0.0, 1.0, 2.0, SECONDS, SECONDS + 1):
+        now[0] = seconds
+        warnings.warn("kind", f"at {seconds:g}")
+    warnings.warn("other", "at once")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["at 0", f"at {SECONDS:g} (2 more like it before)", "at once"]
+
+
+def test_somebody_elses_folder_is_refused_by_name(tmp_path: Path) -> None:
+    """One of an earlier version, which had no marker, is taken over."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "letter.txt").write_text("dear")
+    with pytest.raises(OSError, match=r"it holds 'letter\.txt' and no \.saccade-embeddings"):
+        open_tier(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match=r"--embedding-cache-dir .*letter\.txt"):
+        CacheOptions(embedding_cache_dir=str(tmp_path / "theirs"))
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["letter.txt"]
+    old = tmp_path / "old"
+    (old / ("0" * 32)).mkdir(parents=True)
+    (old / "cards").mkdir()
+    CacheOptions(embedding_cache_dir=str(old))
+    open_tier(old).close()
+    assert (old / ".saccade-embeddings").is_file()
+    open_tier(old).close()

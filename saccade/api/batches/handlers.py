@@ -47,8 +47,7 @@ class _Batches:
 
     async def list(self, request: Request) -> Response:
         paging = Paging.of(request.query_params, 20, MOST_LISTED)
-        entries = await self.runner.entries(client_of(request.scope))
-        found = paging.rest(entries, lambda batch: batch.id)
+        found = await self.runner.page(client_of(request.scope), paging)
         page = found[: paging.limit]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return json_response(

@@ -2,7 +2,7 @@
 
 Owns the times of lines: at most `ABREAST` requests are in flight together with those of waiting
 clients, so batches fill idle time. Owns the checks of an input file and the files of results. One
-task of the event loop; disk and databases are read in a thread.
+task of the event loop; disk and databases are read in threads of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import secrets
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
@@ -34,6 +35,8 @@ from saccade.api.batches.fields import (
     Status,
 )
 from saccade.api.batches.store import BatchStore, HeldBatch, InputLine, new_id, now
+from saccade.api.batches.threads import StoreThreads
+from saccade.api.paging import Paging
 from saccade.core.client import SHARE, Client
 from saccade.core.config import MIB
 from saccade.core.errors import InvalidRequest, RequestError, TooLarge
@@ -65,6 +68,9 @@ REFUSED_FOR_NOW = frozenset((BUSY, 503))
 _LINE: msgspec.json.Decoder[BatchLine] = msgspec.json.Decoder(BatchLine)
 
 
+T = TypeVar("T")
+
+
 class _Streamed(msgspec.Struct):
     stream: Any = None
 
@@ -94,6 +100,8 @@ class BatchRunner:
         self._permits = permits
         self._metrics = metrics
         self._largest = largest
+        self._threads = StoreThreads()
+        self._own_threads = ThreadPoolExecutor(MOST_RUNNING, "saccade-batch")
         self._asked = asyncio.Event()
         self._mine = 0
         self._task: asyncio.Task[None] | None = None
@@ -109,6 +117,8 @@ class BatchRunner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._own_threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def add(self, request: BatchRequest, client: Client) -> BatchJob:
         """A new batch of a file of the client's. Raises NotFound, Overloaded, StorageBusy."""
@@ -124,18 +134,22 @@ class BatchRunner:
         )
         after = request.output_expires_after
         lifetime = None if after is None else after.seconds
-        await asyncio.to_thread(partial(self._store.add, batch, client, lifetime))
+        await self._threads.run(client, partial(self._store.add, batch, client, lifetime))
         self._asked.set()
         return batch
 
     async def find(self, id: str, client: Client) -> BatchJob:
-        return await asyncio.to_thread(partial(self._store.find, id, client.name))
+        return await self._threads.run(client, partial(self._store.find, id, client.name))
 
-    async def entries(self, client: Client) -> list[BatchJob]:
-        return await asyncio.to_thread(partial(self._store.entries, client.name))
+    async def page(self, client: Client, paging: Paging) -> list[BatchJob]:
+        """As the store's."""
+        return await self._threads.run(client, partial(self._store.page, client.name, paging))
 
     async def cancel(self, id: str, client: Client) -> BatchJob:
-        return await asyncio.to_thread(partial(self._store.cancel, id, client.name))
+        return await self._threads.run(client, partial(self._store.cancel, id, client.name))
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._own_threads, work)
 
     # ---- batches
 
@@ -145,7 +159,7 @@ class BatchRunner:
             self._running = {
                 owner: task for owner, task in self._running.items() if not task.done()
             }
-            for id, owner in await asyncio.to_thread(self._store.open_batches):
+            for id, owner in await self._off_loop(self._store.open_batches):
                 if owner not in self._running and len(self._running) < MOST_RUNNING:
                     self._running[owner] = asyncio.create_task(self._run_one(id))
             with suppress(TimeoutError):
@@ -172,7 +186,7 @@ class BatchRunner:
             return
         with input:
             if batch.status == "validating":
-                faults = await asyncio.to_thread(partial(self._check, held, input))
+                faults = await self._off_loop(partial(self._check, held, input))
                 if faults:
                     await self._end(held, "failed", faults)
                     return
@@ -196,7 +210,7 @@ class BatchRunner:
     async def _set(self, held: HeldBatch, status: Status) -> None:
         held.batch.status = status
         held.batch.moments.setdefault(status, now())
-        await asyncio.to_thread(held.write)
+        await self._off_loop(held.write)
 
     async def _end(
         self, held: HeldBatch, status: Status, faults: Sequence[BatchError] = ()
@@ -204,7 +218,7 @@ class BatchRunner:
         if faults:
             held.batch.errors = BatchErrors(list(faults))
         await self._set(held, status)
-        await asyncio.to_thread(held.drop_lines)
+        await self._off_loop(held.drop_lines)
 
     # ---- the input
 
@@ -245,7 +259,7 @@ class BatchRunner:
                 for task in [task for task in under_way if task.done()]:
                     under_way.remove(task)
                     task.result()  # a line without a result is not passed over
-                if await asyncio.to_thread(held.is_cancelled):
+                if await self._off_loop(held.is_cancelled):
                     over = "cancelled"
                     break
                 if held.result_bytes > self._files.budget:
@@ -256,7 +270,7 @@ class BatchRunner:
                     over = "expired"
                     break
                 if not waiting:
-                    waiting = await asyncio.to_thread(partial(held.open_lines, last, TOGETHER))
+                    waiting = await self._off_loop(partial(held.open_lines, last, TOGETHER))
                     if not waiting and not under_way:
                         break
                     last = waiting[-1].number if waiting else last
@@ -283,7 +297,7 @@ class BatchRunner:
 
     async def _line(self, held: HeldBatch, input: BinaryIO, line: InputLine) -> None:
         try:
-            body = await asyncio.to_thread(partial(_body, input, line))
+            body = await self._off_loop(partial(_body, input, line))
             while True:
                 status, request, answer = await self._ask(held, body)
                 if status not in REFUSED_FOR_NOW:
@@ -291,7 +305,7 @@ class BatchRunner:
                 await asyncio.sleep(LOOK)
             good = status < 400
             result = _result(line.custom_id, status, request, answer)
-            await asyncio.to_thread(partial(held.answer, line.number, good, result))
+            await self._off_loop(partial(held.answer, line.number, good, result))
             self._metrics.inc("saccade_batch_lines_total", outcome="answer" if good else "error")
         finally:
             self._mine -= 1
@@ -330,7 +344,7 @@ class BatchRunner:
         """The id of a file of all answers, or of all errors: the same at every call."""
         batch, client = held.batch, held.client
         with tempfile.TemporaryFile(dir=self._store.folder) as made:
-            if not await asyncio.to_thread(partial(_write_results, held, made, answered)):
+            if not await self._off_loop(partial(_write_results, held, made, answered)):
                 return None
             suffix = batch.id[-7:] + ("0" if answered else "1")
             name = f"{batch.id}_{'output' if answered else 'error'}.jsonl"

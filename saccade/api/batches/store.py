@@ -4,8 +4,8 @@
     FOLDER / ID.lock    locked by the server that runs it
 
 A result is written once, in one transaction: a killed server loses only results of lines under way,
-which are asked again. All methods block: `runner.py` and `handlers.py` call them in threads. Knows
-nothing of HTTP or of models.
+which are asked again. Owners are kept in memory, read once from each batch. All methods block:
+`runner.py` calls them in threads. Knows nothing of HTTP or of models.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from saccade.api.batches.fields import OVER, BatchJob, RequestCounts
+from saccade.api.paging import Paging
 from saccade.core.client import Client
 from saccade.core.errors import NotFound, Overloaded, StorageFull
 
@@ -33,6 +34,8 @@ MOST_OPEN = 64
 MOST_KEPT = 1000
 """Batches of one owner; those that were over first are forgotten first."""
 BUSY_SECONDS = 10.0
+LOST_SECONDS = 60.0
+"""A batch without its row for so long was left behind by a crash."""
 _TABLES = """
 CREATE TABLE batch (described BLOB NOT NULL, owner BLOB NOT NULL, lifetime INTEGER,
     cancelled INTEGER NOT NULL);
@@ -58,6 +61,10 @@ class BatchStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._over: set[str] = set()
+        self._index: dict[str, tuple[str, int]] = {}
+        """Owner and making of each batch, which never change, by id: each is read once."""
+        self._broken: set[str] = set()
+        self._learning = threading.Lock()
 
     def add(self, batch: BatchJob, client: Client, lifetime: int | None) -> None:
         """Keep a new batch. `lifetime`: seconds that files of results stay.
@@ -65,16 +72,16 @@ class BatchStore:
         Raises Overloaded if the owner has too many unfinished batches, StorageFull where the disk
         takes no more; nothing of the batch is left then.
         """
-        mine = self.entries(client.name)
-        still = sum(each.status not in OVER for each in mine)
+        mine = self._ids_of(client.name)
+        still = sum(not self._is_over(id, client.name) for id in mine)
         if still >= MOST_OPEN:
             raise Overloaded(
                 f"{still} batches of yours are not over, the most that one client may have: wait "
                 "for one to end, or cancel one"
             )
-        over = [each for each in mine if each.status in OVER]
-        for each in over[: max(0, len(mine) + 1 - MOST_KEPT)]:
-            self._forget(each.id)
+        over = [id for id in mine if id in self._over]
+        for id in over[: max(0, len(mine) + 1 - MOST_KEPT)]:
+            self._forget(id)
         owner = msgspec.json.encode(asdict(client))
         kept = msgspec.json.encode(batch), owner, lifetime
         try:
@@ -96,13 +103,15 @@ class BatchStore:
                 return batch
         raise NotFound(f"there is no batch {id[:200]!r}", code="batch_not_found")
 
-    def entries(self, owner: str) -> list[BatchJob]:
-        """All batches of `owner`, oldest first."""
-        found = []
-        for id in self.ids():
+    def page(self, owner: str, paging: Paging) -> list[BatchJob]:
+        """A page of the batches of `owner`, and one more if there is one. Raises InvalidRequest."""
+        found: list[BatchJob] = []
+        for id in paging.rest(self._ids_of(owner), str):
             with suppress(NotFound):
                 found.append(self.find(id, owner))
-        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
+            if len(found) > paging.limit:
+                break
+        return found
 
     def ids(self) -> list[str]:
         with suppress(FileNotFoundError):
@@ -118,6 +127,8 @@ class BatchStore:
                 continue
             with suppress(NotFound, sqlite3.Error), self._open(id) as rows:
                 batch, client, _, _ = _row(rows)
+                with self._learning:
+                    self._index[id] = client.name, batch.created_at
                 if batch.status in OVER:
                     self._over.add(id)
                 else:
@@ -146,6 +157,38 @@ class BatchStore:
                 held = HeldBatch(rows)
                 stack.callback(held.close)
             yield None if held is None or held.batch.status in OVER else held
+
+    def _ids_of(self, owner: str) -> list[str]:
+        """The batches of `owner`, oldest first."""
+        with self._learning:  # whoever waits here finds all of it read
+            there = set(self.ids())
+            for id in self._index.keys() - there:
+                del self._index[id]
+            for id in there - self._index.keys() - self._broken:
+                self._learn(id)
+            found = [(made, id) for id, (name, made) in self._index.items() if name == owner]
+        return [id for _, id in sorted(found)]
+
+    def _learn(self, id: str) -> None:
+        """Read whose a batch is. One that is not whole is perhaps still being added."""
+        try:
+            with suppress(sqlite3.Error), self._open(id) as rows:
+                batch, client, _, _ = _row(rows)
+                self._index[id] = client.name, batch.created_at
+        except NotFound:
+            with suppress(FileNotFoundError):
+                if time.time() - (self.folder / f"{id}.db").stat().st_mtime > LOST_SECONDS:
+                    self._broken.add(id)
+
+    def _is_over(self, id: str, owner: str) -> bool:
+        """True also for a batch that cannot be read now."""
+        if id in self._over:
+            return True
+        with suppress(NotFound):
+            if self.find(id, owner).status not in OVER:
+                return False
+            self._over.add(id)
+        return True
 
     def _forget(self, id: str) -> None:
         for suffix in (".db", ".db-wal", ".db-shm", ".lock"):

@@ -83,7 +83,7 @@ def read_decisions(encode: Encode, body: bytearray, context_length: int) -> Deci
         None, scope.prompt_cache_options, None, False, scope.prompt_cache_key or ""
     )
     ask = GenerationRequest(chat, cache_salt=scope.cache_salt or "", cache=cache, names=_NAMES)
-    return DecisionsAsked(SharedAsk(ask, mark, tails, "input"), questions, scope.model)
+    return DecisionsAsked(SharedAsk(ask, mark, tails, "input", "questions"), questions, scope.model)
 
 
 def _messages(raw: msgspec.Raw, scope: DecisionScope, context_length: int) -> tuple[Message, ...]:

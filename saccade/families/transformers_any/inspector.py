@@ -49,6 +49,7 @@ from saccade.families.transformers_any.processor import (
     known_choices,
     load_processor,
     quiet,
+    said,
 )
 from saccade.families.transformers_any.refusals import (
     DEAF,
@@ -199,7 +200,7 @@ def read_config(folder: Path) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(folder)
     except Exception as error:  # transformers raises what it pleases
-        raise Unservable(f"transformers does not read it: {error}") from error
+        raise Unservable(f"transformers does not read it: {said(error)}") from error
 
 
 def seeing_classes() -> set[str]:
@@ -233,7 +234,7 @@ def processor_of(own: OwnProcessor) -> Any:
         known = known_choices(load_processor(OwnProcessor(own.folder)))
         processor = load_processor(own)
     except Exception as error:  # transformers raises what it pleases
-        raise Unservable(f"transformers makes no processor of its files: {error}") from error
+        raise Unservable(f"transformers makes no processor of its files: {said(error)}") from error
     if not isinstance(vars(processor).get("image_token"), str):
         raise Unservable("its processor has no image_token to stand for an image")
     if unknown := sorted(json.loads(own.choices).keys() - known):

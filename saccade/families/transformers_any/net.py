@@ -19,7 +19,7 @@ from saccade.families.transformers_any import check
 from saccade.families.transformers_any.attention import NAME, PagedCall
 from saccade.families.transformers_any.head import AfterHead, ways
 from saccade.families.transformers_any.merged import merge_adapter
-from saccade.families.transformers_any.processor import quiet
+from saccade.families.transformers_any.processor import quiet, said
 from saccade.families.transformers_any.products import pack
 from saccade.families.transformers_any.refusals import DEAF
 from saccade.families.transformers_any.rope import keep_rope
@@ -190,7 +190,9 @@ class AnyModel:
                 folder, dtype=weights.dtype, output_loading_info=True, use_safetensors=True
             )
         except Exception as error:  # transformers raises what it pleases
-            raise CheckpointError(f"{folder}: transformers does not load it: {error}") from error
+            raise CheckpointError(
+                f"{folder}: transformers does not load it: {said(error)}"
+            ) from error
         merged = merge_adapter(model, folder)
         if self.spec.facts.model_type in DEAF:
             logger.warning("%s %s", NO_SOUNDS, f"{folder / IMAGES_ADAPTER} {MERGED[merged]}")

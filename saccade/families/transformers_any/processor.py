@@ -19,6 +19,7 @@ import numpy.typing as npt
 import PIL.Image
 import torch
 import transformers
+from transformers import dynamic_module_utils
 from transformers.models.auto import processing_auto
 
 from saccade.core.pixel_tensors import write_tensors
@@ -29,6 +30,10 @@ from saccade.families.transformers_any.phi4 import phi4_processor_class
 
 VIDEO = "video_processor"
 PIXTRAL, PHI4 = "PixtralProcessor", "Phi4MultimodalProcessor"
+OWN_CODE = (
+    "its files name code of their own (auto_map), which is never run, and transformers has no "
+    "class for them"
+)
 NO_CHOICES = frozenset(
     {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
 )
@@ -96,10 +101,17 @@ def stills_only(kind: Any) -> Any:
 
 
 def quiet() -> None:
-    """transformers says no more than errors, in this process."""
+    """Let transformers say no more than errors in this process, and ask nothing."""
     logging: Any = transformers.utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # the seconds for "run the custom code? [y/N]"
+
+
+def said(error: Exception) -> str:
+    """The words of an error of transformers, but for its advice to run a checkpoint's code."""
+    words = str(error)
+    return OWN_CODE if "trust_remote_code" in words else words
 
 
 def warm_up(own: OwnProcessor) -> None:

@@ -1,0 +1,88 @@
+"""Paths that clients and operators give: opened without a wait, and refused in a sentence.
+
+A path may be too long, lead in a circle, or lie on a disk that fails. A pipe waits, and a device
+never ends. Knows nothing of the content.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from saccade.core.errors import CheckpointError, ConfigError
+
+MOST_TEXT = 64 << 20
+"""Bytes of a text that an operator names."""
+LONGEST_SHOWN = 300
+
+
+def regular(path: str, flags: int) -> int:
+    """An opener for a regular file. Raises OSError for anything else, without a wait."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", path)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a regular file. Raises OSError, also for more than `most` bytes."""
+    with open(path, "rb", opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(most + 1) if size <= most else b""
+    if size > most or len(data) > most:
+        raise OSError(errno.EFBIG, f"it has {size} bytes, and may have {most}", os.fspath(path))
+    return data
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a regular file. Raises OSError, UnicodeDecodeError."""
+    return read_bytes(path, MOST_TEXT).decode(encoding)
+
+
+def check_given(option: str, name: str, *, folder: bool = False) -> None:
+    """Raises ConfigError unless a path is a file, which may be missing; or a folder."""
+    wanted, right = ("folder", stat.S_ISDIR) if folder else ("file", stat.S_ISREG)
+    try:
+        if name and right(Path(name).stat().st_mode):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        if not folder:
+            return
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{option} {shown(name)!r}: {reason(error)}") from None
+    raise ConfigError(f"{option} {shown(name)!r} is not a {wanted}")
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Errors of the system within, as CheckpointError that names the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        where = what if error.filename is None else os.fsdecode(error.filename)
+        raise CheckpointError(f"{shown(where)} cannot be read: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """The words of an error without its number and its path."""
+    words = error.strerror if isinstance(error, OSError) else None
+    return words or str(error) or type(error).__name__
+
+
+def shown(name: object) -> str:
+    """The beginning of a path, for a message."""
+    text = str(name)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def sendable(words: str) -> str:
+    """Words as UTF-8 can have them: names of files may be any bytes."""
+    return words.encode("utf-8", "backslashreplace").decode()
