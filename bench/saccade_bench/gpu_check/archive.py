@@ -9,13 +9,18 @@ from __future__ import annotations
 import io
 import tarfile
 import threading
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 NAME = "results.tar.gz"
+PIECE_BYTES = 1 << 16
 BESIDE = ("report.md", "summary.json")
 """Files that are also to be read without unpacking."""
-EVERY_SECONDS = 15.0
+EVERY_SECONDS = 5.0
+LARGEST_BYTES = 4 << 20
+"""Of a longer file its end: what comes back from a machine is bounded."""
 
 
 class Archive:
@@ -56,20 +61,40 @@ class Archive:
 
     def _repeat(self) -> None:
         while not self._over.wait(self._every):
-            self.write()
+            with suppress(OSError):  # a full disk, say, which may have room again
+                self.write()
 
 
 def pack(folder: Path) -> bytes:
-    """The files of a folder as an archive. Others may be writing to them."""
+    """The files of a folder as an archive, the shortest first: they are those that are read if it
+    is cut off. Others may be writing to them.
+    """
+    found = []
+    for path in folder.rglob("*"):
+        try:
+            # As long as it is now: it may grow meanwhile.
+            found.append((path.read_bytes()[-LARGEST_BYTES:], path, path.stat().st_mtime))
+        except (FileNotFoundError, IsADirectoryError):
+            continue
     memory = io.BytesIO()
     with tarfile.open(fileobj=memory, mode="w:gz", compresslevel=6) as archive:
-        for path in sorted(folder.rglob("*")):
-            try:
-                content = path.read_bytes()  # as long as it is now: it may grow meanwhile
-                written = path.stat().st_mtime
-            except (FileNotFoundError, IsADirectoryError):
-                continue
+        for content, path, written in sorted(found, key=lambda each: len(each[0])):
             entry = tarfile.TarInfo(str(path.relative_to(folder)))
             entry.size, entry.mtime = len(content), written
             archive.addfile(entry, io.BytesIO(content))
     return memory.getvalue()
+
+
+def unpack_into(packed: bytes, folder: Path) -> None:
+    """What can be read of an archive that may be cut off: all whole files, and the beginning of the
+    last.
+    """
+    gzip, content = zlib.decompressobj(wbits=31), b""
+    with suppress(zlib.error):
+        for start in range(0, len(packed), PIECE_BYTES):
+            content += gzip.decompress(packed[start : start + PIECE_BYTES])
+    with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(content), mode="r:") as files:
+        for each in files:
+            name = Path(each.name).name
+            begin = each.offset_data
+            (folder / name).write_bytes(content[begin : begin + each.size])
