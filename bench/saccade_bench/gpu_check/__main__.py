@@ -56,7 +56,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, default=Path("gpu-check"), help="folder for results (%(default)s)"
     )
     parser.add_argument("--budget", type=float, help="seconds for everything")
-    parser.add_argument("--longest", type=float, help="seconds for any stage, at most")
+    parser.add_argument("--limit", type=float, help="seconds of any stage, instead of its own")
     parser.add_argument(
         "--command", choices=tuple(COMMANDS), help="the stages of one of the two commands (all)"
     )
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device=args.device,
             quick=args.quick,
             budget=budget,
-            longest=args.longest,
+            limit=args.limit,
             site=site if args.wheels else None,
             known=[Figure(metric, value, "") for metric, value in speeds_before(before).items()],
         )

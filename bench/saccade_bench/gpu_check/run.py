@@ -62,11 +62,11 @@ class StageRunner:
         device: str,
         quick: bool,
         budget: float,
-        longest: float | None = None,
+        limit: float | None = None,
         site: Path | None = None,
         known: Sequence[Figure] = (),
     ) -> None:
-        """longest: seconds of any stage, at most. site: where more packages lie. known: figures of
+        """limit: seconds of any stage, instead of its own. site: where more packages lie. known: figures of
         an earlier command.
         """
         self.out = out
@@ -74,7 +74,7 @@ class StageRunner:
         self._device = device
         self._quick = quick
         self._budget = budget
-        self._longest = longest
+        self._limit = limit
         self._known = [*known]
         self._deadline = time.monotonic() + budget
         paths = (*PATHS, *((str(site),) if site else ()), os.environ.get("PYTHONPATH"))
@@ -103,8 +103,8 @@ class StageRunner:
 
     def run(self, stage: Stage) -> Outcome:
         """Run it, if it can and there is time; never raises for what it does."""
-        seconds = min(self.left - REPORT_SECONDS, stage.limit, self._longest or stage.limit)
-        least = min(stage.least, self._longest or stage.least)
+        seconds = min(self.left - REPORT_SECONDS, self._limit or stage.limit)
+        least = min(stage.least, self._limit or stage.least)
         figures = self.out / f"{stage.name}.figures.jsonl"
         command = self._command(stage, figures, max(1.0, seconds - SPARE_SECONDS))
         outcome = Outcome(stage.name, self._shown(shlex.join(command)))

@@ -25,6 +25,7 @@ from saccade.core.environment import ALLOCATION
 from saccade_bench.gpu_check import __main__ as program
 from saccade_bench.gpu_check import run as runs
 from saccade_bench.gpu_check.correctness import tell
+from saccade_bench.gpu_check.facts import card, triton_key
 from saccade_bench.gpu_check.figures import Figure, FigureFile, read_figures
 from saccade_bench.gpu_check.pauses import name_of, percentile, shortest
 from saccade_bench.gpu_check.profile_step import Span, busy_us, gaps_of
@@ -46,13 +47,33 @@ FACTS = {
 }
 
 
-@pytest.mark.more
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--command", "a", "--only", "facts", "speeds")
-    assert program.main(["--out", str(tmp_path / "out"), *words]) == 2
+def test_without_a_gpu_it_says_so_before_the_other_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where torch could not say it in time they are tried."""
+
+    def run(self: StageRunner, stage: Stage) -> Outcome:
+        if seen[-1] is not None:
+            (self.out / "facts.json").write_text(json.dumps({"cuda": seen[-1]}))
+        self.outcomes.append(Outcome(stage.name, "", "ok"))
+        return self.outcomes[-1]
+
+    monkeypatch.setattr(StageRunner, "run", run)
+    monkeypatch.setattr(StageRunner, "lacks", lambda self, stage: [])
+    words = ["--command", "a", "--only", "facts", "speeds", "--out", str(tmp_path / "out")]
+    seen: list[bool | None] = [False]
+    assert program.main(words) == 2
     said = capsys.readouterr().out
     assert "torch sees no CUDA device" in said and "== speeds" not in said
+    for each in (None, True):
+        seen.append(each)
+        assert program.main(words) == 0
+        assert "== speeds" in capsys.readouterr().out
+
+
+def test_facts_name_what_a_cache_of_kernels_must_have_been_made_by() -> None:
+    assert card()["cuda"] == torch.cuda.is_available()
+    assert not find_spec("triton") or len(triton_key()["triton key"]) == 64
 
 
 def test_what_is_not_installed_is_named_with_what_to_do(
@@ -378,9 +399,10 @@ def test_what_failed_before_runs_again_first_by_the_speeds_of_then(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_stage_runs_on_tiny_models(tmp_path: Path) -> None:
-    status = program.main(["--out", str(tmp_path), *DRY])
+    longer = ("--limit", "200", "--budget", "1700")
+    status = program.main(["--out", str(tmp_path), *DRY, *longer])
     summary = json.loads((tmp_path / "summary.json").read_text())
     stages = {stage["name"]: stage for stage in summary["stages"]}
     assert {name: stage["status"] for name, stage in stages.items()} == dict.fromkeys(

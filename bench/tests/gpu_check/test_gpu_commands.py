@@ -412,24 +412,27 @@ def test_pytest_of_the_correctness_stage_ends_with_it(
 ) -> None:
     """Also a test that does not listen; it is named as one that was under way."""
     monkeypatch.setattr(runs, "PACKAGE", "staged")
-    monkeypatch.setattr(runs, "END_SECONDS", 0.3)
-    test = tmp_path / "test_deaf.py"
+    test, pid = tmp_path / "test_deaf.py", tmp_path / "pid"
     test.write_text(
         "import os, signal, time\n"
         "def test_it():\n"
         "    for each in (signal.SIGINT, signal.SIGTERM): signal.signal(each, signal.SIG_IGN)\n"
-        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        f"    open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
         "    time.sleep(120)\n"
     )
     results = tmp_path / correctness.RESULTS
     (staged / "work.py").write_text(
-        "import time\nfrom pathlib import Path\n"
+        "import os, threading, time\nfrom pathlib import Path\n"
         "from saccade_bench.gpu_check.correctness import run\n"
-        f"run([{str(test)!r}], Path({str(results)!r}), time.monotonic() + 120, 0)\n"
+        f"words = [{str(test)!r}], Path({str(results)!r}), time.monotonic() + 120, 0\n"
+        "threading.Thread(target=run, args=words, daemon=True).start()\n"
+        f"while not (Path({str(pid)!r}).exists() and Path({str(pid)!r}).read_text()):\n"
+        "    time.sleep(0.05)\n"
+        "os._exit(3)\n"
     )
-    runner = StageRunner(tmp_path, device="cpu", quick=True, budget=100.0)
-    outcome = runner.run(Stage("work", "work", "tests", (), 0.0, 15.0))
-    assert outcome.status == "timed out"
-    await_end(int((tmp_path / "pid").read_text()))
+    runner = StageRunner(tmp_path, device="cpu", quick=True, budget=130.0)
+    outcome = runner.run(Stage("work", "work", "tests", (), 0.0, 110.0))
+    assert (outcome.status, outcome.why) == ("failed", "exit status 3")
+    await_end(int(pid.read_text()))
     (under_way,) = read_results(results).unfinished
     assert under_way.endswith("test_deaf.py::test_it")
