@@ -66,8 +66,8 @@ class StageRunner:
         site: Path | None = None,
         known: Sequence[Figure] = (),
     ) -> None:
-        """limit: seconds of any stage, instead of its own. site: where more packages lie. known: figures of
-        an earlier command.
+        """limit: seconds of any stage, instead of its own. site: where more packages lie. known:
+        figures of an earlier command.
         """
         self.out = out
         self.outcomes: list[Outcome] = []

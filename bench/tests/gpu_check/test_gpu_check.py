@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 
+from saccade.commands import TUNING
 from saccade.core.environment import ALLOCATION
 from saccade_bench.gpu_check import __main__ as program
 from saccade_bench.gpu_check import run as runs
@@ -32,7 +33,13 @@ from saccade_bench.gpu_check.profile_step import Span, busy_us, gaps_of
 from saccade_bench.gpu_check.pytest_results import Results, read_results
 from saccade_bench.gpu_check.report import COMMAND, judge, write_report
 from saccade_bench.gpu_check.run import OUTCOMES, Outcome, StageRunner
-from saccade_bench.gpu_check.serving import QUICK, beside_figures, count_steps, ttft_by_round
+from saccade_bench.gpu_check.serving import (
+    HOST_TIERS,
+    QUICK,
+    beside_figures,
+    count_steps,
+    ttft_by_round,
+)
 from saccade_bench.gpu_check.stages import COMMANDS, STAGES, Stage
 from saccade_bench.gpu_check.targets import COPY, H200, PRODUCTS, RULES, TARGETS
 
@@ -325,6 +332,17 @@ def test_where_there_is_a_gpu_a_run_without_a_test_has_failed(tmp_path: Path, cu
     (figure,) = read_figures(tmp_path / "figures.jsonl")
     assert file.failures == cuda and (figure.value is None) == cuda
     assert "7 skipped" in (figure.error if cuda else figure.note)
+
+
+def test_the_servers_host_memory_is_bounded_by_values_that_it_has() -> None:
+    """In a tiny server they are not set."""
+    for word in HOST_TIERS[1::2]:
+        name, value = word.split("=")
+        assert TUNING[name].read(value) == int(value)
+    assert {word.split("=")[0] for word in HOST_TIERS[1::2]} == {
+        "embedding_cache_host_mb",
+        "kv_cache_host_mb",
+    }
 
 
 def test_replays_of_every_size_are_counted() -> None:
