@@ -28,7 +28,6 @@ import shlex
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -133,11 +132,11 @@ def carry_out(
         return 2
     card = facts["hardware"].get("gpu") or facts["hardware"].get("cpu") or "?"
     (runner.out / COMMAND).write_text(json.dumps(facts | {"not installed": absent}) + "\n")
-    with Archive(runner.out, out) as archive:
+    with Archive(runner.out, out, write_report) as archive:
         for stage in stages:
             print(f"== {stage.name}, on {card}: {stage.about}", flush=True)
             outcome = runner.run(stage)
-            report(runner.out, archive)
+            archive.write()
             tell(outcome)
             if outcome.name == FACTS.name and device == "cuda" and not sees_cuda(runner.out):
                 print("cannot run: torch sees no CUDA device (--device cpu --quick tries it out)")
@@ -147,15 +146,6 @@ def carry_out(
     skipped = len(runner.outcomes) - well - len(bad)
     print(f"{out / 'report.md'}: {well} stages ok, {len(bad)} failed, {skipped} skipped")
     return 1 if bad else 0
-
-
-def report(folder: Path, archive: Archive) -> None:
-    """Write both. What is wrong with either stops no stage."""
-    for write in (lambda: write_report(folder), archive.write):
-        try:
-            write()
-        except Exception:
-            traceback.print_exc(file=sys.stdout)
 
 
 def tell(outcome: Outcome) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import tarfile
 import threading
+import traceback
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -25,13 +27,22 @@ LARGEST_BYTES = 4 << 20
 
 class Archive:
     """`with`: `folder` is copied to `out` every so often, and at the end. At most twice as many
-    files as have names here lie there.
+    files as have names here lie there. `refresh`: makes the report in the folder; what is wrong
+    with it is said once, and stops nothing.
     """
 
-    def __init__(self, folder: Path, out: Path, every: float = EVERY_SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        out: Path,
+        refresh: Callable[[Path], None],
+        every: float = EVERY_SECONDS,
+    ) -> None:
         self._folder = folder
         self._out = out
+        self._refresh = refresh
         self._every = every
+        self._said: set[str] = set()
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True, name="archive")
@@ -49,10 +60,25 @@ class Archive:
     def write(self) -> None:
         """All that is there now. On return a kill takes nothing of it back."""
         with self._lock:
-            self._replace(NAME, pack(self._folder))
-            for name in BESIDE:
-                if (path := self._folder / name).is_file():
-                    self._replace(name, path.read_bytes())
+            self._attempt(lambda: self._refresh(self._folder))
+            self._attempt(self._copy)  # a disk may be full, and have room again
+
+    def _copy(self) -> None:
+        self._replace(NAME, pack(self._folder))
+        for name in BESIDE:
+            if (path := self._folder / name).is_file():
+                self._replace(name, path.read_bytes())
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            self._tell(traceback.format_exc())
+
+    def _tell(self, said: str) -> None:
+        if said not in self._said:
+            self._said.add(said)
+            print(said, flush=True)
 
     def _replace(self, name: str, content: bytes) -> None:
         new = self._out / f"{name}.new"
@@ -61,8 +87,7 @@ class Archive:
 
     def _repeat(self) -> None:
         while not self._over.wait(self._every):
-            with suppress(OSError):  # a full disk, say, which may have room again
-                self.write()
+            self.write()
 
 
 def pack(folder: Path) -> bytes:
@@ -89,10 +114,11 @@ def unpack_into(packed: bytes, folder: Path) -> None:
     """What can be read of an archive that may be cut off: all whole files, and the beginning of the
     last.
     """
-    gzip, content = zlib.decompressobj(wbits=31), b""
+    gzip, pieces = zlib.decompressobj(wbits=31), list[bytes]()
     with suppress(zlib.error):
         for start in range(0, len(packed), PIECE_BYTES):
-            content += gzip.decompress(packed[start : start + PIECE_BYTES])
+            pieces.append(gzip.decompress(packed[start : start + PIECE_BYTES]))
+    content = b"".join(pieces)
     with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(content), mode="r:") as files:
         for each in files:
             name = Path(each.name).name

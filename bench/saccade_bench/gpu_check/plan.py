@@ -48,7 +48,7 @@ def plan() -> Iterator[str]:
         yield f"{command.name.upper()}, at most {command.seconds:.0f} s: {stages}"
         yield line_of(command)
     yield ""
-    yield f"Between them: copy A's summary.json to {BEFORE}; what failed is run again, first."
+    yield f"Between them: copy A's summary.json to {BEFORE}: what failed is run again, first."
     yield "Afterwards: python -m saccade_bench.gpu_check.report PLACE --fill docs/speed.md"
 
 

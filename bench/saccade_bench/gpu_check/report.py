@@ -143,7 +143,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], list[Outcome]]:
     begun = sorted(folder.glob(f"*{FIGURES}"), key=lambda path: path.stat().st_mtime)
     for name in (path.name.removesuffix(FIGURES) for path in begun):
         if name not in ended:
-            ended[name] = Outcome(name, "", "cut off", why="the check was ended while it ran")
+            ended[name] = Outcome(name, "", "cut off", why="not at its end when this was written")
     for name, outcome in ended.items():
         outcome.figures = read_figures(folder / f"{name}{FIGURES}")
         outcome.tail = "\n".join(_lines(folder / f"{name}.log"))[-LONGEST_TAIL:]
@@ -168,9 +168,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def write_report(folder: Path) -> None:
-    """Both files, from what lies beside them. To be called after each stage, so that what ends the
-    check ends no report.
-    """
+    """Both files, from what lies beside them."""
     facts, outcomes = read_folder(folder)
     summary = summarise(facts, outcomes)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
