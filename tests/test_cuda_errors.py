@@ -71,6 +71,19 @@ def test_without_other_processes_it_only_fails(
     shown.assert_outcomes(failed=1, passed=1)
 
 
+def test_named_tests_are_run_alone_and_names_that_are_gone_stop_none(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = pytester.makepyfile(test_first="def test_a(): ...\ndef test_b(): ...\n")
+    second = pytester.makepyfile(test_second="def test_c(): ...\ndef test_d(): ...\n")
+    names = pytester.path / "names.txt"
+    names.write_text("test_first.py::test_b\ntest_first.py::test_gone[1]\ntest_second.py\n")
+    monkeypatch.setenv(pytest_results.ALONE, str(names))
+    words = (str(first), str(second), "-p", pytest_results.NAME, "-p", "no:cacheprovider")
+    shown = pytester.runpytest_inprocess(*words)
+    shown.assert_outcomes(passed=3, deselected=1)
+
+
 def test_lines_of_a_run_that_was_cut_off_are_read(tmp_path: Path) -> None:
     path = tmp_path / "tests.jsonl"
     assert read_results(path).outcomes == {}

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +67,12 @@ def environment(results: Path) -> dict[str, str]:
         "SACCADE_HALVES": "1",
         pytest_results.PLACE: str(results),
     }
+
+
+def files_of(tests: Iterable[str]) -> tuple[str, ...]:
+    """The files of tests, as far as they are there."""
+    files = dict.fromkeys(test.split("::")[0] for test in tests)
+    return tuple(file for file in files if (ROOT / file).is_file())
 
 
 def run(tests: Sequence[str], results: Path, until: float, processes: int) -> bool:
@@ -127,13 +133,15 @@ def main() -> int:
     args = stage_arguments(__doc__)
     file, results = FigureFile(args.figures), args.figures.resolve().with_name(RESULTS)
     until = time.monotonic() + args.seconds - WRITE_SECONDS
-    again: list[str] = args.tests.read_text().splitlines() if args.tests else []
+    paths = QUICK if args.quick else PATHS
+    if args.tests:
+        os.environ[pytest_results.ALONE] = str(args.tests)
+        paths = files_of(args.tests.read_text().splitlines())
     results.unlink(missing_ok=True)
-    tests = again or (QUICK if args.quick else PATHS)
-    done = run(tests, results, until, abreast(quick=args.quick))
+    done = run(paths, results, until, abreast(quick=args.quick))
     found = read_results(results)
     tell(found, file, done=done, cuda=args.device == "cuda")
-    if again and found.broken:
+    if args.tests and found.broken:
         check_memory(found.broken[0], until - time.monotonic())
     return bool(file.failures)
 

@@ -2,6 +2,7 @@
 ended at any moment names what failed and what was under way: `-p` and this module.
 
 A JSON line each, appended to the file that SACCADE_TEST_RESULTS names. `read_results` reads it.
+Where SACCADE_TESTS names a file with a test in each line, these are run alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 NAME = "saccade_bench.gpu_check.pytest_results"
 PLACE = "SACCADE_TEST_RESULTS"
+ALONE = "SACCADE_TESTS"
 BAD = ("failed", "CUDA error")
 MOST_SAID = 3000
 """Characters of the end of a failure's traceback."""
@@ -23,6 +25,16 @@ def _write(**line: object) -> None:
     if PLACE in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
         with Path(os.environ[PLACE]).open("a") as file:
             file.write(f"{json.dumps(line)}\n")
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Keep those that are named, or whose file is. A name that is no test's any more stops none."""
+    if not (path := os.environ.get(ALONE)):
+        return
+    names = {*Path(path).read_text().splitlines()}
+    left = [each for each in items if not {each.nodeid, each.nodeid.split("::")[0]} & names]
+    items[:] = [each for each in items if each not in left]
+    config.hook.pytest_deselected(items=left)
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
