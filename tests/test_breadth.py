@@ -79,3 +79,27 @@ def test_what_is_kept_must_be_there() -> None:
     assert kept == "a" and slow.marks[0].name == "slow" and slow.values == ("b",)
     with pytest.raises(AssertionError, match="no case"):
         broad(["a"], keep=["c"])
+
+
+def test_without_float32_other_formats_and_what_has_no_format_stay(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeconftest(
+        "import pytest\n"
+        "from tests.helpers.breadth import take_float32\n"
+        "def pytest_collection_modifyitems(config, items):\n"
+        "    config.hook.pytest_deselected(items=take_float32(items))\n"
+    )
+    pytester.makepyfile(
+        "import pytest, torch\n"
+        "HALVES = [torch.float16, torch.bfloat16]\n"
+        "@pytest.mark.parametrize('dtype', [torch.float32, *HALVES])\n"
+        "def test_format(dtype): assert dtype in HALVES\n"
+        "@pytest.mark.parametrize(('size', 'dtype'), [(1, torch.float32), (2, torch.float16)])\n"
+        "def test_together(size, dtype): assert dtype in HALVES\n"
+        "@pytest.mark.parametrize('name', ['torch.float32', 'other'])\n"
+        "def test_name(name): ...\n"
+        "def test_plain(): ...\n"
+    )
+    shown = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    shown.assert_outcomes(passed=2 + 1 + 2 + 1, deselected=2)

@@ -7,13 +7,15 @@ from __future__ import annotations
 import sys
 
 from saccade.commands import app, run
-from saccade_bench.cli import bench, evaluation, probe
+from saccade_bench.cli import bench, evaluation, probe, proof
 from saccade_bench.lab.cli import checkpoints, simulation
+
+COMMANDS = (bench, probe, evaluation, proof, simulation, checkpoints)
 
 
 def main() -> int:
     """The command line of `saccade`, with the measuring commands."""
-    for command in (bench, probe, evaluation, simulation, checkpoints):
+    for command in COMMANDS:
         if command.name[0] in app:
             del app[command.name[0]]
         app.command(command)

@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import uvloop
 
+from saccade import __version__
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.kept_pages import KeptPages
 from saccade.cache.pages import PagePool
@@ -228,7 +228,7 @@ def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -
         kept=repr((config.kv.dtype, config.kv.scales)),
         layout=repr((size, load.parallel.ranks, spec.kv_spec(size).keeping(config.kv.dtype))),
         page_size=config.page_size,
-        release=version("saccade"),
+        release=__version__,
     )
 
 

@@ -81,6 +81,20 @@ def mark_the_rest(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.more)
 
 
+def take_float32(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Remove the cases whose number format is float32, and return them."""
+    taken = [item for item in items if hasattr(item, "callspec") and _is_float32(item)]
+    items[:] = [item for item in items if item not in taken]
+    return taken
+
+
+def _is_float32(item: Any) -> bool:
+    return any(
+        type(value).__name__ == "dtype" and str(value) == "torch.float32"
+        for value in item.callspec.params.values()
+    )
+
+
 def _few(items: Sequence[pytest.Function]) -> Sequence[pytest.Function]:
     """Of a test's cases, those that are not slow."""
     for once in items[0].iter_markers("once"):

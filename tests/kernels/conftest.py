@@ -5,7 +5,6 @@ conversion to 8 bits is mended.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from saccade_bench.fixtures.interpreter import mend_interpreter
 from tests.helpers import breadth
 
 HAS_GPU = torch.cuda.is_available()
@@ -69,20 +69,5 @@ def rounding() -> Iterator[None]:
         yield
 
 
-def mend_interpreter() -> None:
-    """Triton 3.6, which torch 2.11 comes with, makes an index of an array [1] by int(), which numpy
-    has refused since 2.4: its interpreter could run no loop.
-    """
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patch_and_mend(tensor: type, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_and_mend
-
-
-if not HAS_GPU and find_spec("triton") and version("triton").startswith("3.6."):
+if not HAS_GPU:
     mend_interpreter()

@@ -1,44 +1,49 @@
 """Everything that needs a GPU, on a CUDA machine without network and without an installation, in
-three commands of less than ten minutes each:
+two commands: `plan.py` prints them, with what to carry.
 
-    make gpu-check-1 PYTHON=python3 ARGS="--out bench/results/h200"    (and -2, and -3)
-    (or: PYTHONPATH=.:bench python3 -m saccade_bench.gpu_check --command 1 --out bench/results/h200)
+    make gpu-check-a PYTHON=python3 ARGS="--out bench/results/h200"    (and -b)
+    (or: PYTHONPATH=.:bench python3 -m saccade_bench.gpu_check --command a --out bench/results/h200)
 
-`make gpu-check` is all three, one after another. What such a machine lacks of packages,
-`python -m saccade_bench.gpu_check.wheels` downloads where there is a network.
-
-Runs the stages of `stages.py`, each in a process of its own, the most valuable first; all together
-end within --budget seconds, and what found no time is reported as skipped. DIR has report.md (each
-figure with its floor, what others have published, the target, and what to try where it is far off),
-summary.json, and results.tar.gz with these and the stages' own files; all three are replaced after
-each stage and every 15 seconds, each as a whole, so that a kill at any moment leaves them readable.
+`make gpu-check` is all stages of `stages.py`. Each is a process of its own, ended at its limit, the
+most valuable first; all together end within --budget seconds, and what found no time is reported as
+skipped. DIR has report.md (each figure with its floor, what others have published, the target, and
+what to try where it is far off), summary.json, and results.tar.gz with these, all logs and the
+stages' own files; all three are replaced after each stage and every five seconds, each as a whole,
+so that a kill at any moment leaves them readable. Figures are printed too, and `report.py` makes a
+report of whatever came back.
 Status: 0 all went well, 1 a stage failed, 2 it cannot run here.
 
 `--device cpu --quick` exercises all of it on tiny models, kernels in Triton's interpreter; the
 figures mean nothing then.
+
+Imports the standard library alone, beside what is here: what lacks, hangs or dies is a stage's.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from saccade_bench.gpu_check.archive import Archive
-from saccade_bench.gpu_check.machine import explain, hardware, missing, versions
-from saccade_bench.gpu_check.report import failed, write_report
-from saccade_bench.gpu_check.run import StageRunner, said
-from saccade_bench.gpu_check.stages import (
-    COMMAND_SECONDS,
-    COMMANDS,
-    STAGES,
-    Stage,
-    most_seconds,
-)
+from saccade_bench.gpu_check.figures import Figure, printed
+from saccade_bench.gpu_check.machine import explain, hardware, versions
+from saccade_bench.gpu_check.report import COMMAND, failed, write_report
+from saccade_bench.gpu_check.run import Outcome, StageRunner
+from saccade_bench.gpu_check.stages import AGAIN, COMMANDS, FACTS, STAGES, Stage, most_seconds
+from saccade_bench.gpu_check.targets import COPY, PRODUCTS
+from saccade_bench.gpu_check.wheels import unpack
+
+MOST_AGAIN = 100
+"""Tests that are run again."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -49,17 +54,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("gpu-check"), help="folder for results (%(default)s)"
     )
+    parser.add_argument("--budget", type=float, help="seconds for everything")
+    parser.add_argument("--limit", type=float, help="seconds of any stage, instead of its own")
     parser.add_argument(
-        "--budget",
-        type=float,
-        help="seconds for everything (570 for a command, or as long as its stages may take)",
+        "--command", choices=tuple(COMMANDS), help="the stages of one of the two commands (all)"
     )
     parser.add_argument(
-        "--command",
-        type=int,
-        choices=range(1, len(COMMANDS) + 1),
-        help="the stages of one of the three commands (all of them)",
+        "--after",
+        type=Path,
+        help="summary.json of the command before: what failed runs again, first, and floors go by "
+        "its speeds (a file that is not there: as if nothing had failed)",
     )
+    parser.add_argument("--wheels", type=Path, help="folder of packages that this machine lacks")
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this script out"
     )
@@ -71,56 +77,121 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
-    if missing(("torch",)):
-        print("cannot run: torch is not installed for this Python")
-        return 2
-    import torch
-
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print(
-            "cannot run: torch sees no CUDA device (--device cpu --quick tries this script out "
-            "on tiny models)"
-        )
-        return 2
-    chosen = COMMANDS[args.command - 1] if args.command else STAGES
+    command = COMMANDS[args.command] if args.command else None
+    chosen = command.stages if command else STAGES
     stages = tuple(stage for stage in chosen if not args.only or stage.name in args.only)
-    budget = args.budget or (COMMAND_SECONDS if args.command else most_seconds(stages))
+    before = read_summary(args.after)
     with tempfile.TemporaryDirectory(prefix="saccade-check-") as name:
-        runner = StageRunner(Path(name), device=args.device, quick=args.quick, budget=budget)
-        return carry_out(runner, stages, args, sys.argv[1:] if arguments is None else arguments)
+        folder, site = Path(name) / "results", Path(name) / "site"
+        folder.mkdir()
+        if args.wheels:
+            for spoilt in unpack(args.wheels, site):
+                print(f"cannot be unpacked: {spoilt}", flush=True)
+            sys.path.insert(0, str(site))
+            importlib.invalidate_caches()
+        if tests := failed_before(before):
+            path = Path(name) / "again.txt"
+            path.write_text("\n".join(tests))
+            stages = (replace(AGAIN, options=("--tests", str(path))), *stages)
+        budget = args.budget or (command.budget if command else most_seconds(stages))
+        runner = StageRunner(
+            folder,
+            device=args.device,
+            quick=args.quick,
+            budget=budget,
+            limit=args.limit,
+            site=site if args.wheels else None,
+            known=[Figure(metric, value, "") for metric, value in speeds_before(before).items()],
+        )
+        facts = {
+            "command": shown(args, sys.argv[1:] if arguments is None else arguments),
+            "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            "quick": args.quick,
+            "hardware": hardware(),
+            "versions": versions(args.wheels),
+            "speeds": speeds_before(before),
+        }
+        return carry_out(runner, stages, args.out.resolve(), facts, args.device)
+
+
+def shown(args: argparse.Namespace, given: Sequence[str]) -> str:
+    """The command, without this machine's folders."""
+    argv = ["OUT" if each == str(args.out) else each for each in given]
+    return shlex.join(["python", "-m", "saccade_bench.gpu_check", *argv])
 
 
 def carry_out(
-    runner: StageRunner, stages: Sequence[Stage], args: argparse.Namespace, given: Sequence[str]
+    runner: StageRunner, stages: Sequence[Stage], out: Path, facts: dict[str, Any], device: str
 ) -> int:
     """All stages, each told of when it is in the archive; the status."""
-    out: Path = args.out.resolve()
     absent = {stage.name: lacks for stage in stages if (lacks := runner.lacks(stage))}
     if absent:
         print(explain(absent), flush=True)
     if len(absent) == len(stages):
         print("cannot run: every stage lacks packages")
         return 2
-    argv = ["OUT" if each == str(args.out) else each for each in given]
-    facts = {
-        "command": shlex.join(["python", "-m", "saccade_bench.gpu_check", *argv]),
-        "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "quick": args.quick,
-        "hardware": hardware(),
-        "versions": versions(),
-        "not installed": absent,
-    }
-    with Archive(runner.out, out) as archive:
+    card = facts["hardware"].get("gpu") or facts["hardware"].get("cpu") or "?"
+    (runner.out / COMMAND).write_text(json.dumps(facts | {"not installed": absent}) + "\n")
+    with Archive(runner.out, out, write_report) as archive:
         for stage in stages:
+            print(f"== {stage.name}, on {card}: {stage.about}", flush=True)
             outcome = runner.run(stage)
-            write_report(runner.out, facts | {"seconds": round(runner.used, 1)}, runner.outcomes)
             archive.write()
-            print(said(outcome), flush=True)
+            tell(outcome)
+            if outcome.name == FACTS.name and device == "cuda" and not sees_cuda(runner.out):
+                print("cannot run: torch sees no CUDA device (--device cpu --quick tries it out)")
+                return 2
     bad = [each for each in runner.outcomes if failed(each)]
     well = sum(each.status == "ok" for each in runner.outcomes)
     skipped = len(runner.outcomes) - well - len(bad)
     print(f"{out / 'report.md'}: {well} stages ok, {len(bad)} failed, {skipped} skipped")
     return 1 if bad else 0
+
+
+def tell(outcome: Outcome) -> None:
+    """What became of a stage, on standard output."""
+    for figure in outcome.figures:
+        print(printed(outcome.name, figure))
+    for figure in outcome.figures:
+        if figure.error:
+            print(f"   ! {figure.metric}: {figure.error}")
+    took = f"after {outcome.seconds:.0f} s " if outcome.seconds else ""
+    print(f"   {outcome.name}: {outcome.status} {took}{outcome.why}", flush=True)
+
+
+def sees_cuda(folder: Path) -> bool:
+    """Whether torch does; yes where the stage was ended before it could say so."""
+    path = folder / "facts.json"
+    return not path.is_file() or bool(json.loads(path.read_text()).get("cuda", True))
+
+
+# ---- the command before
+
+
+def read_summary(path: Path | None) -> dict[str, Any]:
+    """Nothing where it is not there, or no summary."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text()) if path else {}
+    except (OSError, json.JSONDecodeError) as error:
+        print(f"--after {path}: not read ({error}): as if nothing had failed", flush=True)
+        return {}
+    return found
+
+
+def failed_before(summary: dict[str, Any]) -> list[str]:
+    """Names of tests that failed, or were under way when the run was ended."""
+    tests = summary.get("tests", {})
+    return [*tests.get("bad", ()), *tests.get("unfinished", ())][:MOST_AGAIN]
+
+
+def speeds_before(summary: dict[str, Any]) -> dict[str, float]:
+    """What the machine was measured to do."""
+    figures = [each for stage in summary.get("stages", ()) for each in stage["figures"]]
+    return {
+        each["metric"]: each["value"]
+        for each in figures
+        if each["metric"] in (COPY, PRODUCTS) and each["value"]
+    }
 
 
 if __name__ == "__main__":

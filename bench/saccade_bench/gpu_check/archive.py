@@ -9,24 +9,40 @@ from __future__ import annotations
 import io
 import tarfile
 import threading
+import traceback
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 NAME = "results.tar.gz"
+PIECE_BYTES = 1 << 16
 BESIDE = ("report.md", "summary.json")
 """Files that are also to be read without unpacking."""
-EVERY_SECONDS = 15.0
+EVERY_SECONDS = 5.0
+LARGEST_BYTES = 4 << 20
+"""Of a longer file its end: what comes back from a machine is bounded."""
 
 
 class Archive:
     """`with`: `folder` is copied to `out` every so often, and at the end. At most twice as many
-    files as have names here lie there.
+    files as have names here lie there. `refresh`: makes the report in the folder; what is wrong
+    with it is said once, and stops nothing.
     """
 
-    def __init__(self, folder: Path, out: Path, every: float = EVERY_SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        out: Path,
+        refresh: Callable[[Path], None],
+        every: float = EVERY_SECONDS,
+    ) -> None:
         self._folder = folder
         self._out = out
+        self._refresh = refresh
         self._every = every
+        self._said: set[str] = set()
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True, name="archive")
@@ -44,10 +60,25 @@ class Archive:
     def write(self) -> None:
         """All that is there now. On return a kill takes nothing of it back."""
         with self._lock:
-            self._replace(NAME, pack(self._folder))
-            for name in BESIDE:
-                if (path := self._folder / name).is_file():
-                    self._replace(name, path.read_bytes())
+            self._attempt(lambda: self._refresh(self._folder))
+            self._attempt(self._copy)  # a disk may be full, and have room again
+
+    def _copy(self) -> None:
+        self._replace(NAME, pack(self._folder))
+        for name in BESIDE:
+            if (path := self._folder / name).is_file():
+                self._replace(name, path.read_bytes())
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            self._tell(traceback.format_exc())
+
+    def _tell(self, said: str) -> None:
+        if said not in self._said:
+            self._said.add(said)
+            print(said, flush=True)
 
     def _replace(self, name: str, content: bytes) -> None:
         new = self._out / f"{name}.new"
@@ -60,16 +91,36 @@ class Archive:
 
 
 def pack(folder: Path) -> bytes:
-    """The files of a folder as an archive. Others may be writing to them."""
+    """The files of a folder as an archive, the shortest first: they are those that are read if it
+    is cut off. Others may be writing to them.
+    """
+    found = []
+    for path in folder.rglob("*"):
+        try:
+            # As long as it is now: it may grow meanwhile.
+            found.append((path.read_bytes()[-LARGEST_BYTES:], path, path.stat().st_mtime))
+        except (FileNotFoundError, IsADirectoryError):
+            continue
     memory = io.BytesIO()
     with tarfile.open(fileobj=memory, mode="w:gz", compresslevel=6) as archive:
-        for path in sorted(folder.rglob("*")):
-            try:
-                content = path.read_bytes()  # as long as it is now: it may grow meanwhile
-                written = path.stat().st_mtime
-            except (FileNotFoundError, IsADirectoryError):
-                continue
+        for content, path, written in sorted(found, key=lambda each: len(each[0])):
             entry = tarfile.TarInfo(str(path.relative_to(folder)))
             entry.size, entry.mtime = len(content), written
             archive.addfile(entry, io.BytesIO(content))
     return memory.getvalue()
+
+
+def unpack_into(packed: bytes, folder: Path) -> None:
+    """What can be read of an archive that may be cut off: all whole files, and the beginning of the
+    last.
+    """
+    gzip, pieces = zlib.decompressobj(wbits=31), list[bytes]()
+    with suppress(zlib.error):
+        for start in range(0, len(packed), PIECE_BYTES):
+            pieces.append(gzip.decompress(packed[start : start + PIECE_BYTES]))
+    content = b"".join(pieces)
+    with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(content), mode="r:") as files:
+        for each in files:
+            name = Path(each.name).name
+            begin = each.offset_data
+            (folder / name).write_bytes(content[begin : begin + each.size])

@@ -1,26 +1,27 @@
-"""Stage `correctness`: every test of a kernel, and of the engine on a device, as several pytest
-processes side by side: what one of them breaks on the device is not the others' trouble, and
-kernels compile on many cores.
+"""Stage `correctness`: every test of a kernel, and of the engine on a device, in one run of pytest
+on many cores, float32 left out where it would only compile slowly.
+
+A process that meets an error of the GPU ends, and another takes its place (`conftest.py`). With
+--tests those of a file alone, and of the first with such an error what compute-sanitizer says.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from saccade_bench.gpu_check import pytest_results
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 from saccade_bench.gpu_check.machine import ROOT
-from saccade_bench.gpu_check.run import describe_status
+from saccade_bench.gpu_check.pytest_results import Results, read_results
 from saccade_bench.gpu_check.tied import tied
 
 KERNELS = (
@@ -30,119 +31,118 @@ KERNELS = (
 """Files of tests/kernels that run on a device where there is one."""
 ENGINE = ("engine", "encoder", "kernels")
 """Files of tests/gpu."""
-QUICK = ("kernels/test_fp8.py", "gpu/test_encoder.py")
-ABREAST = 3
-WRITE_SECONDS = 8.0
-"""Of the stage's time, for pytest to write what it has."""
+PATHS = (
+    *(f"tests/gpu/test_{name}.py" for name in ENGINE),
+    *(f"tests/kernels/test_{name}.py" for name in KERNELS),
+)
+QUICK = ("tests/kernels/test_fp8.py", "tests/gpu/test_encoder.py")
+RESULTS = "tests.jsonl"
+MOST_ABREAST = 14
+WRITE_SECONDS = 6.0
+"""Of the stage's time, for pytest to end in order."""
 NAMED = 12
 """Failures that are named."""
+FAILED = "tests failed"
+"""The metric."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One pytest process."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    results: Path
+def abreast(*, quick: bool) -> int:
+    """Processes that share the tests; 0: pytest's own, where pytest-xdist is not there."""
+    if not find_spec("xdist"):
+        return 0
+    return 2 if quick else max(2, min(MOST_ABREAST, len(os.sched_getaffinity(0)) - 2))
 
 
-def begin(path: str, folder: Path, abreast: int) -> Shard:
-    """abreast: processes that share the file's tests, where pytest-xdist is there."""
-    name = path.removesuffix(".py").replace("/", "-")
-    results = folder / f"correctness-{name}.xml"
-    results.unlink(missing_ok=True)
-    options = ("-q", "-o", "filterwarnings=", "-p", "no:cacheprovider", "-p", "no:randomly")
-    command = tied("pytest", *options, f"--junitxml={results}")
-    command += ["-m", "not slow or gpu", f"tests/{path}"]
-    if abreast > 1 and find_spec("xdist"):
-        command += ["-n", str(abreast)]
-    with (folder / f"correctness-{name}.log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # in the session of this stage: whoever ends the stage ends its shards
-    return Shard(name, process, results)
+def pytest_words(tests: Sequence[str], processes: int) -> list[str]:
+    options = ["-vv", "--tb=short", "-o", "filterwarnings=", "-p", "no:cacheprovider"]
+    options += ["-p", "no:randomly", "-p", pytest_results.NAME, "-m", "not slow or gpu"]
+    if processes:
+        options += ["-n", str(processes), "--dist", "worksteal"]
+    return [*options, *tests]
 
 
-def await_all(shards: Sequence[Shard], until: float) -> set[str]:
-    """Names of those that were not done by then. All of these are told to end before any is waited
-    for: together they have `WRITE_SECONDS` to write what they have.
+def environment(results: Path) -> dict[str, str]:
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "SACCADE_HALVES": "1",
+        pytest_results.PLACE: str(results),
+    }
+
+
+def files_of(tests: Iterable[str]) -> tuple[str, ...]:
+    """The files of tests, as far as they are there."""
+    files = dict.fromkeys(test.split("::")[0] for test in tests)
+    return tuple(file for file in files if (ROOT / file).is_file())
+
+
+def run(tests: Sequence[str], results: Path, until: float, processes: int) -> bool:
+    """Run these tests; whether they were done by then. All that is started is in the session of
+    this stage: whoever ends the stage ends them.
     """
-    for shard in shards:
-        with suppress(subprocess.TimeoutExpired):
-            shard.process.wait(max(0.1, until - time.monotonic()))
-    late = [shard for shard in shards if shard.process.poll() is None]
-    for shard in late:
-        shard.process.send_signal(signal.SIGINT)
-    over = time.monotonic() + WRITE_SECONDS
-    for shard in late:
-        with suppress(subprocess.TimeoutExpired):
-            shard.process.wait(max(0.1, over - time.monotonic()))
-        if shard.process.poll() is None:
-            shard.process.kill()
-    return {shard.name for shard in late}
+    command = tied("pytest", *pytest_words(tests, processes))
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(results))
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.1, until - time.monotonic()))
+        return True
+    process.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(WRITE_SECONDS)
+    process.kill()
+    return False
 
 
-def tell(shard: Shard, file: FigureFile, *, late: bool, cuda: bool) -> None:
-    """What a shard that has ended found. cuda: there is a GPU, and so each file has tests for it:
-    where none ran, the shard has failed.
+def tell(found: Results, file: FigureFile, *, done: bool, cuda: bool) -> None:
+    """What they came to. cuda: there is a GPU, and so there are tests for it: none ran, none is
+    right.
     """
-    code = shard.process.wait()
-    metric = f"tests failed, {shard.name}"
-    log = f"correctness-{shard.name}.log"
-    if not shard.results.is_file():
-        why = "not done in time" if late else describe_status(code)
+    ran = sum(n for outcome, n in found.outcomes.items() if outcome != "skipped")
+    note = ", ".join(f"{n} {outcome}" for outcome, n in sorted(found.outcomes.items()))
+    if not done:
+        note += f"; then the time was over, with {len(found.unfinished)} under way"
+    for test, said in list(found.bad.items())[:NAMED]:
+        note += f"; {test.removeprefix('tests/')}: {first_words(said)}"
+    if len(found.bad) > NAMED:
+        note += f" and {len(found.bad) - NAMED} more"
+    if not ran and (cuda or not found.outcomes):
         file.failures += 1
-        file.add(Figure(metric, None, "tests", error=f"{why} ({log})"))
+        file.add(Figure(FAILED, None, "tests", error=f"no test ran: {note}"))
         return
-    found = read_results(shard.results)
-    bad = found["bad"]
-    ran = found["tests"] - found["skipped"]
-    none = cuda and not ran
-    file.failures += bool(bad) or late or none
-    note = f"{ran} ran, {found['skipped']} skipped{', then the time was over' if late else ''}"
-    if bad:
-        more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-        note += f"; {'; '.join(bad[:NAMED])}{more} ({log})"
-    elif found["reasons"]:
-        note += f" ({'; '.join(found['reasons'][:3])})"
-    if none:
-        file.add(Figure(metric, None, "tests", error=f"no test ran: {note} ({log})"))
-    else:
-        file.add(Figure(metric, len(bad), "tests", note=note))
+    file.failures += bool(found.bad) or not done
+    file.add(Figure(FAILED, len(found.bad), "tests", note=note))
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """Of pytest's XML: numbers, names of tests that failed with their first line, reasons of those
-    skipped.
-    """
-    suite = next(ET.parse(path).getroot().iter("testsuite"))
-    bad = []
-    for case in suite.iter("testcase"):
-        for kind in ("failure", "error"):
-            if (failure := case.find(kind)) is not None:
-                said = (failure.get("message") or kind).splitlines()[0][:100]
-                bad.append(f"{case.get('name')}: {said}")
-    reasons = sorted({skip.get("message", "") for skip in suite.iter("skipped")})
-    numbers = {name: int(suite.get(name, 0)) for name in ("tests", "skipped")}
-    return {**numbers, "bad": bad, "reasons": reasons}
+def first_words(said: str) -> str:
+    """The error of a traceback: its first line that pytest marks as one, or else its first."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
+    marked = (line[1:].strip() for line in lines if line.startswith("E "))
+    return next(marked, lines[0])[:100]
+
+
+def check_memory(test: str, seconds: float) -> None:
+    """What compute-sanitizer says of a test that met an error of the GPU."""
+    if not (sanitizer := shutil.which("compute-sanitizer")) or seconds < 5:
+        print(f"compute-sanitizer did not look at {test}: not there, or no time", flush=True)
+        return
+    command = [sanitizer, "--tool", "memcheck", "--target-processes", "all"]
+    command += [sys.executable, "-m", "pytest", *pytest_words([test], 0)]
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, cwd=ROOT, timeout=seconds, check=False)
 
 
 def main() -> int:
     args = stage_arguments(__doc__)
-    file, folder = FigureFile(args.figures), args.figures.parent.resolve()
+    file, results = FigureFile(args.figures), args.figures.resolve().with_name(RESULTS)
     until = time.monotonic() + args.seconds - WRITE_SECONDS
-    paths = [*(f"gpu/test_{name}.py" for name in ENGINE)]
-    paths += [f"kernels/test_{name}.py" for name in KERNELS]
-    abreast = 1 if args.quick else ABREAST
-    shards = [begin(path, folder, abreast) for path in (QUICK if args.quick else paths)]
-    late = await_all(shards, until)
-    for shard in shards:
-        tell(shard, file, late=shard.name in late, cuda=args.device == "cuda")
+    paths = QUICK if args.quick else PATHS
+    if args.tests:
+        os.environ[pytest_results.ALONE] = str(args.tests)
+        paths = files_of(args.tests.read_text().splitlines())
+    results.unlink(missing_ok=True)
+    done = run(paths, results, until, abreast(quick=args.quick))
+    found = read_results(results)
+    tell(found, file, done=done, cuda=args.device == "cuda")
+    if args.tests and found.broken:
+        check_memory(found.broken[0], until - time.monotonic())
     return bool(file.failures)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,7 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from saccade_bench.fixtures.interpreter import mend_interpreter
 from saccade_bench.gpu_check.targets import H200
+
+PRINTED = re.compile(r"   ([\w-]+) \| ([^|]+) \| (-?[\d.]+(?:e[+-]\d+)?) (\S+)( \+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,22 @@ def read_figures(path: Path) -> list[Figure]:
     return found
 
 
+def printed(stage: str, figure: Figure) -> str:
+    """A figure as a command prints it: what its output says is enough where its files are lost."""
+    value = "failed" if figure.value is None else f"{figure.value:.6g} {figure.unit}"
+    return f"   {stage} | {figure.metric} | {value}{' +' if figure.more else ''}"
+
+
+def read_printed(text: str) -> dict[str, list[Figure]]:
+    """Figures of each stage in what a command has printed, whose beginning may be lost."""
+    found: dict[str, list[Figure]] = {}
+    for line in text.splitlines():
+        if match := PRINTED.fullmatch(line):
+            stage, metric, value, unit, more = match.groups()
+            found.setdefault(stage, []).append(Figure(metric, float(value), unit, bool(more)))
+    return found
+
+
 def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
     """What every stage's process is told.
 
@@ -101,4 +121,9 @@ def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
     parser.add_argument("--products", type=float, default=H200.products, help="operations/s")
     parser.add_argument("--preset", default="qwen3-vl-8b")
     parser.add_argument("--fp8", action="store_true", help="weights of the language model in FP8")
-    return parser.parse_args(arguments)
+    parser.add_argument("--calls", action="store_true", help="of stage counters, within ncu")
+    parser.add_argument("--tests", type=Path, help="a file of pytest's names, a line each")
+    args = parser.parse_args(arguments)
+    if args.device == "cpu":
+        mend_interpreter()
+    return args

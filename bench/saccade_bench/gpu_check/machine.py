@@ -1,4 +1,4 @@
-"""What a check runs on, what it needs, and what is missing. Loads torch only when asked."""
+"""What a check runs on, what it needs, and what is missing. Imports the standard library alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[3]
 found by `PYTHONPATH`.
 """
 PATHS = (str(ROOT), str(ROOT / "bench"))
+COMMIT = "commit"
+"""The file beside the wheels that says which commit the tree is of."""
 
 COMMON = ("torch", "numpy", "safetensors", "tokenizers", "tqdm")
 ENGINE = (*COMMON, "blake3", "llguidance", "msgspec", "psutil", "uvloop")
@@ -49,22 +50,15 @@ def explain(absent: Mapping[str, Sequence[str]]) -> str:
     lines = [
         f"{stage} cannot run: not installed: {', '.join(names)}" for stage, names in absent.items()
     ]
-    names = " ".join(sorted({name for each in absent.values() for name in each}))
-    target = f"{sys.version_info.major}.{sys.version_info.minor}"
-    lines += (
-        "Where there is a network:  pip download --no-deps --only-binary=:all: "
-        f"--python-version {target} -d wheels {names}",
-        "Here:                      python3 -m pip install --no-index --no-deps --target "
-        "site wheels/*.whl; export PYTHONPATH=site",
-        "(a package may need others in turn; each run says what is still missing)",
+    lines.append(
+        "Where there is a network: python -m saccade_bench.gpu_check.plan --prepare .whl; here: "
+        "--wheels .whl (a package may need others in turn; each run says what is still missing)"
     )
     return "\n".join(lines)
 
 
 def hardware() -> dict[str, Any]:
-    """Of this machine, as far as it says."""
-    import torch
-
+    """Of this machine, as far as it says without torch, which may hang where its driver does."""
     found: dict[str, Any] = {
         "machine": platform.machine(),
         "system": platform.platform(),
@@ -78,39 +72,30 @@ def hardware() -> dict[str, Any]:
         ]
         found["cpu"] = names[0] if names else platform.processor()
         found["memory kB"] = int(Path("/proc/meminfo").read_text().split()[1])
-    if torch.cuda.is_available():
-        card = torch.cuda.get_device_properties(0)
-        found |= {
-            "gpu": card.name,
-            "gpus": torch.cuda.device_count(),
-            "gpu memory": card.total_memory,
-            "compute capability": f"{card.major}.{card.minor}",
-            "multiprocessors": card.multi_processor_count,
-        }
-        with suppress(OSError, subprocess.SubprocessError):
-            query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            found["driver"] = _said(query).split("\n")[0]
+    with suppress(OSError, subprocess.SubprocessError):
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        for line in _said(query).splitlines()[:1]:
+            found["gpu"], _, found["driver"] = line.rpartition(", ")
     return found
 
 
-def versions() -> dict[str, str | None]:
-    """Of what figures depend on."""
-    import torch
-
-    found: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-    }
-    for name in ("triton", "transformers", "numpy", "safetensors", "tokenizers", "msgspec"):
+def versions(wheels: Path | None = None) -> dict[str, str | None]:
+    """Of what figures depend on. wheels: the folder that came with the tree, which may name its
+    commit.
+    """
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     with suppress(OSError, subprocess.SubprocessError):
         found["saccade"] = _said(["git", "rev-parse", "HEAD"]).strip()
+    if wheels and "saccade" not in found:
+        with suppress(OSError):
+            found["saccade"] = (wheels / COMMIT).read_text().strip()
     return found
 
 
 def _said(command: Sequence[str]) -> str:
     return subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=20, cwd=ROOT
+        command, capture_output=True, text=True, check=True, timeout=10, cwd=ROOT
     ).stdout

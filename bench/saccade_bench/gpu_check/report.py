@@ -1,19 +1,31 @@
 """summary.json and report.md of a check: each figure beside its floor, what others have published,
 and what we want; what to try where one is far off.
 
-Knows figures and targets, not how they came about.
+Made from the files that a check leaves in a folder, whether it came to its end or not. Knows
+figures and targets, not how they came about. Of what came back from a machine:
+
+    python -m saccade_bench.gpu_check.report PLACE... [--out FOLDER] [--fill docs/speed.md ...]
+
+PLACE: a folder that came back, an archive (cut off or not), or the text that a command printed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade_bench.gpu_check.figures import Figure
-from saccade_bench.gpu_check.run import Outcome
+from saccade_bench.gpu_check import table
+from saccade_bench.gpu_check.archive import unpack_into
+from saccade_bench.gpu_check.correctness import RESULTS
+from saccade_bench.gpu_check.figures import Figure, read_figures, read_printed
+from saccade_bench.gpu_check.pytest_results import read_results
+from saccade_bench.gpu_check.run import LONGEST_TAIL, OUTCOMES, Outcome
 from saccade_bench.gpu_check.targets import (
     COPY,
     FAR,
@@ -27,6 +39,10 @@ from saccade_bench.gpu_check.targets import (
 )
 
 TAIL_LINES = 15
+COMMAND = "command.json"
+"""What was run, when, and on what."""
+FIGURES = ".figures.jsonl"
+UNKNOWN = "a GPU that did not say its name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +77,9 @@ def judge(figure: Figure, speeds: Speeds | None) -> Verdict:
 
 
 def measured_speeds(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Speeds | None:
-    """Of the GPU, as stage `speeds` has found them."""
-    found = {each.metric: each.value for outcome in outcomes for each in outcome.figures}
+    """Of the GPU, as stage `speeds` has found them, here or in the command before."""
+    found = dict(facts.get("speeds", {}))
+    found |= {each.metric: each.value for outcome in outcomes for each in outcome.figures}
     copy, products = found.get(COPY), found.get(PRODUCTS)
     return speeds_of(
         str(facts["hardware"].get("gpu", "")),
@@ -102,7 +119,7 @@ def summarise(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, A
 
 
 def failed(outcome: Outcome) -> bool:
-    return outcome.status in ("failed", "timed out")
+    return outcome.status in ("failed", "timed out", "cut off")
 
 
 def _is_real(facts: dict[str, Any]) -> bool:
@@ -110,18 +127,59 @@ def _is_real(facts: dict[str, Any]) -> bool:
     return bool(facts["hardware"].get("gpu")) and not facts["quick"]
 
 
-def write_report(out: Path, facts: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
-    """Both files. To be called after each stage, so that what ends the check ends no report."""
+def read_folder(folder: Path) -> tuple[dict[str, Any], list[Outcome]]:
+    """What a check has left: facts, and the stages in the order in which they ran."""
+    facts: dict[str, Any] = {"command": "?", "when": "?", "quick": False, "versions": {}}
+    facts |= {"hardware": {}, "seconds": 0.0} | _read_json(folder / COMMAND)
+    seen = _read_json(folder / "facts.json")
+    facts["hardware"] = facts["hardware"] | seen
+    ended = {}
+    for line in _lines(folder / OUTCOMES):
+        try:
+            outcome = Outcome(**json.loads(line))
+        except (json.JSONDecodeError, TypeError):
+            break
+        ended[outcome.name] = outcome
+    begun = sorted(folder.glob(f"*{FIGURES}"), key=lambda path: path.stat().st_mtime)
+    for name in (path.name.removesuffix(FIGURES) for path in begun):
+        if name not in ended:
+            ended[name] = Outcome(name, "", "cut off", why="not at its end when this was written")
+    for name, outcome in ended.items():
+        outcome.figures = read_figures(folder / f"{name}{FIGURES}")
+        outcome.tail = "\n".join(_lines(folder / f"{name}.log"))[-LONGEST_TAIL:]
+    tests = read_results(folder / RESULTS)
+    if tests.outcomes or tests.bad or tests.unfinished:
+        facts["tests"] = asdict(tests)
+    facts["seconds"] = round(sum(each.seconds for each in ended.values()), 1)
+    return facts, [*ended.values()]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Nothing where it is not there or cut off."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return found
+
+
+def write_report(folder: Path) -> None:
+    """Both files, from what lies beside them."""
+    facts, outcomes = read_folder(folder)
     summary = summarise(facts, outcomes)
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    (out / "report.md").write_text("\n".join(_markdown(facts, outcomes)) + "\n")
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (folder / "report.md").write_text("\n".join(_markdown(facts, outcomes)) + "\n")
 
 
 def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[str]:
     gpu = str(facts["hardware"].get("gpu", ""))
     speeds, real = measured_speeds(facts, outcomes), _is_real(facts)
     versions = facts["versions"]
-    yield f"# gpu-check on {gpu or facts['hardware'].get('cpu', 'a CPU')}"
+    yield f"# gpu-check on {gpu or facts['hardware'].get('cpu', UNKNOWN)}"
     yield ""
     yield f"`{facts['command']}`, {facts['when']}, {facts['seconds']} s."
     yield f"{', '.join(f'{name} {each}' for name, each in versions.items() if each)}."
@@ -140,6 +198,8 @@ def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[st
     yield "|---|---|---|---|"
     for each in outcomes:
         yield f"| {each.name} | {each.status} | {each.seconds:.0f} | {_cell(each.why)} |"
+    if tests := facts.get("tests"):
+        yield from _tests(tests)
     if real and (advised := list(_advice(outcomes, speeds))):
         yield ""
         yield "## What to try next"
@@ -155,6 +215,20 @@ def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[st
             yield "```"
             yield from outcome.tail.replace("```", "'''").splitlines()[-TAIL_LINES:]
             yield "```"
+
+
+def _tests(tests: dict[str, Any]) -> Iterator[str]:
+    """Those that failed, with the end of what they said, and those under way at the end."""
+    for test in tests["unfinished"]:
+        yield ""
+        yield f"Under way when the run ended: `{test}`"
+    for test, said in tests["bad"].items():
+        yield ""
+        yield f"### {test}"
+        yield ""
+        yield "```"
+        yield from said.replace("```", "'''").splitlines()[-TAIL_LINES:]
+        yield "```"
 
 
 def _advice(outcomes: Sequence[Outcome], speeds: Speeds | None) -> Iterator[str]:
@@ -208,3 +282,70 @@ def _percent(share: float | None) -> str:
         return ""
     shown = f"{100 * share:.0f} %"
     return f"**{shown}**" if share < FAR else shown
+
+
+def read_place(place: Path, folder: Path) -> None:
+    """Lay what a check has left there into `folder`."""
+    paths = sorted(place.rglob("*")) if place.is_dir() else [place]
+    files = [path for path in paths if path.is_file()]
+    for path in files:
+        if path.name.endswith((".tar.gz", ".tgz")):
+            unpack_into(path.read_bytes(), folder)
+    for path in files:
+        if path.name.endswith((".json", ".jsonl", ".log", ".md")):
+            (folder / path.name).write_bytes(path.read_bytes())
+        elif path.suffix == ".txt":
+            for stage, figures in read_printed(path.read_text(errors="replace")).items():
+                lost = folder / f"{stage}{FIGURES}"
+                if not lost.is_file():
+                    lost.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in figures))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("places", type=Path, nargs="+", metavar="PLACE")
+    parser.add_argument("--out", type=Path, help="folder for report.md and summary.json")
+    parser.add_argument("--card", help="the GPU's name, where what came back does not say it")
+    parser.add_argument(
+        "--fill", type=Path, nargs="+", default=[], help="texts whose table of figures is filled"
+    )
+    args = parser.parse_args(arguments)
+    for number, place in enumerate(args.places):
+        with tempfile.TemporaryDirectory(prefix="saccade-report-") as name:
+            folder = Path(name)
+            read_place(place, folder)
+            if args.card:
+                (folder / "facts.json").write_text(json.dumps({"gpu": args.card}))
+            write_report(folder)
+            facts, outcomes = read_folder(folder)
+            print((folder / "report.md").read_text())
+            if args.out:
+                out = args.out if len(args.places) == 1 else args.out / f"{number + 1}"
+                out.mkdir(parents=True, exist_ok=True)
+                for made in ("report.md", "summary.json"):
+                    (out / made).write_bytes((folder / made).read_bytes())
+        for text in args.fill if _is_real(facts) else ():
+            table.fill(text, table_rows(facts, outcomes))
+    return 0
+
+
+def table_rows(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> list[table.Row]:
+    """The figures that a table of the documentation shows."""
+    speeds = measured_speeds(facts, outcomes)
+    card = str(facts["hardware"]["gpu"])
+    day, commit = facts["when"].split(" ")[0], (facts["versions"].get("saccade") or "")[:8]
+    rows = []
+    for figure in (each for outcome in outcomes for each in outcome.figures):
+        if not table.is_shown(figure.metric) or figure.value is None:
+            continue
+        verdict = judge(figure, speeds)
+        floor = figure.floor or (verdict.target.floor if verdict.target else None)
+        cells = _number(floor), _number(verdict.anchor), f"{day} {commit}".strip()
+        rows.append(
+            table.Row(card, figure.metric, f"{_number(figure.value)} {figure.unit}", *cells)
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

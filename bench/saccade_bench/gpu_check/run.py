@@ -1,11 +1,13 @@
 """Runs stages one after another within a budget of seconds; whatever becomes of one, the next has
 its turn.
 
-Owns the processes and what became of each. Knows nothing of what stages measure.
+Owns the processes and what became of each. Knows nothing of what stages measure. Imports the
+standard library alone, beside what is here.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -14,11 +16,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from saccade.core.environment import ALLOCATION
 from saccade_bench.gpu_check.figures import Figure, read_figures
 from saccade_bench.gpu_check.machine import PATHS, ROOT, missing
 from saccade_bench.gpu_check.stages import END_SECONDS, Stage
@@ -32,6 +33,10 @@ SPARE_SECONDS = 5.0
 REPORT_SECONDS = 3.0
 """Of the budget, kept for the report."""
 PACKAGE = "saccade_bench.gpu_check"
+ALLOCATION = "expandable_segments:True"
+"""Of GPU memory, as a server has it."""
+OUTCOMES = "outcomes.jsonl"
+"""What became of each stage that has ended, a line each."""
 
 
 @dataclass
@@ -40,7 +45,7 @@ class Outcome:
 
     name: str
     command: str
-    status: Literal["ok", "failed", "timed out", "skipped"] = "skipped"
+    status: Literal["ok", "failed", "timed out", "skipped", "cut off"] = "skipped"
     seconds: float = 0.0
     why: str = ""
     tail: str = ""
@@ -50,20 +55,36 @@ class Outcome:
 class StageRunner:
     """One check: its options, and the time it has left."""
 
-    def __init__(self, out: Path, *, device: str, quick: bool, budget: float) -> None:
+    def __init__(
+        self,
+        out: Path,
+        *,
+        device: str,
+        quick: bool,
+        budget: float,
+        limit: float | None = None,
+        site: Path | None = None,
+        known: Sequence[Figure] = (),
+    ) -> None:
+        """limit: seconds of any stage, instead of its own. site: where more packages lie. known:
+        figures of an earlier command.
+        """
         self.out = out
         self.outcomes: list[Outcome] = []
         self._device = device
         self._quick = quick
         self._budget = budget
+        self._limit = limit
+        self._known = [*known]
         self._deadline = time.monotonic() + budget
-        path = os.environ.get("PYTHONPATH")
+        paths = (*PATHS, *((str(site),) if site else ()), os.environ.get("PYTHONPATH"))
         self._environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join((*PATHS, *((path,) if path else ()))),
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "PYTHONUNBUFFERED": "1",
             "COLUMNS": "160",
             "TRITON_INTERPRET": "1" if device == "cpu" else "0",
         }
-        self._environment.setdefault("PYTORCH_ALLOC_CONF", ALLOCATION)  # as a server has
+        self._environment.setdefault("PYTORCH_ALLOC_CONF", ALLOCATION)
 
     @property
     def left(self) -> float:
@@ -77,28 +98,31 @@ class StageRunner:
 
     def lacks(self, stage: Stage) -> list[str]:
         """Packages that it needs and that are not there."""
-        return missing((*stage.needs, *(("triton",) if self._device == "cuda" else ())))
+        more = ("triton",) if stage.needs and self._device == "cuda" else ()
+        return missing((*stage.needs, *more))
 
     def run(self, stage: Stage) -> Outcome:
         """Run it, if it can and there is time; never raises for what it does."""
-        seconds = min(self.left - REPORT_SECONDS, stage.limit)
+        seconds = min(self.left - REPORT_SECONDS, self._limit or stage.limit)
+        least = min(stage.least, self._limit or stage.least)
         figures = self.out / f"{stage.name}.figures.jsonl"
         command = self._command(stage, figures, max(1.0, seconds - SPARE_SECONDS))
         outcome = Outcome(stage.name, self._shown(shlex.join(command)))
         self.outcomes.append(outcome)
         if absent := self.lacks(stage):
             outcome.why = f"not installed: {', '.join(absent)}"
-        elif seconds < stage.least:
+        elif seconds < least:
             outcome.why = (
                 f"{max(0.0, self.left):.0f} s of the budget are left, and it needs "
-                f"{stage.least + REPORT_SECONDS:.0f}"
+                f"{least + REPORT_SECONDS:.0f}"
             )
-        about = f"skipped, {outcome.why}" if outcome.why else stage.about
-        print(f"== {stage.name}: {about}", flush=True)
         if not outcome.why:
             figures.unlink(missing_ok=True)
             self._carry_out(command, seconds, outcome)
             outcome.figures = read_figures(figures)
+            self._known += outcome.figures
+        with (self.out / OUTCOMES).open("a") as file:
+            file.write(f"{json.dumps(asdict(outcome) | {'figures': [], 'tail': ''})}\n")
         return outcome
 
     def _command(self, stage: Stage, figures: Path, seconds: float) -> list[str]:
@@ -109,7 +133,7 @@ class StageRunner:
 
     def _speeds(self) -> list[str]:
         """What stages that follow `speeds` go by."""
-        found = {each.metric: each.value for done in self.outcomes for each in done.figures}
+        found = {each.metric: each.value for each in self._known}
         given = (("--copy", found.get(COPY), 1e9), ("--products", found.get(PRODUCTS), 1e12))
         return [word for name, value, unit in given if value for word in (name, f"{value * unit}")]
 
@@ -117,20 +141,24 @@ class StageRunner:
         began = time.monotonic()
         path = self.out / f"{outcome.name}.log"
         with path.open("w") as log:
-            process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                cwd=ROOT,
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    cwd=ROOT,
+                    start_new_session=True,
+                )
+            except OSError as error:  # no memory for another process, say
+                outcome.status, outcome.why = "failed", f"not begun: {error}"
+                return
             try:
                 code = process.wait(seconds)
                 outcome.status = "ok" if code == 0 else "failed"
                 outcome.why = "" if code == 0 else describe_status(code)
             except subprocess.TimeoutExpired:
-                outcome.status, outcome.why = "timed out", f"after {seconds:.0f} s"
+                outcome.status, outcome.why = "timed out", f"of {seconds:.0f} s at most"
             finally:
                 end(process)
         outcome.seconds = round(time.monotonic() - began, 1)
@@ -141,11 +169,6 @@ class StageRunner:
         for folder, name in ((self.out, "OUT"), (ROOT, "."), (sys.prefix, "PYTHON")):
             text = text.replace(str(folder), name)
         return text
-
-
-def said(outcome: Outcome) -> str:
-    """Of a stage that has ended, for people."""
-    return f"   {outcome.name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.why}"
 
 
 def describe_status(code: int) -> str:
@@ -165,4 +188,5 @@ def end(process: subprocess.Popen[Any], *, session: bool = True) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):  # one that its GPU's driver holds stays for good
+        process.wait(END_SECONDS)

@@ -35,16 +35,20 @@ SMALL_SERVER = (
     *("--threads", "1", "--media-workers", "1", "--max-total-tokens", "8192"),
     *("--context-length", "4096"),
 )
-HOST_TIER = ("--tune", "embedding_cache_host_mb=4096")
-"""Enough for all that clients show here, and pinned in a second or two."""
+HOST_TIERS = (
+    *("--tune", "embedding_cache_host_mb=4096"),
+    *("--tune", "kv_cache_host_mb=2048"),
+)
+"""Enough for all that clients show here, and pinned in a second or two. Without a bound a tenth of
+the host's memory would be registered beside the first requests.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of what clients send."""
+    """Of what clients send. chats: sizes of images, by name; the other clients send the first."""
 
-    name: str
-    resolution: str
+    chats: tuple[tuple[str, str], ...]
     rounds: int
     answer: int
     streams: int
@@ -55,8 +59,9 @@ class Sizes:
     step: int
 
 
-FULL = Sizes("1440p", "2560x1440", 8, 32, 8, 1500, 8, 0.7, 24, 8)
-QUICK = Sizes("96p", "160x96", 2, 4, 2, 600, 3, 0.05, 2, 1)
+CHATS = (("1440p", "2560x1440"), ("1080p", "1920x1080"), ("720p", "1280x720"))
+FULL = Sizes(CHATS, 8, 32, 8, 1500, 8, 0.7, 24, 8)
+QUICK = Sizes((("96p", "160x96"), ("64p", "96x64")), 2, 4, 2, 600, 3, 0.05, 2, 1)
 
 
 class ServingStage:
@@ -78,30 +83,33 @@ class ServingStage:
             with self._serving(folder, port) as url:
                 took = time.monotonic() - began
                 self._file.add(Figure(f"start of a server, {self._preset}", took, "s"))
-                for client in (self._chat, self._streams, self._probe):
-                    title = client.__name__.strip("_")
-                    self._file.attempt(title, partial(client, url))
+                for name, resolution in self._sizes.chats:
+                    chat = partial(self._chat, url, name, resolution)
+                    self._file.attempt(f"chat at {name}", chat)
+                self._file.attempt("streams", partial(self._streams, url))
+                self._file.attempt("probe", partial(self._probe, url))
                 self._file.attempt("steps by graphs", partial(self._replays, url))
 
     # ---- clients
 
-    def _chat(self, url: str) -> None:
-        sizes, output = self._sizes, self._new("chat.jsonl")
+    def _chat(self, url: str, name: str, resolution: str) -> None:
+        sizes, output = self._sizes, self._new(f"chat-{name}.jsonl")
         data = ("--dataset-name", "multiturn-image", "--rounds", str(sizes.rounds))
-        shape = ("--image-resolution", sizes.resolution, "--random-input-len", "100")
+        shape = ("--image-resolution", resolution, "--random-input-len", "100")
         load = ("--num-prompts", "2", "--max-concurrency", "1", "--trace")
         answer = ("--random-output-len", str(sizes.answer))
         self._client("bench", "serve", *data, *shape, *load, *answer, url=url, output=output)
         requests = [each for each in lines_of(output) if each["kind"] == "request"]
         for number, ms in enumerate(ttft_by_round(requests), 1):
-            metric = f"chat at {sizes.name}, TTFT of round {number}"
+            metric = f"chat at {name}, TTFT of round {number}"
             note = "the quicker of two chats"
             self._file.add(Figure(metric, ms, "ms", note=note))
 
     def _streams(self, url: str) -> None:
         sizes, output = self._sizes, self._new("beside.jsonl")
+        _, resolution = sizes.chats[0]
         data = ("--dataset-name", "text-beside-images", "--text-streams", str(sizes.streams))
-        images = ("--image-resolution", sizes.resolution, "--image-every", str(sizes.every))
+        images = ("--image-resolution", resolution, "--image-every", str(sizes.every))
         load = ("--num-prompts", str(sizes.beside), "--random-input-len", "100")
         answer = ("--random-output-len", str(sizes.streamed))
         self._client("bench", "serve", *data, *images, *load, *answer, url=url, output=output)
@@ -111,19 +119,20 @@ class ServingStage:
 
     def _probe(self, url: str) -> None:
         sizes, output = self._sizes, self._new("probe.jsonl")
+        name, resolution = sizes.chats[0]
         climb = ("--max-images", str(sizes.probed), "--step", str(sizes.step), "--timeout", "60")
-        shown = ("--resolutions", sizes.resolution, "--image-content", "random")
+        shown = ("--resolutions", resolution, "--image-content", "random")
         self._client("probe", *climb, *shown, url=url, output=output)
         steps = lines_of(output)
         good = [each for each in steps if not each["failure"]]
         bad = next((each["failure"] for each in steps if each["failure"]), None)
         note = f"of {sizes.probed}" if bad is None else f"then {json.dumps(bad)[:150]}"
         most = max((each["images"] for each in good), default=0)
-        metric = f"probe at {sizes.name}, images in one request"
+        metric = f"probe at {name}, images in one request"
         self._file.add(Figure(metric, most, "images", more=True, note=note))
         if good:
             last = good[-1]
-            metric = f"probe at {sizes.name}, TTFT of {last['images']} new images"
+            metric = f"probe at {name}, TTFT of {last['images']} new images"
             self._file.add(Figure(metric, last["ttft"], "ms"))
 
     def _replays(self, url: str) -> Figure:
@@ -151,7 +160,7 @@ class ServingStage:
         """Yields its address once it is ready. Raises RuntimeError where it is not in time."""
         dummy = ("--tune", "load_format=dummy", "--dtype", "bfloat16")
         where = ("--port", str(port), "--device", self._device)
-        more = SMALL_SERVER if self._quick else HOST_TIER
+        more = SMALL_SERVER if self._quick else HOST_TIERS
         words = ("serve", str(folder), "--served-model-name", "m", *dummy, *where, *more)
         command = tied("saccade", *words)
         with (self._folder / "serving-server.log").open("w") as log:

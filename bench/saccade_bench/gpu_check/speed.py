@@ -90,17 +90,19 @@ def measure(args: object, file: FigureFile) -> None:
     note = f"of these {loaded - began:.1f} to make the weights, the rest kernels and graphs"
     file.add(Figure(f"start, {name}", time.perf_counter() - began, "s", note=note))
     speed: float = args.copy  # type: ignore[attr-defined]
-    for rows in (1, 2) if quick else (1, 8, 64, 256):
+    batches, drawn_rows = ((1, 2), 2) if quick else ((1, 64, 256), 64)
+    for rows in batches:
         metric = f"decode, {name}, batch {rows}"
         floor = rows / (step_bytes(model, engine, dtype, rows) / speed)
         work = partial(decode, engine, metric, rows, floor, quick=quick)
         file.attempt(metric, work, unit="tok/s")
-        for way, drawn in () if rows == 8 or fp8 else DRAWN.items():
-            named = f"{metric}, {way}"
-            work = partial(decode, engine, named, rows, floor, drawn, quick=quick)
-            file.attempt(named, work, unit="tok/s")
     metric = f"prefill, {name}, chunks of {64 if quick else CHUNK}"
     file.attempt(metric, partial(prefill, engine, metric, quick=quick), unit="tok/s")
+    for way, drawn in () if fp8 else DRAWN.items():  # of one batch: prompts cost more than draws
+        metric = f"decode, {name}, batch {drawn_rows}, {way}"
+        floor = drawn_rows / (step_bytes(model, engine, dtype, drawn_rows) / speed)
+        work = partial(decode, engine, metric, drawn_rows, floor, drawn, quick=quick)
+        file.attempt(metric, work, unit="tok/s")
     if device == "cuda":
         peak = torch.cuda.max_memory_reserved() / (1 << 30)
         file.add(Figure(f"device memory, {name}", peak, "GiB", note="most that was reserved"))

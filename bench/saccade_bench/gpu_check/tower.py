@@ -34,7 +34,6 @@ CUDA_WAYS: tuple[tuple[EncoderAttention, Graphs], ...] = (
     ("triton", "graph"),
     ("flash", "graph"),
     ("cudnn", "graph"),
-    ("cudnn", "a server's graphs"),
     ("triton", ""),
     ("flash", ""),
 )

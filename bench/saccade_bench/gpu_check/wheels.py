@@ -1,19 +1,12 @@
-"""Downloads what a CUDA machine without network lacks, on one with network:
-
-    python -m saccade_bench.gpu_check.wheels --out .wheels     (6 MB)
-
-and there, before a check:
-
-    python3 -m pip install --no-index --no-deps --target site .wheels/*.whl
-    export PYTHONPATH=.:site
+"""What a CUDA machine without network lacks: downloaded as wheels on one with network, and unpacked
+there (6 MB).
 """
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
+import zipfile
 from pathlib import Path
 
 LIST = Path(__file__).with_name("wheels.txt")
@@ -52,13 +45,18 @@ def command(out: Path, python: str) -> list[str]:
     return [sys.executable, *whole, "--requirement", str(LIST)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(".wheels"), help="(%(default)s)")
-    parser.add_argument("--python", default="3.12", help="of that machine (%(default)s)")
-    args = parser.parse_args(arguments)
-    return subprocess.run(command(args.out, args.python), check=False).returncode
+def download(out: Path, python: str = "3.12") -> int:
+    """The wheels into a folder; pip's status."""
+    return subprocess.run(command(out, python), check=False).returncode
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def unpack(folder: Path, site: Path) -> list[str]:
+    """All wheels of a folder into `site`, without pip; names of those that could not be."""
+    spoilt = []
+    for path in sorted(folder.glob("*.whl")):
+        try:
+            with zipfile.ZipFile(path) as wheel:
+                wheel.extractall(site)
+        except (OSError, zipfile.BadZipFile):
+            spoilt.append(path.name)
+    return spoilt

@@ -5,14 +5,15 @@ and shows each figure beside what it is held against. On tiny models all of it r
 from __future__ import annotations
 
 import json
-import subprocess
+import re
 import sys
 import tarfile
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,26 @@ from typing import Any
 import pytest
 import torch
 
+from saccade.commands import TUNING
+from saccade.core.environment import ALLOCATION
 from saccade_bench.gpu_check import __main__ as program
 from saccade_bench.gpu_check import run as runs
-from saccade_bench.gpu_check.correctness import Shard, read_results, tell
+from saccade_bench.gpu_check.correctness import tell
+from saccade_bench.gpu_check.facts import card, triton_key
 from saccade_bench.gpu_check.figures import Figure, FigureFile, read_figures
 from saccade_bench.gpu_check.pauses import name_of, percentile, shortest
 from saccade_bench.gpu_check.profile_step import Span, busy_us, gaps_of
-from saccade_bench.gpu_check.report import judge, write_report
-from saccade_bench.gpu_check.run import Outcome, StageRunner
-from saccade_bench.gpu_check.serving import QUICK, beside_figures, count_steps, ttft_by_round
-from saccade_bench.gpu_check.stages import STAGES, Stage
+from saccade_bench.gpu_check.pytest_results import Results, read_results
+from saccade_bench.gpu_check.report import COMMAND, judge, write_report
+from saccade_bench.gpu_check.run import OUTCOMES, Outcome, StageRunner
+from saccade_bench.gpu_check.serving import (
+    HOST_TIERS,
+    QUICK,
+    beside_figures,
+    count_steps,
+    ttft_by_round,
+)
+from saccade_bench.gpu_check.stages import COMMANDS, STAGES, Stage
 from saccade_bench.gpu_check.targets import COPY, H200, PRODUCTS, RULES, TARGETS
 
 DRY = ("--device", "cpu", "--quick")
@@ -43,11 +54,33 @@ FACTS = {
 }
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["--out", str(tmp_path / "out")]) == 2
-    assert "torch sees no CUDA device" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
+def test_without_a_gpu_it_says_so_before_the_other_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where torch could not say it in time they are tried."""
+
+    def run(self: StageRunner, stage: Stage) -> Outcome:
+        if seen[-1] is not None:
+            (self.out / "facts.json").write_text(json.dumps({"cuda": seen[-1]}))
+        self.outcomes.append(Outcome(stage.name, "", "ok"))
+        return self.outcomes[-1]
+
+    monkeypatch.setattr(StageRunner, "run", run)
+    monkeypatch.setattr(StageRunner, "lacks", lambda self, stage: [])
+    words = ["--command", "a", "--only", "facts", "speeds", "--out", str(tmp_path / "out")]
+    seen: list[bool | None] = [False]
+    assert program.main(words) == 2
+    said = capsys.readouterr().out
+    assert "torch sees no CUDA device" in said and "== speeds" not in said
+    for each in (None, True):
+        seen.append(each)
+        assert program.main(words) == 0
+        assert "== speeds" in capsys.readouterr().out
+
+
+def test_facts_name_what_a_cache_of_kernels_must_have_been_made_by() -> None:
+    assert card()["cuda"] == torch.cuda.is_available()
+    assert not find_spec("triton") or len(triton_key()["triton key"]) == 64
 
 
 def test_what_is_not_installed_is_named_with_what_to_do(
@@ -58,7 +91,7 @@ def test_what_is_not_installed_is_named_with_what_to_do(
     assert program.main(["--out", str(tmp_path), *DRY]) == 2
     said = capsys.readouterr().out
     assert "tower cannot run: not installed: no-such-module" in said
-    assert "--target site wheels/*.whl" in said
+    assert "gpu_check.plan --prepare" in said
 
 
 def test_what_finds_no_time_is_skipped_and_said_to_be(tmp_path: Path) -> None:
@@ -66,7 +99,7 @@ def test_what_finds_no_time_is_skipped_and_said_to_be(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["skipped"]) == [stage.name for stage in STAGES]
     assert all("of the budget are left" in why for why in summary["skipped"].values())
-    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["versions"]["torch"] == version("torch")
     assert summary["hardware"]["cpu cores"] > 0
     assert "| tower | skipped |" in (tmp_path / "report.md").read_text()
 
@@ -86,7 +119,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(runs, "PACKAGE", "staged")
     monkeypatch.setattr(runs, "END_SECONDS", 0.3)
 
-    def carry_out(code: str, limit: float = 60.0, runner: StageRunner | None = None) -> Outcome:
+    def carry_out(
+        code: str, limit: float = 60.0, runner: StageRunner | None = None, name: str = "work"
+    ) -> Outcome:
         head = """
             import os, signal, subprocess, sys, time
             from pathlib import Path
@@ -97,7 +132,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         whole = textwrap.dedent(head) + textwrap.dedent(code)
         (tmp_path / "staged" / "work.py").write_text(whole)
         runner = runner or StageRunner(tmp_path, device="cpu", quick=True, budget=100.0)
-        return runner.run(Stage("work", "work", "tests", (), 0.0, limit))
+        return runner.run(Stage(name, "work", "tests", (), 0.0, limit))
 
     return carry_out
 
@@ -147,12 +182,13 @@ time.sleep(60)
 def test_stages_after_one_that_failed_run(run: Run, tmp_path: Path) -> None:
     runner = StageRunner(tmp_path, device="cpu", quick=True, budget=100.0)
     run("print('last words', flush=True); os.abort()", runner=runner)
-    assert run(ONE, runner=runner).status == "ok"
-    write_report(tmp_path, FACTS | {"seconds": runner.used}, runner.outcomes)
+    assert run(ONE, runner=runner, name="next").status == "ok"
+    write_report(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["failed"] == {"work": "ended by SIGABRT"}
     report = (tmp_path / "report.md").read_text()
-    assert "| work | failed | 0 | ended by SIGABRT |" in report and "last words" in report
+    assert re.search(r"\| work \| failed \| \d+ \| ended by SIGABRT \|", report)
+    assert "last words" in report
 
 
 def test_a_figure_that_cannot_be_had_stops_no_other(tmp_path: Path) -> None:
@@ -176,8 +212,13 @@ def test_a_figure_that_cannot_be_had_stops_no_other(tmp_path: Path) -> None:
 
 
 def report_of(tmp_path: Path, figures: Sequence[Figure], **facts: Any) -> str:
-    outcome = Outcome("speed", "x", "ok", figures=list(figures))
-    write_report(tmp_path, FACTS | facts, [outcome])
+    (tmp_path / COMMAND).write_text(json.dumps(FACTS | facts))
+    (tmp_path / OUTCOMES).write_text(f"{json.dumps(asdict(Outcome('speed', 'x', 'ok')))}\n")
+    (tmp_path / "speed.figures.jsonl").unlink(missing_ok=True)
+    file = FigureFile(tmp_path / "speed.figures.jsonl")
+    for figure in figures:
+        file.add(figure)
+    write_report(tmp_path)
     return (tmp_path / "report.md").read_text()
 
 
@@ -224,13 +265,13 @@ def test_stages_are_told_the_measured_speeds_and_have_a_servers_allocator(
 ) -> None:
     runner = StageRunner(tmp_path, device="cpu", quick=True, budget=100.0)
     said = "print(args.copy, args.products, os.environ['PYTORCH_ALLOC_CONF'])\n"
-    assert f"{H200.copy} {H200.products} expand" in run(said, runner=runner).tail
+    assert f"{H200.copy} {H200.products} {ALLOCATION}" in run(said, runner=runner).tail
     run(
         f"figures.add(Figure({COPY!r}, 2.0, 'GB/s'))\n"
         f"figures.add(Figure({PRODUCTS!r}, 3.0, 'TFLOP/s'))\n",
         runner=runner,
     )
-    assert "2000000000.0 3000000000000.0 expandable_segments:True" in run(said, runner=runner).tail
+    assert f"2000000000.0 3000000000000.0 {ALLOCATION}" in run(said, runner=runner).tail
 
 
 def test_the_stages_own_floor_comes_before_the_tables() -> None:
@@ -285,20 +326,23 @@ def test_of_few_pauses_the_longest_counts_and_the_shortest_way_is_best() -> None
 
 
 @pytest.mark.parametrize("cuda", [True, False])
-def test_where_there_is_a_gpu_a_file_of_which_no_test_ran_has_failed(
-    tmp_path: Path, cuda: bool
-) -> None:
-    results = tmp_path / "r.xml"
-    results.write_text(
-        '<testsuites><testsuite tests="1" skipped="1"><testcase name="a">'
-        '<skipped message="torch sees no CUDA device"/></testcase></testsuite></testsuites>'
-    )
-    process = subprocess.Popen([sys.executable, "-c", ""])
+def test_where_there_is_a_gpu_a_run_without_a_test_has_failed(tmp_path: Path, cuda: bool) -> None:
     file = FigureFile(tmp_path / "figures.jsonl")
-    tell(Shard("gpu-test_x", process, results), file, late=False, cuda=cuda)
+    tell(Results(outcomes={"skipped": 7}), file, done=True, cuda=cuda)
     (figure,) = read_figures(tmp_path / "figures.jsonl")
     assert file.failures == cuda and (figure.value is None) == cuda
-    assert "torch sees no CUDA device" in (figure.error if cuda else figure.note)
+    assert "7 skipped" in (figure.error if cuda else figure.note)
+
+
+def test_the_servers_host_memory_is_bounded_by_values_that_it_has() -> None:
+    """In a tiny server they are not set."""
+    for word in HOST_TIERS[1::2]:
+        name, value = word.split("=")
+        assert TUNING[name].read(value) == int(value)
+    assert {word.split("=")[0] for word in HOST_TIERS[1::2]} == {
+        "embedding_cache_host_mb",
+        "kv_cache_host_mb",
+    }
 
 
 def test_replays_of_every_size_are_counted() -> None:
@@ -314,19 +358,69 @@ def test_replays_of_every_size_are_counted() -> None:
 
 
 def test_failed_tests_are_named(tmp_path: Path) -> None:
-    (tmp_path / "r.xml").write_text(
-        '<testsuites><testsuite tests="3" skipped="1"><testcase name="a"/><testcase name="b">'
-        '<failure message="E   wrong&#10;more"/></testcase><testcase name="c">'
-        '<skipped message="no package"/></testcase></testsuite></testsuites>'
-    )
-    found = read_results(tmp_path / "r.xml")
-    assert found == {"tests": 3, "skipped": 1, "bad": ["b: E   wrong"], "reasons": ["no package"]}
+    """Of a run that was ended while it wrote a line."""
+    lines = [
+        {"test": "a", "outcome": "started"},
+        {"test": "b", "outcome": "started"},
+        {"test": "b", "outcome": "CUDA error", "said": "CUDA error: misaligned address"},
+        {"test": "c", "outcome": "started"},
+        {"test": "b", "outcome": "failed", "said": "worker 'gw1' crashed"},
+        {"test": "d", "outcome": "failed", "said": "x = 1\nE   AssertionError: not close\n"},
+        {"test": "d", "outcome": "passed"},
+        {"test": "c", "outcome": "passed"},
+    ]
+    whole = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (tmp_path / "tests.jsonl").write_text(f'{whole}{{"test": "e", "outc')
+    found = read_results(tmp_path / "tests.jsonl")
+    assert found.outcomes == {"failed": 1, "CUDA error": 1, "passed": 1}
+    assert [*found.bad] == ["b", "d"] and found.broken == ["b"] and found.unfinished == ["a"]
+    file = FigureFile(tmp_path / "figures.jsonl")
+    tell(found, file, done=False, cuda=True)
+    (figure,) = read_figures(tmp_path / "figures.jsonl")
+    assert figure.value == 2 and file.failures
+    assert "b: CUDA error: misaligned address; d: AssertionError: not close" in figure.note
+    assert "1 under way" in figure.note
+
+
+def test_what_failed_before_runs_again_first_by_the_speeds_of_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also what was under way. A summary that did not come back is as if nothing had failed."""
+    speed = {"metric": COPY, "value": 2150.0}
+    summary = {
+        "tests": {"bad": {"tests/x.py::test_a[1]": "why"}, "unfinished": ["tests/x.py::test_b"]},
+        "stages": [{"figures": [speed, {"metric": "start", "value": 1.0}]}],
+    }
+    before = tmp_path / "a.json"
+    before.write_text(json.dumps(summary))
+    begun: list[tuple[Stage, list[str]]] = []
+
+    def run(self: StageRunner, stage: Stage) -> Outcome:
+        command = self._command(stage, tmp_path / "figures", 1.0)
+        begun.append((stage, command))
+        if "--tests" in stage.options:
+            again = Path(stage.options[-1]).read_text().splitlines()
+            assert again == ["tests/x.py::test_a[1]", "tests/x.py::test_b"]
+        self.outcomes.append(Outcome(stage.name, "", "ok"))
+        return self.outcomes[-1]
+
+    monkeypatch.setattr(StageRunner, "run", run)
+    words = ["--command", "b", "--out", str(tmp_path / "out"), *DRY]
+    assert program.main([*words, "--after", str(before)]) == 0
+    names = [stage.name for stage in COMMANDS["b"].stages]
+    assert [stage.name for stage, _ in begun] == ["again", *names]
+    assert all("2150000000000.0" in command for _, command in begun)
+    begun.clear()
+    assert program.main([*words, "--after", str(tmp_path / "lost.json")]) == 0
+    assert [stage.name for stage, _ in begun] == names
+    assert "as if nothing had failed" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_stage_runs_on_tiny_models(tmp_path: Path) -> None:
-    status = program.main(["--out", str(tmp_path), *DRY, "--budget", "800"])
+    longer = ("--limit", "200", "--budget", "1700")
+    status = program.main(["--out", str(tmp_path), *DRY, *longer])
     summary = json.loads((tmp_path / "summary.json").read_text())
     stages = {stage["name"]: stage for stage in summary["stages"]}
     assert {name: stage["status"] for name, stage in stages.items()} == dict.fromkeys(
@@ -336,7 +430,7 @@ def test_every_stage_runs_on_tiny_models(tmp_path: Path) -> None:
     found = {figure["metric"]: figure for s in stages.values() for figure in s["figures"]}
     assert all(figure["error"] == "" for figure in found.values())
     assert {
-        "tests failed, kernels-test_fp8",
+        "tests failed",
         "decode, tiny-qwen3-vl, batch 2",
         "prefill, tiny-qwen3-vl, chunks of 64",
         "tower, tiny-qwen3-vl, 96p, best",
@@ -352,5 +446,5 @@ def test_every_stage_runs_on_tiny_models(tmp_path: Path) -> None:
     } <= set(found)
     assert found["probe at 96p, images in one request"]["value"] == 2
     with tarfile.open(tmp_path / "results.tar.gz") as archive:
-        assert {"profile.md", "report.md", "speeds.figures.jsonl"} <= set(archive.getnames())
+        assert {"profile.md", "report.md", "tests.jsonl"} <= set(archive.getnames())
     assert len(list(tmp_path.iterdir())) <= 8

@@ -11,6 +11,8 @@ import pytest
 from cyclopts import App
 
 from saccade.core.errors import ConfigError
+from saccade.tools.brought import MEASURING
+from saccade_bench import __main__ as program
 from saccade_bench import cli
 from saccade_bench.options import (
     AbOptions,
@@ -24,6 +26,11 @@ from saccade_bench.options import (
     TextOptions,
 )
 from tests.tools.server import Script, ScriptedServer
+
+
+def test_every_measuring_command_is_there_where_nothing_is_installed() -> None:
+    """`python -m saccade_bench` has no entry points to go by."""
+    assert {command.name[0] for command in program.COMMANDS} == {*MEASURING}
 
 
 def parsed(app: App, line: str) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""Stage `counters`: what ncu counts in the kernels that decide the most, one call of each: the
+attention of the largest image, of a prompt over a long prefix, and of 64 sequences that decode.
+
+Its report is the text in counters.txt. With --calls this module is the process that ncu looks at.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from functools import partial
+
+import torch
+
+from saccade.kernels.reference.paged import PagedCache
+from saccade.kernels.triton.paged import launch_paged
+from saccade.kernels.triton.segments import launch_segments
+from saccade_bench.gpu_check.attention import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    PAGE,
+    TOWER_DIM,
+    TOWER_HEADS,
+)
+from saccade_bench.gpu_check.cliffs import rows_of
+from saccade_bench.gpu_check.figures import FigureFile, stage_arguments
+from saccade_bench.gpu_check.machine import ROOT
+
+MODULE = "saccade_bench.gpu_check.counters"
+KERNELS = "regex:_attend|_prefill|_decode"
+SECTIONS = ("SpeedOfLight", "Occupancy", "WarpStateStats")
+MOST_LAUNCHES = "6"
+
+
+def call_each(device: torch.device) -> None:
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+    tokens = 14_400
+    q, k, v = noise(tokens, 3 * TOWER_HEADS, TOWER_DIM).chunk(3, dim=1)
+    bounds = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    launch_segments(q, k, v, bounds, bounds, tokens, TOWER_DIM**-0.5)
+    for new, keys in (([3650], [25_600]), ([1] * 64, [1024] * 64)):
+        rows = rows_of(new, keys, device)
+        slots = int(rows.page_table.max() + 1) * PAGE
+        cache = PagedCache(noise(slots, KV_HEADS, DIM), noise(slots, KV_HEADS, DIM))
+        launch_paged(noise(sum(new), HEADS, DIM), cache, rows, DIM**-0.5)
+    torch.cuda.synchronize()
+
+
+def count(seconds: float, text: str) -> None:
+    """Raises CalledProcessError, or TimeoutExpired."""
+    sections = [word for name in SECTIONS for word in ("--section", name)]
+    command = ["ncu", "--clock-control", "none", *sections, "-k", KERNELS, "-c", MOST_LAUNCHES]
+    calls = [sys.executable, "-m", MODULE, "--figures", text, "--calls"]
+    subprocess.run([*command, "--log-file", text, *calls], cwd=ROOT, timeout=seconds, check=True)
+
+
+def main() -> int:
+    args = stage_arguments(__doc__)
+    if args.calls:
+        call_each(torch.device(args.device))
+        return 0
+    file = FigureFile(args.figures)
+    if args.device == "cpu" or shutil.which("ncu") is None:
+        print("ncu is not installed here, or there is no GPU")
+        return 0
+    text = args.figures.with_name("counters.txt")
+    file.attempt("counters", partial(count, args.seconds, str(text)))
+    print(text.read_text() if text.is_file() else "")
+    return bool(file.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
