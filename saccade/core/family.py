@@ -213,16 +213,15 @@ class Templates:
 
     default: for checkpoints that have none. tools: for requests with tools, where a checkpoint's
     own template knows none, but has all `marks` in it. scores: None: the family has no checkpoints
-    that embed or rank. parts: the family's templates read parts alone: a string is given as one.
-    around: the token that templates write for an image, and the text that the family's processor
-    puts before and after it, which becomes tokens together with what stands beside it.
+    that embed or rank. around: the token that templates write for an image, and the text that the
+    family's processor puts before and after it, which becomes tokens together with what stands
+    beside it.
     """
 
     default: Path | None = None
     tools: Path | None = None
     marks: tuple[str, ...] = ()
     scores: ScoreTemplates | None = None
-    parts: bool = False
     around: tuple[str, str] | None = None
 
 
