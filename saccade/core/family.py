@@ -25,13 +25,15 @@ from saccade.core.video import VideoRules
 class PixelBounds:
     """Bounds on height * width after resizing (of thumbnails beside: nothing). The model takes no
     image of fewer than `least` pixels. cut: in a prompt of more images than so many, each has
-    `least` at most.
+    `least` at most. as_edges: the checkpoint's own processor calls the bounds `shortest_edge` and
+    `longest_edge` of its `size`.
     """
 
     least: int
     min_pixels: int
     max_pixels: int
     cut: int | None = None
+    as_edges: bool = False
 
 
 @dataclass(frozen=True, slots=True)

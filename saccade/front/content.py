@@ -30,7 +30,6 @@ from saccade.front.image_parts import (
 )
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.video_parts import InputVideoPart, VideoPart, VideoURLPart, read_video
-from saccade.media.content import Budget
 from saccade.media.sources import ImageSource
 
 LONGEST_NAME = 512
@@ -278,7 +277,7 @@ def _unsaid(message: ChatMessage, reasoning: str | None) -> str | None:
 
 def _shown(message: ChatMessage, place: str, limits: PartDefaults) -> tuple[Part, ...]:
     """The images beside the content, each a URL, base64, or a part."""
-    budget = Budget(min_pixels=limits.min_pixels, max_pixels=limits.max_pixels)
+    budget = limits.budget(None, None, None)
     return tuple(
         ImageSource(image_url(each), f"{place}.images[{i}]", budget)
         if isinstance(each, str)

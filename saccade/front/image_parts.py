@@ -240,20 +240,19 @@ def _budget(
 ) -> Budget:
     """A part's wishes for its size, from two places that must not differ; else the request's."""
 
-    def either(name: str, one: int | None, other: int | None, default: int | None) -> int | None:
+    def either(name: str, one: int | None, other: int | None) -> int | None:
         if one is not None and other is not None and one != other:
             raise InvalidRequest(
                 f"{place}: {name} is given twice, as {one} and as {other}", f"{place}.{name}"
             )
-        own = other if one is None else one
-        return default if own is None else own
+        return other if one is None else one
 
     within = inside or UploadedFile()
-    least = either("min_pixels", within.min_pixels, beside.min_pixels, limits.min_pixels)
-    most = either("max_pixels", within.max_pixels, beside.max_pixels, limits.max_pixels)
+    least = either("min_pixels", within.min_pixels, beside.min_pixels)
+    most = either("max_pixels", within.max_pixels, beside.max_pixels)
     one, other = within.detail or "auto", beside.detail or "auto"
     if "auto" not in (one, other) and one != other:
         raise InvalidRequest(
             f"{place}: detail is given twice, as {one} and as {other}", f"{place}.detail"
         )
-    return Budget(other if one == "auto" else one, least, most)
+    return limits.budget(other if one == "auto" else one, least, most)

@@ -50,6 +50,9 @@ COMMON: dict[str, str] = {
     "continue_final_message": "The answer goes on with the last message instead of a new one.",
     "add_special_tokens": "Add what the tokenizer puts around a text. Default: not for chats.",
     "chat_template_kwargs": "Variables for the model's chat template.",
+    "images_kwargs": "The same for images alone.",
+    "shortest_edge": "min_pixels, as processors of Qwen's checkpoints call it.",
+    "longest_edge": "max_pixels, as processors of Qwen's checkpoints call it.",
     "mm_processor_kwargs": "Bounds for the pixels of every image that names none of its own.",
     "min_pixels": "The fewest pixels that the image has after it is resized.",
     "max_pixels": "The most pixels that the image has after it is resized.",
@@ -400,6 +403,8 @@ OWN: dict[tuple[str, str], str] = {
     ("PromptCacheOptions", "ttl"): "Of breakpoints that have none: from 1s to 24h, such as 5m.",
     ("PromptCacheOptions", "prewarm"): "The prompt is computed and cached; nothing is answered.",
     ("ChatMessage", "reasoning"): "reasoning_content by another name, where it is a text.",
+    ("ImageLimits", "size"): "min_pixels and max_pixels, as Qwen's processors call them.",
+    ("ImageBounds", "size"): "min_pixels and max_pixels, as Qwen's processors call them.",
     ("ChatMessage", "images"): "Images that stand before the content: each a URL, base64, or a "
     "part image_url.",
     ("ImageObjectPart", "id"): "A file's id, with source_type id; else it changes nothing.",

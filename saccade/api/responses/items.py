@@ -27,7 +27,7 @@ from saccade.front.fields import Positive, Reader
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import WISHES, InputVideoPart, Rate, read_video
-from saccade.media.content import Budget, Detail
+from saccade.media.content import Detail
 from saccade.media.sources import ImageSource, KnownImage, SentFile
 
 LONGEST_ID = 256
@@ -399,7 +399,7 @@ def _part(content: Content, place: str, limits: PartDefaults) -> Part:
             fields = {name: getattr(content, name) for name in (*WISHES, "video_url", "file_id")}
             return read_video(InputVideoPart(**fields), place, limits.video)
         case FileContent():
-            budget = Budget(content.detail or "auto", limits.min_pixels, limits.max_pixels)
+            budget = limits.budget(content.detail, None, None)
             heading = f"{content.filename}\n" if content.filename else ""
             if content.file_url is not None:
                 return SentFile(image_url(content.file_url), place, budget, heading, limits.view)
@@ -407,12 +407,7 @@ def _part(content: Content, place: str, limits: PartDefaults) -> Part:
             found = address(content.file_id, content.file_data, place, *names)
             return SentFile(found, place, budget, heading, limits.view)
         case ImageContent():
-            least, most = content.min_pixels, content.max_pixels
-            budget = Budget(
-                content.detail or "auto",
-                limits.min_pixels if least is None else least,
-                limits.max_pixels if most is None else most,
-            )
+            budget = limits.budget(content.detail, content.min_pixels, content.max_pixels)
             if content.uuid and content.file_id is None and content.image_url is None:
                 return ImageSource(KnownImage(content.uuid), place, budget)
             names = ("file_id", "image_url")
