@@ -277,12 +277,14 @@ def _unsaid(message: ChatMessage, reasoning: str | None) -> str | None:
 
 def _shown(message: ChatMessage, place: str, limits: PartDefaults) -> tuple[Part, ...]:
     """The images beside the content, each a URL, base64, or a part."""
+    if not message.images:
+        return ()
     budget = limits.budget(None, None, None)
     return tuple(
         ImageSource(image_url(each), f"{place}.images[{i}]", budget)
         if isinstance(each, str)
         else read_image(each, f"{place}.images[{i}]", limits)
-        for i, each in enumerate(message.images or ())
+        for i, each in enumerate(message.images)
     )
 
 

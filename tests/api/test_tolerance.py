@@ -364,8 +364,9 @@ def test_mm_processor_kwargs_bound_images_that_have_no_bounds_of_their_own(serve
     for same in (edges, {"images_kwargs": edges}, {"images_kwargs": {"max_pixels": 64 * 64}}):
         again = served.http.post("/tokenize", json={**body, "mm_processor_kwargs": same}).json()
         assert again["images"] == counted["images"]
-    for other in ({"size": {"height": 4}}, {"size": {"longest_edge": 9999}, "max_pixels": 9}):
-        error = post(served, **{**body, "mm_processor_kwargs": other}).json()["error"]
+    others: list[Any] = [{"size": {"height": 4}}, {"size": {"longest_edge": 99}, "max_pixels": 9}]
+    for other in others:
+        error = post(served, messages=[message], mm_processor_kwargs=other).json()["error"]
         assert error["param"].startswith("mm_processor_kwargs")
     refused = post(served, mm_processor_kwargs={"num_crops": 4})
     assert refused.json()["error"]["param"] == "mm_processor_kwargs.num_crops"
