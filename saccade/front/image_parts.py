@@ -171,8 +171,9 @@ def read_image(part: AnyImagePart, place: str, limits: PartDefaults) -> ImageSou
             return ImageSource(found, place, _budget(None, part, place, limits))
         case ImageObjectPart(image=image):
             _check_alone(part, place, "image")
-            held = image_url(image) if isinstance(image, str) else None
-            found = held or source_from_object(image, place).url
+            found = (
+                image_url(image) if isinstance(image, str) else source_from_object(image, place).url
+            )
             return ImageSource(found, place, _budget(None, part, place, limits))
         case InputImagePart():
             budget = _budget(None, part, place, limits)

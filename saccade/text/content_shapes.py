@@ -106,8 +106,9 @@ class _Found:
                 continue
             accepted = True
             for role, shape in shapes.items():
-                # A seal in the text: the list was printed as a list.
-                count = 0 if _seal(role) in text else text.count(_word(role))
+                # A seal in the text: the list was printed as a list. A word of two: a part got lost.
+                words = [_word(role)] if shape == "text" else [_word(role), _other(role)]
+                count = 0 if _seal(role) in text else min(map(text.count, words))
                 counts[role, shape] = max(count, counts.get((role, shape), 0))
         for role in roles:
             shown = {shape: counts.get((role, shape), 0) for shape in _SHAPES}
@@ -137,6 +138,11 @@ def _word(role: str) -> str:
     return f"saccade{role}"
 
 
+def _other(role: str) -> str:
+    """The text of a second part."""
+    return f"another{role}"
+
+
 def _seal(role: str) -> str:
     """A field of a made-up part, which comes out only where a part is printed whole."""
     return f"sealed{role}"
@@ -154,5 +160,6 @@ def _shaped(message: TemplateMessage, shapes: Mapping[str, Shape]) -> TemplateMe
     role = message["role"]
     if "content" not in message or shapes[role] == "text":
         return message
-    part = {"type": "text", "text": message["content"], "probe": _seal(role)}
-    return {**message, "content": [part]}
+    texts = [message["content"], _other(role)] if message["content"] else [""]
+    parts = [{"type": "text", "text": text, "probe": _seal(role)} for text in texts]
+    return {**message, "content": parts}

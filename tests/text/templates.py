@@ -268,6 +268,25 @@ LLAMA_VISION = r"""{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
 """As Llama 3.2's: walks parts, but prints the first message as it is where there are tools."""
+FIRST_PART = r"""{{- bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}{%- set told = messages[0]['content'] -%}
+    {%- else -%}{%- set told = messages[0]['content'][0]['text'] -%}
+    {%- endif -%}
+    {%- set rest = messages[1:] -%}
+{%- else -%}{%- set told = '' -%}{%- set rest = messages -%}
+{%- endif -%}
+{%- for message in rest -%}
+    {{- '<start_of_turn>' + message['role'] + '\n' + (told if loop.first else '') }}
+    {%- if message['content'] is string -%}{{- message['content'] | trim }}
+    {%- else -%}
+        {%- for item in message['content'] -%}
+            {{- '<start_of_image>' if item['type'] == 'image' else item['text'] | trim }}
+        {%- endfor -%}
+    {%- endif -%}
+    {{- '<end_of_turn>\n' }}
+{%- endfor -%}"""
+"""As Gemma 3's: of a system prompt in parts it shows the first alone."""
 MIXED = r"""{%- for message in messages %}
     {%- if message.role == 'system' %}{{- '[SYS]' + message.content + '[/SYS]' }}
     {%- elif message.role == 'tool' %}{{- '[TOOL]{"content": ' ~ message.content ~ '}[/TOOL]' }}

@@ -110,6 +110,15 @@ def test_each_role_has_its_own_shape() -> None:
     )
 
 
+def test_a_template_that_shows_the_first_part_alone_is_given_a_string() -> None:
+    ours = template(templates.FIRST_PART)
+    shown = {"role": "user", "content": [{"type": "text", "text": "One?"}, {"type": "image"}]}
+    assert ours.render([said("system", "Be", "brief."), shown]) == (
+        "<s><start_of_turn>user\nBe\nbrief.One?<start_of_image><end_of_turn>\n"
+    )
+    assert ours.hidden([said("system", "Be", "brief."), shown], None) is None
+
+
 def test_tools_may_change_the_shape() -> None:
     ours = template(templates.LLAMA_VISION)
     shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "One?"}]}]
