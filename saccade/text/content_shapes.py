@@ -106,7 +106,7 @@ class _Found:
                 continue
             accepted = True
             for role, shape in shapes.items():
-                # A seal in the text: the list was printed as a list. A word of two: a part got lost.
+                # With a seal, the list was printed as a list; without a word, a part got lost.
                 words = [_word(role)] if shape == "text" else [_word(role), _other(role)]
                 count = 0 if _seal(role) in text else min(map(text.count, words))
                 counts[role, shape] = max(count, counts.get((role, shape), 0))
