@@ -43,10 +43,11 @@ from saccade.core.types import (
 from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
 from saccade.front.answer_update import Finish
 from saccade.front.assemble import build_front
-from saccade.front.content import PartDefaults, image_part, message_from_object, read_parts
+from saccade.front.content import image_part, message_from_object, read_parts
 from saccade.front.conversation import Chat, Message, Part
 from saccade.front.loading import LoadingView
 from saccade.front.parity import check_parity
+from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.readings import PromptReader, Vectors, rank_scores, read_ask, unit_vectors
 from saccade.front.request_manager import RequestManager

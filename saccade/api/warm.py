@@ -17,9 +17,10 @@ from msgspec import Struct
 from starlette.datastructures import FormData
 
 from saccade.core.errors import InvalidRequest
-from saccade.front.content import PartDefaults, check_lengths, message_from_json
+from saccade.front.content import check_lengths, message_from_json
 from saccade.front.conversation import Chat, Message
 from saccade.front.fields import Positive, Reader
+from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.content import Detail, looks_like_video
 

@@ -25,13 +25,15 @@ from saccade.core.video import VideoRules
 class PixelBounds:
     """Bounds on height * width after resizing (of thumbnails beside: nothing). The model takes no
     image of fewer than `least` pixels. cut: in a prompt of more images than so many, each has
-    `least` at most.
+    `least` at most. as_edges: the checkpoint's own processor calls the bounds `shortest_edge` and
+    `longest_edge` of its `size`.
     """
 
     least: int
     min_pixels: int
     max_pixels: int
     cut: int | None = None
+    as_edges: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +215,15 @@ class Templates:
 
     default: for checkpoints that have none. tools: for requests with tools, where a checkpoint's
     own template knows none, but has all `marks` in it. scores: None: the family has no checkpoints
-    that embed or rank. parts: the family's templates read parts alone: a string is given as one.
-    around: the token that templates write for an image, and the text that the family's processor
-    puts before and after it, which becomes tokens together with what stands beside it.
+    that embed or rank. around: the token that templates write for an image, and the text that the
+    family's processor puts before and after it, which becomes tokens together with what stands
+    beside it.
     """
 
     default: Path | None = None
     tools: Path | None = None
     marks: tuple[str, ...] = ()
     scores: ScoreTemplates | None = None
-    parts: bool = False
     around: tuple[str, str] | None = None
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from saccade.core.errors import ConfigError
+from saccade.core.shown_url import shown_url
 
 CONNECT_SECONDS = 2.0
 MOST_IDLE = 64
@@ -300,17 +301,19 @@ class Upstream:
 
 def parse_worker(url: str, option: str = "--workers") -> tuple[str, str, int]:
     """(name, host, port) of a server's URL, with or without /v1. Raises ConfigError."""
+    shown = shown_url(url)
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         host, port = parts.hostname, parts.port or 80
     except ValueError as error:
-        raise ConfigError(f"{option} {url!r}: {error}") from None
+        why = "write http://HOST:PORT" if "@" in url else str(error)  # which may quote a part of it
+        raise ConfigError(f"{option} {shown!r}: {why}") from None
     if parts.scheme != "http":
         raise ConfigError(
-            f"{option} {url!r}: they are asked by http: write http://HOST:PORT (no TLS is "
+            f"{option} {shown!r}: they are asked by http: write http://HOST:PORT (no TLS is "
             "spoken between servers: keep them on one network)"
         )
     beside = parts.path.rstrip("/") not in ("", "/v1") or parts.query or parts.fragment
     if not host or beside or "@" in parts.netloc:
-        raise ConfigError(f"{option} {url!r}: write http://HOST:PORT")
+        raise ConfigError(f"{option} {shown!r}: write http://HOST:PORT")
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", host, port

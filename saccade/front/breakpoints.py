@@ -21,6 +21,7 @@ from msgspec import Struct
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import LONGEST_TTL, MAX_BREAKPOINTS
 from saccade.front.fields import Reader
+from saccade.front.refused_words import RefusedWords
 
 Lifetime = str
 """So many seconds, minutes or hours: "30s", "5m", "12h"; checked by `seconds_of`."""
@@ -58,7 +59,7 @@ class PromptCacheOptions(Struct, forbid_unknown_fields=True):
     prewarm: bool = False
 
 
-class Marked(Struct, kw_only=True):
+class Marked(RefusedWords, kw_only=True):
     """A part or message that may carry a mark."""
 
     cache_control: CacheControl | None = None

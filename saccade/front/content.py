@@ -1,39 +1,36 @@
 """Messages and content parts in OpenAI's form: JSON over HTTP, or Python objects.
 
-Owns the schemas of messages and parts, and their reading into `conversation.Message`s. Unknown keys
-of messages and parts are ignored, as answers of other servers and SDKs carry many when sent back;
-the fields inside `image_url` and `file` decide the image, and unknown keys of both are refused.
-Knows nothing of templates or of fetching images.
+Owns the schemas of messages and of text, and their reading into `conversation.Message`s;
+`image_parts.py` and `video_parts.py` have the other parts. Unknown keys are ignored, as answers of
+other servers and SDKs carry many when sent back, but for those that would change what the model
+sees (`refused_words.py`). Knows nothing of templates or of fetching images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from saccade.core.config import PageView
 from saccade.core.errors import InvalidRequest
-from saccade.front.addresses import address, image_url, missing
+from saccade.front.addresses import image_url, missing
 from saccade.front.breakpoints import Mark, Marked, read_mark
 from saccade.front.conversation import Message, MessageText, Part, tool_call
-from saccade.front.fields import UNSEEN, Integer, Positive, Reader, too_long
-from saccade.front.video_parts import (
-    NO_DEFAULTS,
-    InputVideoPart,
-    MediaReading,
-    Rate,
-    VideoDefaults,
-    VideoPart,
-    VideoURLPart,
-    read_video,
+from saccade.front.fields import UNSEEN, Integer, Reader, too_long
+from saccade.front.image_parts import (
+    FilePart,
+    ImageFilePart,
+    ImageObjectPart,
+    ImagePart,
+    InputImagePart,
+    read_image,
 )
-from saccade.media.content import Budget, Detail
-from saccade.media.sources import ImageSource, KnownImage, SentFile, source_from_object
+from saccade.front.part_defaults import PartDefaults
+from saccade.front.video_parts import InputVideoPart, VideoPart, VideoURLPart, read_video
+from saccade.media.sources import ImageSource
 
 LONGEST_NAME = 512
 MOST_CALLS = 256
@@ -41,48 +38,6 @@ MOST_CALLS = 256
 
 
 # ---- schemas
-
-
-ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
-
-
-class Pixels(Struct, kw_only=True):
-    """Bounds on the pixels of an image after resizing."""
-
-    min_pixels: Positive | None = None
-    max_pixels: Positive | None = None
-
-
-class ImageWishes(Marked, kw_only=True):
-    """The same, beside an image."""
-
-    min_pixels: Positive | None = None
-    max_pixels: Positive | None = None
-
-
-class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
-    """An image's address: a URL, or its bytes in base64.
-
-    detail: low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
-    otherwise; auto, high and original are as many as the model takes. format: the client's claim
-    about the type, which the bytes themselves decide.
-    """
-
-    url: str
-    detail: Detail | None = None
-    format: str | None = None
-
-
-class UploadedFile(Pixels, forbid_unknown_fields=True, kw_only=True):
-    """An image uploaded with POST /v1/files, or inline: `file_data` is a data: URL or base64. Of a
-    part `file`, also a PDF, with an image for each page.
-    """
-
-    file_id: str | None = None
-    file_data: str | None = None
-    filename: str | None = None
-    detail: Detail | None = None
-    format: str | None = None
 
 
 class TextPart(Marked, tag_field="type", tag="text", kw_only=True):
@@ -101,43 +56,6 @@ class RefusalPart(Marked, tag_field="type", tag="refusal", kw_only=True):
     """An earlier answer that refused: text to this model."""
 
     refusal: str
-
-
-class ImagePart(ImageWishes, tag_field="type", tag="image_url", kw_only=True):
-    """An image within a message. Its pixels may be bounded in the part or beside its URL.
-
-    uuid: the client's name for the image, which may replace it while the image is cached.
-    """
-
-    image_url: str | ImageURL | None = None
-    uuid: ImageName | None = None
-
-
-class InputImagePart(ImageWishes, tag_field="type", tag="input_image", kw_only=True):
-    """An image, under the Responses API's name. uuid: as in `ImagePart`."""
-
-    image_url: str | None = None
-    file_id: str | None = None
-    detail: Detail | None = None
-    uuid: ImageName | None = None
-
-
-class ImageObjectPart(ImageWishes, tag_field="type", tag="image", kw_only=True):
-    """An image by URL, or in Python as an object: bytes, a Pillow image, an array, a path."""
-
-    image: Any
-
-
-class ImageFilePart(ImageWishes, tag_field="type", tag="image_file", kw_only=True):
-    """An uploaded image within a message."""
-
-    image_file: UploadedFile
-
-
-class FilePart(ImageWishes, tag_field="type", tag="file", kw_only=True):
-    """An uploaded or inline PDF within a message, or an image."""
-
-    file: UploadedFile
 
 
 ContentPart = (
@@ -175,7 +93,9 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Marked, kw_only=True):
-    """A message of any role. reasoning: another name for `reasoning_content`, if a text."""
+    """A message of any role. reasoning: another name for `reasoning_content`, if a text. images:
+    stand before the content, as in ollama's chats. refusal: an answer's text, if it has no content.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None
@@ -184,6 +104,13 @@ class ChatMessage(Marked, kw_only=True):
     tool_call_id: Name | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
+    images: (
+        list[str | ImagePart]
+        | Annotated[str, Meta(max_length=0)]
+        | Annotated[dict[str, Any], Meta(max_length=0)]
+        | None
+    ) = None
+    refusal: Any = None
 
 
 _MESSAGE: Reader[ChatMessage] = Reader(ChatMessage)
@@ -202,46 +129,6 @@ class _Content(Struct):
 
 _CONTENT = msgspec.json.Decoder(_Content)
 _PARTS = msgspec.json.Decoder(list[_Content])
-
-
-class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Bounds for a request's images without bounds of their own (`mm_processor_kwargs`), and the
-    way to look at its videos. do_sample_frames: true is the rule; a client's frames are not sampled
-    again.
-    """
-
-    min_pixels: Positive | None = None
-    max_pixels: Positive | None = None
-    fps: Rate | None = None
-    num_frames: Positive | None = None
-    do_sample_frames: Literal[True] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PartDefaults:
-    """A request's fields for all its images, videos and documents."""
-
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    video: VideoDefaults = NO_DEFAULTS
-    view: PageView | None = None
-
-    @classmethod
-    def of(
-        cls, limits: ImageLimits | None, media: MediaReading | None, view: PageView | None = None
-    ) -> PartDefaults:
-        """Of `mm_processor_kwargs`, `media_io_kwargs` and `saccade.documents`."""
-        given = limits or ImageLimits()
-        least, most = given.min_pixels, given.max_pixels
-        reading = None if media is None else media.video
-        video = VideoDefaults(
-            fps=given.fps,
-            num_frames=given.num_frames,
-            min_pixels=least,
-            max_pixels=most,
-            reading=reading,
-        )
-        return cls(least, most, video, view)
 
 
 _BYTES_PER_TOKEN = 256
@@ -350,9 +237,10 @@ def _message(message: ChatMessage, place: str, limits: PartDefaults) -> Message:
     reasoning = message.reasoning_content
     if reasoning is None and isinstance(message.reasoning, str):
         reasoning = message.reasoning
-    if message.content is None and not (
-        message.role == "assistant" and (message.tool_calls or reasoning)
-    ):
+    said = message.content
+    if said is None and message.role in ("assistant", "tool"):
+        said = _unsaid(message, reasoning)
+    elif said is None and not message.images:
         raise missing(f"{place}.content")
     fields = {
         name: value
@@ -366,13 +254,38 @@ def _message(message: ChatMessage, place: str, limits: PartDefaults) -> Message:
     }
     # Chat templates know the role by its older name.
     role = "system" if message.role == "developer" else message.role
-    marks = tuple(_marks(message, place))
     where = f"{place}.content"
-    if not isinstance(message.content, list):
-        return Message(role, message.content, fields, marks, where)
-    parts = enumerate(message.content)
-    content = tuple(_part(part, f"{where}[{i}]", limits) for i, part in parts)
-    return Message(role, content, fields, marks, where)
+    shown = _shown(message, place, limits)
+    marks = tuple(_marks(message, place, len(shown)))
+    if isinstance(said, list):
+        content = tuple(_part(part, f"{where}[{i}]", limits) for i, part in enumerate(said))
+    elif not shown:
+        return Message(role, said, fields, marks, where)
+    else:
+        content = (MessageText(said, where),) if said else ()
+    return Message(role, (*shown, *content), fields, marks, where)
+
+
+def _unsaid(message: ChatMessage, reasoning: str | None) -> str | None:
+    """The content of a message without any: what it refused with, or nothing; None where other
+    fields stand for it.
+    """
+    if message.role == "assistant" and isinstance(message.refusal, str) and message.refusal:
+        return message.refusal
+    return None if message.tool_calls or reasoning else ""
+
+
+def _shown(message: ChatMessage, place: str, limits: PartDefaults) -> tuple[Part, ...]:
+    """The images beside the content, each a URL, base64, or a part."""
+    if not message.images:
+        return ()
+    budget = limits.budget(None, None, None)
+    return tuple(
+        ImageSource(image_url(each), f"{place}.images[{i}]", budget)
+        if isinstance(each, str)
+        else read_image(each, f"{place}.images[{i}]", limits)
+        for i, each in enumerate(message.images)
+    )
 
 
 def _tool_calls(message: ChatMessage) -> list[dict[str, Any]]:
@@ -382,11 +295,11 @@ def _tool_calls(message: ChatMessage) -> list[dict[str, Any]]:
     ]
 
 
-def _marks(message: ChatMessage, place: str) -> Iterator[Mark]:
-    """The marks of the parts, then the message's own."""
+def _marks(message: ChatMessage, place: str, before: int) -> Iterator[Mark]:
+    """The marks of the parts, behind so many others, then the message's own."""
     for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if not isinstance(part, str):
-            mark = read_mark(part, f"{place}.content[{number}]", number)
+            mark = read_mark(part, f"{place}.content[{number}]", before + number)
             if mark is not None:
                 yield mark
     if (own := read_mark(message, place)) is not None:
@@ -401,55 +314,4 @@ def _part(part: str | ContentPart, place: str, limits: PartDefaults) -> Part:
             return read_video(part, place, limits.video)
         case TextPart(text=text) | InputTextPart(text=text) | RefusalPart(refusal=text):
             return MessageText(text, place)
-        # OpenAI's image parts, and their variants.
-        case ImagePart(image_url=str(url)):
-            budget = _budget(None, part, place, limits)
-            return ImageSource(image_url(url), place, budget, part.uuid or "")
-        case ImagePart(image_url=ImageURL() as image):
-            budget = _budget(image, part, place, limits)
-            return ImageSource(image_url(image.url), place, budget, part.uuid or "")
-        case ImagePart(image_url=None, uuid=str(uuid)):
-            return ImageSource(KnownImage(uuid), place, _budget(None, part, place, limits))
-        case ImagePart():
-            raise missing(f"{place}.image_url")
-        case ImageObjectPart(image=str(url)):
-            return ImageSource(image_url(url), place, _budget(None, part, place, limits))
-        case ImageObjectPart(image=image):
-            source = source_from_object(image, place)
-            return ImageSource(source.url, place, _budget(None, part, place, limits))
-        case InputImagePart():
-            budget = _budget(UploadedFile(detail=part.detail), part, place, limits)
-            if part.uuid is not None and part.file_id is None and part.image_url is None:
-                return ImageSource(KnownImage(part.uuid), place, budget)
-            source_of = address(part.file_id, part.image_url, place, "file_id", "image_url")
-            return ImageSource(source_of, place, budget, part.uuid or "")
-        # Files: the image is one of two fields.
-        case ImageFilePart(image_file=file):
-            path = f"{place}.image_file"
-        case FilePart(file=file):
-            path = f"{place}.file"
-            found = address(file.file_id, file.file_data, path, "file_id", "file_data")
-            heading = f"{file.filename}\n" if file.filename else ""
-            budget = _budget(file, part, place, limits)
-            return SentFile(found, place, budget, heading, limits.view)
-    source_of = address(file.file_id, file.file_data, path, "file_id", "file_data")
-    return ImageSource(source_of, place, _budget(file, part, place, limits))
-
-
-def _budget(
-    inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, limits: PartDefaults
-) -> Budget:
-    """A part's wishes for its size, from two places that must not differ; else the request's."""
-
-    def either(name: str, one: int | None, other: int | None, default: int | None) -> int | None:
-        if one is not None and other is not None and one != other:
-            raise InvalidRequest(
-                f"{place}: {name} is given twice, as {one} and as {other}", f"{place}.{name}"
-            )
-        own = other if one is None else one
-        return default if own is None else own
-
-    within = inside or UploadedFile()
-    least = either("min_pixels", within.min_pixels, beside.min_pixels, limits.min_pixels)
-    most = either("max_pixels", within.max_pixels, beside.max_pixels, limits.max_pixels)
-    return Budget(within.detail or "auto", least, most)
+    return read_image(part, place, limits)

@@ -21,6 +21,17 @@ Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
+Nothing = (
+    Annotated[list[Any], Meta(max_length=0)]
+    | Annotated[str, Meta(max_length=0)]
+    | Annotated[dict[str, Any], Meta(max_length=0)]
+    | None
+)
+"""A value that says nothing, in a field that would change what the model sees."""
+_SOMETHING = re.compile(
+    r"Expected `(?:array|str|object)` of length <= 0|Expected `str \| object \| array \| null`"
+)
+
 _VERBATIM = frozenset({"arguments", "input", "input_schema", "schema"})
 """Objects that are the client's own, in which null says something."""
 
@@ -121,6 +132,13 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
             return unsupported(path)
         return InvalidRequest(
             f"{path}: this parameter is required", path, "missing_required_parameter"
+        )
+    if _SOMETHING.match(text):
+        return InvalidRequest(
+            f"{path}: this parameter is not supported, and would change what the model sees: send "
+            "images as parts of the content, bounded by min_pixels and max_pixels",
+            path,
+            "unsupported_parameter",
         )
     tag = _TAG.match(text)
     if tag and (instead := UNSEEN.get(tag.group(1))) and path.endswith(".type"):

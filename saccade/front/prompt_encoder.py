@@ -263,10 +263,20 @@ class PromptEncoder:
         if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
             has = f"{chat.num_characters} characters"
             raise too_long(ask.names["messages"], has, context_length, True)
-        tools = [tool.for_template() for tool in chat.offer.tools]
+        messages = [message.for_template() for message in chat.messages]
+        offered = [tool.for_template() for tool in chat.offer.tools]
+        tools = (offered or None) if self._manner.calls is not None else None
+        if (hidden := self.template.hidden(messages, tools)) is not None:
+            place = chat.place_of(*hidden)
+            raise InvalidRequest(
+                f"{place}: this model's chat template joins texts and has no place for an image or "
+                "a video here: have the server started with another --chat-template",
+                place,
+                "no_place_for_media",
+            )
         return {
-            "messages": [message.for_template() for message in chat.messages],
-            "tools": (tools or None) if self._manner.calls is not None else None,
+            "messages": messages,
+            "tools": tools,
             "add_generation_prompt": chat.add_generation_prompt,
             "continue_final_message": chat.continue_final_message,
             "variables": self._variables(chat),

@@ -16,8 +16,8 @@ from saccade.core.answer_options import Pooling
 from saccade.core.errors import ConfigError, InvalidRequest
 from saccade.core.family import FamilySpec, ScoreTemplates
 from saccade.families.checkpoint import PoolingFiles
-from saccade.front.content import ImageLimits
 from saccade.front.conversation import Chat, Message, MessageText, Part
+from saccade.front.part_defaults import ImageLimits
 from saccade.text.prompt import Tokenizer
 
 Task = Literal["embed", "rank", "last"]

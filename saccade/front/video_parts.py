@@ -114,8 +114,11 @@ class MediaReading(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class VideoDefaults(Struct, frozen=True, kw_only=True):
-    """A request's fields for all its videos."""
+    """A request's fields for all its videos. sized: one gives a size in the words of a processor,
+    which says something else of videos.
+    """
 
+    sized: bool = False
     fps: float | None = None
     num_frames: int | None = None
     min_pixels: int | None = None
@@ -131,6 +134,13 @@ def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> Video
     inside: VideoLook | None = None
     indices: Sequence[int] = ()
     source_fps = None
+    if defaults.sized:
+        raise InvalidRequest(
+            "mm_processor_kwargs.size: read for images alone: bound a video by min_pixels, "
+            "max_pixels and total_pixels beside it",
+            "mm_processor_kwargs.size",
+            "unsupported_parameter",
+        )
     match part:
         case VideoURLPart(video_url=VideoURL() as given):
             inside, url = given, _one_address(given.url)

@@ -75,18 +75,25 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class Budget:
     """One image's own wishes for its size: OpenAI's `detail`, and bounds on height * width after
-    resizing.
+    resizing. as_edges: the client called these edges, as some checkpoints' processors do.
     """
 
     detail: Detail = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
+    as_edges: bool = False
 
     def apply(self, bounds: PixelBounds) -> PixelBounds:
         """The bounds for resizing this image.
 
         Raises ImageError when the wishes contradict each other or the model's limit.
         """
+        if self.as_edges and not bounds.as_edges:
+            raise ImageError(
+                "mm_processor_kwargs.size: this model's sizes are not bounded by shortest_edge and "
+                "longest_edge in pixels: send min_pixels and max_pixels",
+                code="unsupported_parameter",
+            )
         least, most = self.min_pixels, self.max_pixels
         if self.detail == "low" and most is None:
             most = min(LOW_DETAIL_PIXELS, bounds.max_pixels)

@@ -27,6 +27,7 @@ import httpx
 from saccade.core.errors import ImageError, TooLarge
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
+from saccade.core.shown_url import shown_url
 from saccade.media.address import PinnedNetwork, Resolve, resolve
 from saccade.media.fairness import FairPermits, Requester
 from saccade.media.flights import ByteFlight, Flights
@@ -144,15 +145,16 @@ class Fetcher:
     # ---- http: and https:
 
     async def _fetch_http(self, flight: ByteFlight, url: str, salt: str) -> bytes:
-        shown, trip = url[:200], _Trip(flight, asyncio.timeout(None))
+        shown, trip = shown_url(url), _Trip(flight, asyncio.timeout(None))
         try:
             async with trip.clock:
                 return await self._follow(trip, httpx.URL(url), salt)
         except TimeoutError:
             why = f"{shown} took longer than {self._options.fetch_timeout:g} s"
         except (httpx.InvalidURL, UnicodeError) as error:
+            why = "" if "@" in url else f": {error}"  # which may quote a part of it
             raise ImageError(
-                f"{shown} is not a valid URL: {error}", code="invalid_image_url"
+                f"{shown} is not a valid URL{why}", code="invalid_image_url"
             ) from error
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
             why = f"{shown} cannot be fetched: {error or type(error).__name__}"
@@ -178,9 +180,9 @@ class Fetcher:
                 return answer.body
             if answer.status not in REDIRECTS or "location" not in answer.headers:
                 raise ImageError(
-                    f"{str(url)[:200]} answers {answer.status}", code="image_unreachable"
+                    f"{shown_url(str(url))} answers {answer.status}", code="image_unreachable"
                 )
-            url = url.join(answer.headers["location"])
+            url = _joined(url, answer.headers["location"])
         raise ImageError(
             f"the image's URL redirects more than {MAX_REDIRECTS} times", code="image_unreachable"
         )
@@ -248,7 +250,7 @@ class Fetcher:
             )
         if url.port is not None and not 0 < url.port < 1 << 16:
             raise ImageError(
-                f"{str(url)[:200]} is not a valid URL: its port is not below 65536",
+                f"{shown_url(str(url))} is not a valid URL: its port is not below 65536",
                 code="invalid_image_url",
             )
         allowed = self._options.allowed_media_domains
@@ -281,7 +283,7 @@ class Fetcher:
                 return await asyncio.shield(reading)
         except TimeoutError:
             raise ImageError(
-                f"{url[:200]} took longer than {seconds:g} s", code="image_unreachable"
+                f"{shown_url(url)} took longer than {seconds:g} s", code="image_unreachable"
             ) from None
         finally:
             if step is None or step.done():
@@ -310,10 +312,14 @@ class Fetcher:
                 "allow)",
                 code="invalid_image_url",
             )
-        parts = urlsplit(url)
         refused = ImageError(
-            f"{url[:200]} is no readable file below the allowed folder", code="invalid_image_url"
+            f"{shown_url(url)} is no readable file below the allowed folder",
+            code="invalid_image_url",
         )
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise refused from error
         if parts.netloc not in ("", "localhost"):
             raise refused
         try:
@@ -348,6 +354,17 @@ class Fetcher:
 
 
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/_-]")
+
+
+def _joined(url: httpx.URL, location: str) -> httpx.URL:
+    """Where a redirect leads. Raises ImageError."""
+    try:
+        return url.join(location)
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ImageError(
+            "the image's URL redirects to something that is not a valid URL",
+            code="invalid_image_url",
+        ) from error
 
 
 def _decode_base64(text: str, start: int) -> bytes:

@@ -10,10 +10,12 @@ tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from saccade.text.prompt import TemplateMessage
+from saccade.text.content_shapes import TemplateMessage
 
 _FIRST, _MOST = 0xF0000, 0xFFFE
 TOOLS = -1
@@ -52,15 +54,35 @@ def flagged(
         if isinstance(content, str):
             content = _after(_before(content, begin), flag(index, None))
         elif isinstance(content, list):
-            content = [{"type": "text", "text": begin}] if begin else []
-            for number, part in enumerate(message["content"]):
-                mark = flag(index, number)
-                if part.get("type") == "text":
-                    content.append({**part, "text": _after(part["text"], mark)})
-                else:
-                    content += [part, {"type": "text", "text": mark}]
+            content = _flag_parts(content, begin, partial(flag, index))
         marked.append(message if content is None else {**message, "content": content})
     return marked, places[:_MOST]
+
+
+def _flag_parts(
+    parts: Sequence[dict[str, Any]], begin: str, flag: Callable[[int], str]
+) -> list[dict[str, Any]]:
+    """Parts with a flag after each, in its text or, after an image, as a text. An empty text stays
+    one: its flag joins the one before.
+    """
+    marked: list[dict[str, Any]] = []
+    flagged_at = -1
+    for number, part in enumerate(parts):
+        if part.get("type") != "text":
+            if begin:
+                marked.append({"type": "text", "text": begin})
+            marked += [part, {"type": "text", "text": flag(number)}]
+            begin, flagged_at = "", len(marked) - 1
+        elif part["text"]:
+            text = _after(_before(part["text"], begin), flag(number))
+            marked.append({**part, "text": text})
+            begin, flagged_at = "", len(marked) - 1
+        else:
+            marked.append(part)
+            if flagged_at >= 0:
+                before = marked[flagged_at]
+                marked[flagged_at] = {**before, "text": _after(before["text"], flag(number))}
+    return marked
 
 
 def _before(text: str, mark: str) -> str:

@@ -29,11 +29,7 @@ from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import Templates
 from saccade.core.given_paths import read_text, reason, shown
 from saccade.core.types import CHAT_NAMES, FieldNames
-
-TemplateMessage = dict[str, Any]
-"""A message as templates read it: `role`, `content` (a string, or parts {"type": "text", "text":
-...} and {"type": "image"}), and more.
-"""
+from saccade.text.content_shapes import ContentShapes, TemplateMessage, find_shapes
 
 _NAMED_TOKENS = (
     "bos_token",
@@ -44,7 +40,25 @@ _NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What templates raise on messages that they cannot render."""
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_SOME_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 _PRIVATE = re.compile(r"\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
 """Escaped characters of the private planes: `literal.py`'s stand-ins, which must stay whole."""
@@ -142,11 +156,10 @@ class ChatTemplate:
         variables: Mapping[str, str],
         origin: str = "chat template",
         shows_calls: bool = True,
-        parts: bool = False,
         around: tuple[str, str] | None = None,
     ) -> None:
         """`sources`: Jinja text by name. `shows_calls`: "default" writes calls and their results;
-        otherwise messages with calls also use "tool_use". `parts`, `around`: as in `Templates`.
+        otherwise messages with calls also use "tool_use". `around`: as in `Templates`.
 
         `variables`: `Tokenizer.named_tokens`. Raises CheckpointError for a template that does not
         compile.
@@ -154,7 +167,6 @@ class ChatTemplate:
         self._sources = dict(sources)
         self._variables = dict(variables)
         self._shows_calls = shows_calls
-        self._parts = parts
         self._around = around
         environment = _environment()
         try:
@@ -173,6 +185,11 @@ class ChatTemplate:
             raise CheckpointError(
                 f'{origin}: no template named "default"; there are: {", ".join(sorted(sources))}'
             )
+        self._shapes = {
+            (name, offered): self._find_shapes(name, offered)
+            for name in self._compiled
+            for offered in (False, True)
+        }
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -194,13 +211,12 @@ class ChatTemplate:
         template.
         """
         sources, origin = _find_sources(directory, override, own.default)
-        reads: Any = {"parts": own.parts, "around": own.around}
-        found = cls(sources, tokenizer.named_tokens, origin, **reads)
+        found = cls(sources, tokenizer.named_tokens, origin, around=own.around)
         written_so = all(mark in sources["default"] for mark in own.marks)
         if "tools" in found.names or own.tools is None or not written_so:
             return found
         sources = {**sources, "tool_use": _read_text(own.tools)}
-        return cls(sources, tokenizer.named_tokens, origin, shows_calls=False, **reads)
+        return cls(sources, tokenizer.named_tokens, origin, shows_calls=False, around=own.around)
 
     def render(
         self,
@@ -223,31 +239,15 @@ class ChatTemplate:
                 f"{sorted(reserved)[0]!r} cannot be set through chat_template_kwargs",
                 "chat_template_kwargs",
             )
-        # Checkpoints with several templates have one for tools.
-        calls = tools is not None or (not self._shows_calls and _has_calls(messages))
-        name = "tool_use" if calls and "tool_use" in self._compiled else "default"
-        if self._parts:
-            messages = [_in_parts(each) for each in messages]
+        name = self._name(messages, tools)
+        messages = self._shapes[name, tools is not None].fit(messages)
         last, continued = "", names["continue_final_message"]
         if continue_final_message:
             messages, last = _mark_end(messages, continued)
+        given = {**self._variables, **own}
         try:
-            text = self._compiled[name].render(
-                **{**self._variables, **own},
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
+            text = self._write(name, given, messages, tools, add_generation_prompt)
+        except _REFUSALS as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", names["messages"]
             ) from error
@@ -258,13 +258,49 @@ class ChatTemplate:
             text = text.replace(token, f"{beside}{token}{beside}")
         return text
 
+    def hidden(
+        self, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None
+    ) -> tuple[int, int] | None:
+        """The place (message, part) of the first image or video that the template cannot show, as
+        it joins strings there.
+        """
+        return self._shapes[self._name(messages, tools), tools is not None].hidden(messages)
 
-def _in_parts(message: TemplateMessage) -> TemplateMessage:
-    """A message whose text, where it is a string, is one part."""
-    content = message.get("content")
-    if not isinstance(content, str):
-        return message
-    return {**message, "content": [{"type": "text", "text": content}]}
+    def _name(
+        self, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None
+    ) -> str:
+        # Checkpoints with several templates have one for tools.
+        calls = tools is not None or (not self._shows_calls and _has_calls(messages))
+        return "tool_use" if calls and "tool_use" in self._compiled else "default"
+
+    def _write(
+        self,
+        name: str,
+        variables: Mapping[str, Any],
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> str:
+        """Raises one of `_REFUSALS`."""
+        return self._compiled[name].render(
+            **variables,
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def _find_shapes(self, name: str, offered: bool) -> ContentShapes:
+        """`offered`: beside tools."""
+        tools = [_SOME_TOOL] if offered else None
+
+        def render(messages: Sequence[TemplateMessage]) -> str | None:
+            try:
+                return self._write(name, self._variables, messages, tools, True)
+            except _REFUSALS:
+                return None
+
+        return find_shapes(render)
 
 
 def _find_sources(

@@ -21,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.given_paths import reason, regular, shown
+from saccade.core.shown_url import shown_url
 from saccade.tools.server import cause, first_model, refusal, root, said, unreachable
 
 TIMEOUT = 600.0
@@ -187,7 +188,7 @@ class _Session:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise unreachable(self._address, error) from None
         except httpx.HTTPError as error:
-            raise SaccadeError(f"{self._address}: {cause(error)}") from None
+            raise SaccadeError(f"{shown_url(self._address)}: {cause(error)}") from None
         self._messages = [*messages, {"role": "assistant", "content": answer}]
         self.parts = []
         return told

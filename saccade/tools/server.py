@@ -13,13 +13,15 @@ from typing import Any
 import httpx
 
 from saccade.core.errors import ConfigError
+from saccade.core.shown_url import shown_url
 
 
 def root(base_url: str) -> str:
     """The address without /v1, an optional part. Raises ConfigError."""
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(
-            f"--base-url {base_url}: expected http://HOST:PORT or https://HOST, with or without /v1"
+            f"--base-url {shown_url(base_url)}: expected http://HOST:PORT or https://HOST, with or "
+            "without /v1"
         )
     return base_url.rstrip("/").removesuffix("/v1")
 
@@ -38,8 +40,8 @@ def cause(error: BaseException) -> str:
 def unreachable(address: str, error: BaseException) -> ConfigError:
     """For whoever cannot begin without the server."""
     return ConfigError(
-        f"cannot connect to {address} ({cause(error)}): is the server running? --base-url says "
-        "where"
+        f"cannot connect to {shown_url(address)} ({cause(error)}): is the server running? "
+        "--base-url says where"
     )
 
 
@@ -80,11 +82,11 @@ def first_model(address: str, headers: Mapping[str, str], timeout: float) -> str
 def named_first(address: str, status: int, body: str) -> str:
     """The first model that an answer of /v1/models names. Raises ConfigError."""
     if status == 401:
-        raise ConfigError(f"{address}: {refusal(status, body)}")
+        raise ConfigError(f"{shown_url(address)}: {refusal(status, body)}")
     try:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError):
         raise ConfigError(
-            f"{address}/v1/models names no model (HTTP {status}): {refusal(status, body)}; "
-            "name one with --model"
+            f"{shown_url(address)}/v1/models names no model (HTTP {status}): "
+            f"{refusal(status, body)}; name one with --model"
         ) from None

@@ -17,7 +17,10 @@ from saccade.api.messages.read import read_message
 from saccade.api.responses.read import read_responses, response_ask
 from saccade.core.errors import InvalidRequest
 from saccade.front.content import LONGEST_NAME, MOST_CALLS
+from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.refused_words import RefusedWords
+from saccade.media.sources import Base64, FileId, ImageSource
 from saccade.text.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
 
 CONTEXT = 4096
@@ -146,6 +149,175 @@ def test_a_field_that_is_renamed_leaves_the_words_around_it() -> None:
         READ["messages"](bytearray(json.dumps(body).encode()))
     told = "stop_sequences: expected at most 16 stop strings, none of them empty"
     assert refused.value.message == told
+
+
+# ---- what would change what the model sees
+
+WORDS = RefusedWords.__struct_fields__
+NAMED = ("image", "images", "attachments", "experimental_attachments", "files", "parts", "video")
+SIZES = ("resized_height", "image_max_pixels", "size", "detail", "nframes", "total_pixels", "fps")
+CONTENT = {"chat": "messages", "messages": "messages", "responses": "input"}
+TEXTS = {"chat": "text", "messages": "text", "responses": "input_text"}
+IMAGES: dict[str, dict[str, Any]] = {
+    "chat": {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}},
+    "messages": {"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}},
+    "responses": {"type": "input_image", "image_url": "https://a.b/c.png"},
+}
+
+
+def said(dialect: str, part: dict[str, Any], **fields: Any) -> GenerationRequest:
+    message = {"role": "user", "content": [part], **fields}
+    body = {**BODY[dialect], CONTENT[dialect]: [message]}
+    return READ[dialect](bytearray(json.dumps(body).encode()))
+
+
+@pytest.mark.parametrize("dialect", READ)
+@pytest.mark.parametrize("value", [224, 0.5, True, "x", ["x"], {"x": 1}], ids=repr)
+def test_what_carries_or_sizes_images_and_is_not_read_is_refused_by_name(
+    dialect: str, value: Any
+) -> None:
+    assert {*NAMED, *SIZES} <= {*WORDS}
+    text = {"type": TEXTS[dialect], "text": "Hi"}
+    for word in WORDS:
+        message = f"{CONTENT[dialect]}[0]"
+        if (dialect, word, value) != ("chat", "images", ["x"]):  # ollama's: read
+            with pytest.raises(InvalidRequest) as refused:
+                said(dialect, text, **{word: value})
+            assert (refused.value.param or "").startswith(f"{message}.{word}"), word
+        with pytest.raises(InvalidRequest) as refused:
+            said(dialect, {**text, word: value})
+        assert (refused.value.param or "").startswith(f"{message}.content[0].{word}"), word
+
+
+@pytest.mark.parametrize("dialect", READ)
+@pytest.mark.parametrize("word", ["resized_height", "image_max_pixels", "size", "fps", "nframes"])
+def test_a_size_beside_an_image_that_is_not_read_is_refused_by_name(
+    dialect: str, word: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        said(dialect, {**IMAGES[dialect], word: 224})
+    assert refused.value.param == f"{CONTENT[dialect]}[0].content[0].{word}"
+    assert refused.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("dialect", READ)
+@pytest.mark.parametrize("nothing", [None, "", [], {}], ids=repr)
+def test_words_that_say_nothing_change_nothing(dialect: str, nothing: Any) -> None:
+    text = {"type": TEXTS[dialect], "text": "Hi"}
+    words = dict.fromkeys((word for word in WORDS if word != "audio"), nothing)
+    assert said(dialect, {**text, **words}, **words).prompt == said(dialect, text).prompt
+
+
+EXTRAS = {
+    "name": None,
+    "index": 0,
+    "format": "png",
+    "annotations": [{"x": 1}],
+    "extras": {"y": 2},
+    "provider_specific_fields": {"image": "x"},
+    "metadata": {"images": ["x"]},
+    "title": "t",
+    "audio": {"id": "audio_1"},
+    "providerOptions": {"a": 1},
+    "timestamp": 1.5,
+    "tags": ["x"],
+}
+
+
+@pytest.mark.parametrize("dialect", READ)
+def test_other_keys_stay_accepted(dialect: str) -> None:
+    text = {"type": TEXTS[dialect], "text": "Hi"}
+    assert said(dialect, {**text, **EXTRAS}, **EXTRAS).prompt == said(dialect, text).prompt
+    image = IMAGES[dialect]
+    assert said(dialect, {**image, **EXTRAS}).prompt == said(dialect, image).prompt
+
+
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptV"
+URL = "https://a.b/c.png"
+HELD = Base64(PNG)
+SHAPES: list[tuple[dict[str, Any], object]] = [
+    ({"type": "image", "source_type": "base64", "data": PNG, "mime_type": "image/png"}, HELD),
+    ({"type": "image", "source_type": "url", "url": URL}, URL),
+    ({"type": "image", "source_type": "id", "id": "file-1"}, FileId("file-1")),
+    ({"type": "image", "base64": PNG, "mime_type": "image/png", "id": "block-1"}, HELD),
+    ({"type": "image", "base64": f"data:image/png;base64,{PNG}"}, f"data:image/png;base64,{PNG}"),
+    ({"type": "image", "url": URL}, URL),
+    ({"type": "image", "file_id": "file-1"}, FileId("file-1")),
+    ({"type": "image", "data": PNG, "mimeType": "image/png"}, HELD),
+    ({"type": "image", "source": {"type": "url", "url": URL}}, URL),
+    ({"type": "image", "source": {"type": "file", "file_id": "file-1"}}, FileId("file-1")),
+    (
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
+        HELD,
+    ),
+    ({"type": "image", "image": URL}, URL),
+]
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"), SHAPES, ids=lambda each: json.dumps(each, default=str)[:50]
+)
+def test_other_libraries_shapes_of_an_image_are_honoured_in_chats(
+    part: dict[str, Any], expected: object
+) -> None:
+    chat = said("chat", {**part, "max_pixels": 4096}).prompt
+    assert isinstance(chat, Chat)
+    (source,) = chat.sources
+    assert isinstance(source, ImageSource) and source.url == expected
+    assert source.param == "messages[0].content[0]" and source.budget.max_pixels == 4096
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "image"}, "messages[0].content[0].image"),
+        ({"type": "image", "url": URL, "base64": PNG}, "messages[0].content[0]"),
+        ({"type": "image", "image": URL, "source": {"type": "url", "url": URL}}, None),
+        ({"type": "image", "source": {"type": "url"}}, "messages[0].content[0].source.url"),
+        ({"type": "file"}, "messages[0].content[0].file"),
+    ],
+)
+def test_an_image_in_no_shape_or_in_two_is_refused(part: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        said("chat", part)
+    assert refused.value.param == (param or "messages[0].content[0]")
+
+
+def test_ollamas_images_stand_before_the_text() -> None:
+    message = {"role": "user", "content": "What is it?", "images": [PNG, URL, IMAGES["chat"]]}
+    body = {"messages": [message], "mm_processor_kwargs": {"max_pixels": 4096}}
+    chat = READ["chat"](bytearray(json.dumps(body).encode())).prompt
+    assert isinstance(chat, Chat)
+    *images, text = chat.messages[0].parts
+    assert text == MessageText("What is it?", "messages[0].content")
+    sources = [image for image in images if isinstance(image, ImageSource)]
+    assert [source.url for source in sources] == [f"data:;base64,{PNG}", URL, URL]
+    assert [source.param for source in sources] == [f"messages[0].images[{i}]" for i in range(3)]
+    assert {source.budget.max_pixels for source in sources} == {4096}
+
+
+def test_a_mark_behind_ollamas_images_stays_on_its_part() -> None:
+    marked = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    chat = said("chat", marked, images=[URL, URL]).prompt
+    assert isinstance(chat, Chat)
+    (mark,) = chat.marks
+    assert mark.part == 2 and chat.place_of(0, mark.part) == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"role": "assistant", "content": None}, ""),
+        ({"role": "assistant"}, ""),
+        ({"role": "assistant", "content": None, "refusal": "I cannot."}, "I cannot."),
+        ({"role": "assistant", "content": "So.", "refusal": None}, "So."),
+        ({"role": "tool", "tool_call_id": "c", "content": None}, ""),
+    ],
+)
+def test_a_turn_without_content_is_an_empty_one(message: dict[str, Any], content: str) -> None:
+    body = bytearray(json.dumps({"messages": [*HI, message, *HI]}).encode())
+    chat = READ["chat"](body).prompt
+    assert isinstance(chat, Chat) and chat.messages[1].content == content
 
 
 IMAGE = "iVBORw0KGgo" + "A" * (8 << 20) + "="

@@ -176,6 +176,82 @@ def test_unknown_keys_of_messages_and_parts_are_ignored(
     assert with_keys.tokens == without.tokens
 
 
+QUESTION = {"type": "predicate", "instructions": "So?"}
+SEEN: dict[str, tuple[str, dict[str, Any], str]] = {
+    "counted": ("/tokenize", {"messages": [{**HI[0], "files": ["x"]}]}, "messages[0].files"),
+    "got ready": (
+        "/v1/chat/completions",
+        {"messages": [{**HI[0], "image": "x"}], "prompt_cache_options": {"prewarm": True}},
+        "messages[0].image",
+    ),
+    "embedded": (
+        "/v1/embeddings",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "size": 3}]}]},
+        "messages[0].content[0].size",
+    ),
+    "embedded, Cohere's": (
+        "/v2/embed",
+        {"inputs": [{"content": [{"type": "text", "text": "Hi", "image": "x"}]}]},
+        "inputs[0].content[0].image",
+    ),
+    "input decided about": (
+        "/v1/decisions",
+        {"input": [{**HI[0], "images": ["x"]}], "questions": [QUESTION]},
+        "input[0].images",
+    ),
+    "question": (
+        "/v1/decisions",
+        {
+            "input": "Hi",
+            "questions": [{**QUESTION, "images": ["x"]}],
+        },
+        "questions[0].images",
+    ),
+    "counted, Anthropic's": (
+        "/v1/messages/count_tokens",
+        {"messages": HI, "system": [{"type": "text", "text": "Hi", "attachments": ["x"]}]},
+        "system[0].attachments",
+    ),
+    "result of a tool": (
+        "/v1/messages",
+        {
+            "max_tokens": 5,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "c", "content": "x", "images": ["x"]}
+                    ],
+                }
+            ],
+        },
+        "messages[0].content[0].images",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SEEN)
+def test_fields_that_would_change_what_is_seen_are_refused_wherever_messages_are_read(
+    served: Served, case: str
+) -> None:
+    path, body, param = SEEN[case]
+    answer = served.http.post(path, json={"model": "demo", **body})
+    assert answer.status_code == 400, answer.text
+    assert f"{param}: this parameter is not supported" in answer.json()["error"]["message"]
+    assert submitted(served) == []
+
+
+def test_an_image_of_ollamas_is_the_image_of_a_part(served: Served) -> None:
+    picture = png("blue")
+    beside = {"role": "user", "content": "What?", "images": [base64.b64encode(picture).decode()]}
+    image = {"type": "image_url", "image_url": {"url": data_url(picture)}}
+    part = {"role": "user", "content": [image, {"type": "text", "text": "What?"}]}
+    for message in (beside, part):
+        assert post(served, messages=[message]).status_code == 200
+    first, again = submitted(served)
+    assert first.images == again.images and first.tokens == again.tokens
+
+
 def test_whole_floats_are_integers(served: Served) -> None:
     body = '{"model":"demo","messages":[{"role":"user","content":"Hi"}],"max_tokens":8.0,'
     body += '"seed":42.0,"top_k":1e1,"n":1.0,"stop_token_ids":[7.0],"logit_bias":{"7":-1.0}}'
@@ -284,6 +360,14 @@ def test_mm_processor_kwargs_bound_images_that_have_no_bounds_of_their_own(serve
     body = {"messages": [message], "mm_processor_kwargs": {"max_pixels": 64 * 64}}
     counted = served.http.post("/tokenize", json=body).json()
     assert [image["tokens"] for image in counted["images"]] == [4, 64]
+    edges = {"size": {"shortest_edge": 4 * 32 * 32, "longest_edge": 64 * 64}}
+    for same in (edges, {"images_kwargs": edges}, {"images_kwargs": {"max_pixels": 64 * 64}}):
+        again = served.http.post("/tokenize", json={**body, "mm_processor_kwargs": same}).json()
+        assert again["images"] == counted["images"]
+    others: list[Any] = [{"size": {"height": 4}}, {"size": {"longest_edge": 99}, "max_pixels": 9}]
+    for other in others:
+        error = post(served, messages=[message], mm_processor_kwargs=other).json()["error"]
+        assert error["param"].startswith("mm_processor_kwargs")
     refused = post(served, mm_processor_kwargs={"num_crops": 4})
     assert refused.json()["error"]["param"] == "mm_processor_kwargs.num_crops"
 

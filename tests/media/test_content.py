@@ -311,3 +311,13 @@ def test_heic_without_its_extra_is_refused_by_the_extras_name(
     monkeypatch.setattr("saccade.media.heif.INSTALLED", False)
     with pytest.raises(ImageError, match=r"HEIC.*pip install '\.\[heic\]'"):
         probe(encode(noise(64, 64), "HEIF"), LIMIT)
+
+
+def test_edges_bound_only_images_of_models_whose_processors_call_their_bounds_so(
+    spec: FamilySpec,
+) -> None:
+    bounds = spec.pixel_bounds
+    budget = Budget(max_pixels=bounds.max_pixels, as_edges=True)
+    assert budget.apply(replace(bounds, as_edges=True)).max_pixels == bounds.max_pixels
+    with pytest.raises(ImageError, match=r"mm_processor_kwargs\.size: .*max_pixels"):
+        budget.apply(replace(bounds, as_edges=False))

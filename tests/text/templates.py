@@ -109,10 +109,9 @@ THINKING = r"""{%- for message in messages %}
     {%- if message.content is string %}
         {%- set content = message.content | trim %}
     {%- else %}
-        {%- set content = '' %}
-        {%- for item in message.content or [] %}
-            {%- set content = content ~ item.text if item.text else content %}
-        {%- endfor %}
+        {%- set content %}
+            {%- for item in message.content or [] %}{{- item.text or '' }}{%- endfor %}
+        {%- endset %}
     {%- endif %}
     {{- '<|im_start|>' + message.role + '\n' }}
     {%- if message.role == "assistant" %}
@@ -205,3 +204,100 @@ LLAMA = r"""{{- bos_token }}
     {{- message['content'] | trim + '<|eot_id|>' }}
 {%- endfor %}"""
 """As Llama 3.1's to 3.3's ask for calls."""
+
+# ---- templates that join strings, as those of models of text alone do
+
+SMOLLM = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant.<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}"
+    "{% set told = messages[0]['content'] %}{% else %}{% set rest = messages %}"
+    "{% set told = false %}{% endif %}{% for message in rest %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "{% if loop.index0 == 0 and told != false %}"
+    "{% set content = '<<SYS>>\n' + told + '\n<</SYS>>\n\n' + message['content'] %}{% else %}"
+    "{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% else %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+ZEPHYR = (
+    "{% for message in messages %}\n{% if message['role'] == 'user' %}\n"
+    "{{ '<|user|>\n' + message['content'] + eos_token }}\n"
+    "{% elif message['role'] == 'system' %}\n"
+    "{{ '<|system|>\n' + message['content'] + eos_token }}\n"
+    "{% elif message['role'] == 'assistant' %}\n"
+    "{{ '<|assistant|>\n'  + message['content'] + eos_token }}\n{% endif %}\n"
+    "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}"
+)
+QWEN3_TEXT = r"""{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>\n' + content + '\n</tool_response><|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+"""Leaves parts out without a word, as Qwen3's does."""
+LLAMA_VISION = r"""{{- bos_token }}
+{%- if tools %}
+    {%- set told = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+    {{- '<|user|>' + (tools | tojson) + told }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|' + message['role'] + '|>' }}
+    {%- if message['content'] is string %}
+        {{- message['content'] }}
+    {%- else %}
+        {%- for part in message['content'] %}
+            {%- if part['type'] == 'image' %}{{- '<|image|>' }}
+            {%- elif part['type'] == 'text' %}{{- part['text'] }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+"""As Llama 3.2's: walks parts, but prints the first message as it is where there are tools."""
+FIRST_PART = r"""{{- bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}{%- set told = messages[0]['content'] -%}
+    {%- else -%}{%- set told = messages[0]['content'][0]['text'] -%}
+    {%- endif -%}
+    {%- set rest = messages[1:] -%}
+{%- else -%}{%- set told = '' -%}{%- set rest = messages -%}
+{%- endif -%}
+{%- for message in rest -%}
+    {{- '<start_of_turn>' + message['role'] + '\n' + (told if loop.first else '') }}
+    {%- if message['content'] is string -%}{{- message['content'] | trim }}
+    {%- else -%}
+        {%- for item in message['content'] -%}
+            {{- '<start_of_image>' if item['type'] == 'image' else item['text'] | trim }}
+        {%- endfor -%}
+    {%- endif -%}
+    {{- '<end_of_turn>\n' }}
+{%- endfor -%}"""
+"""As Gemma 3's: of a system prompt in parts it shows the first alone."""
+MIXED = r"""{%- for message in messages %}
+    {%- if message.role == 'system' %}{{- '[SYS]' + message.content + '[/SYS]' }}
+    {%- elif message.role == 'tool' %}{{- '[TOOL]{"content": ' ~ message.content ~ '}[/TOOL]' }}
+    {%- elif message.role == 'user' %}
+        {{- '[INST]' }}
+        {%- for part in message.content %}
+            {{- '[IMG]' if part.type == 'image' else part.text }}
+        {%- endfor %}
+        {{- '[/INST]' }}
+    {%- elif message.tool_calls %}{{- '[CALLS]' + (message.tool_calls | tojson) }}
+    {%- else %}{{- message.content + '</s>' }}
+    {%- endif %}
+{%- endfor %}"""
+"""As Mistral's with vision: a role at a time. Its users speak in parts alone."""

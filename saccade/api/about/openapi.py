@@ -30,6 +30,7 @@ from saccade.api.scores import write as scores
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.edge.refusal import ErrorResponse, speaks_anthropic
 from saccade.front.content import ChatMessage
+from saccade.front.refused_words import RefusedWords, SpokenAnswer
 
 _REF = "#/components/schemas/{name}"
 _BODIES: dict[str, tuple[str, BodySchema[Any] | None, str]] = {
@@ -121,7 +122,9 @@ def describe() -> dict[str, Any]:
     below = [ChatMessage, messages_fields.InputMessage, messages_fields.ToolDefinition]
     types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS, *_BATCHES]
     types += sorted({kind for _, kind in _CHANGES}, key=str)
+    types += [RefusedWords]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
+    _leave_out_refused(components)
     for (group, field), name in _BELOW.items():
         _item(components[group]["properties"][field])["items"] = {"$ref": _REF.format(name=name)}
     components |= _anthropics()
@@ -202,6 +205,16 @@ _READ: tuple[type[Any], ...] = (
     decision_fields.ScoreQuestion,
 )
 _TOKENIZE: tuple[BodySchema[Any], ...] = (chat_fields.TOKENIZE_CHAT, chat_fields.TOKENIZE_TEXT)
+
+
+def _leave_out_refused(components: dict[str, Any]) -> None:
+    """Leave out the fields that may only say nothing."""
+    refused = components.pop(RefusedWords.__name__)["properties"]
+    del components[SpokenAnswer.__name__]
+    for shape in components.values():
+        fields = shape.get("properties", {})
+        for name in [name for name in fields if fields[name] == refused.get(name)]:
+            del fields[name]
 
 
 def _raw(kind: type[Any]) -> dict[str, Any]:

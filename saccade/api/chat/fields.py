@@ -18,8 +18,8 @@ from saccade.api.restraint import Restraint
 from saccade.core.config import PageView
 from saccade.core.types import MAX_LOGPROBS
 from saccade.front.breakpoints import CacheControl, CacheWish, PromptCacheOptions, read_cache_wish
-from saccade.front.content import ImageLimits
 from saccade.front.fields import Integer, Natural
+from saccade.front.part_defaults import ImageLimits
 from saccade.front.video_parts import MediaReading
 
 NO_LIMIT = -1

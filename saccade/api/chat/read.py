@@ -34,9 +34,10 @@ from saccade.api.chat.fields import (
 )
 from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import read_tool_marks
-from saccade.front.content import PartDefaults, check_lengths, message_from_json
+from saccade.front.content import check_lengths, message_from_json
 from saccade.front.conversation import Chat
 from saccade.front.fields import too_long, unsupported
+from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.grammar import read_wish
 from saccade.text.tools import ToolSet, read_tools

@@ -13,7 +13,8 @@ from msgspec import Meta, Raw, Struct
 from saccade.api.body_schema import BodySchema, Neutral
 from saccade.api.chat.fields import LONGEST_CACHE_KEY, LONGEST_SALT
 from saccade.front.breakpoints import PromptCacheOptions
-from saccade.front.content import ImageLimits
+from saccade.front.part_defaults import ImageLimits
+from saccade.front.refused_words import RefusedWords
 
 MOST_QUESTIONS = 400
 MOST_CHOICES = 255
@@ -22,13 +23,13 @@ LONGEST_NAME = 256
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
-class QuestionText(Struct, tag_field="type", tag="input_text"):
+class QuestionText(RefusedWords, tag_field="type", tag="input_text"):
     """Text of a question."""
 
     text: str
 
 
-class QuestionJSON(Struct, tag_field="type", tag="input_json"):
+class QuestionJSON(RefusedWords, tag_field="type", tag="input_json"):
     """JSON within a question, seen by the model as text."""
 
     data: dict[str, Any] | list[dict[str, Any]]
@@ -37,21 +38,21 @@ class QuestionJSON(Struct, tag_field="type", tag="input_json"):
 Instructions = str | list[QuestionText | QuestionJSON]
 
 
-class PredicateQuestion(Struct, tag_field="type", tag="predicate", kw_only=True):
+class PredicateQuestion(RefusedWords, tag_field="type", tag="predicate", kw_only=True):
     """The probability that a statement about the input is true."""
 
     instructions: Instructions
     name: Name | None = None
 
 
-class Choice(Struct, kw_only=True):
+class Choice(RefusedWords, kw_only=True):
     """One of the values to choose from."""
 
     value: str | bool
     description: str | None = None
 
 
-class ChoiceQuestion(Struct, tag_field="type", tag="choice", kw_only=True):
+class ChoiceQuestion(RefusedWords, tag_field="type", tag="choice", kw_only=True):
     """A choice of one value that fits the input."""
 
     instructions: Instructions
@@ -59,14 +60,14 @@ class ChoiceQuestion(Struct, tag_field="type", tag="choice", kw_only=True):
     name: Name | None = None
 
 
-class Level(Struct, kw_only=True):
+class Level(RefusedWords, kw_only=True):
     """One of the levels of a score, the lowest first."""
 
     label: str
     description: str | None = None
 
 
-class ScoreQuestion(Struct, tag_field="type", tag="score", kw_only=True):
+class ScoreQuestion(RefusedWords, tag_field="type", tag="score", kw_only=True):
     """A choice of one of some levels, in order."""
 
     instructions: Instructions

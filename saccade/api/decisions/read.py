@@ -30,9 +30,10 @@ from saccade.api.responses.items import ItemReader, MessageItem, ReferenceItem, 
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames, PromptReading
 from saccade.front.breakpoints import read_cache_wish
-from saccade.front.content import PartDefaults, check_lengths
+from saccade.front.content import check_lengths
 from saccade.front.conversation import Chat, Message, MessageText
 from saccade.front.fields import Reader, unsupported
+from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.readings import SharedAsk
 

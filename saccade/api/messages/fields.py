@@ -17,10 +17,11 @@ from saccade.core.config import PageView
 from saccade.front.breakpoints import CacheControl
 from saccade.front.content import Name
 from saccade.front.fields import Positive
+from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import Rate
 
 
-class MarkedBlock(Struct, kw_only=True):
+class MarkedBlock(RefusedWords, kw_only=True):
     """A block that may carry a mark."""
 
     cache_control: CacheControl | None = None
@@ -124,14 +125,14 @@ class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True)
     citations: Citations | None = None
 
 
-class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+class ThinkingBlock(RefusedWords, tag_field="type", tag="thinking"):
     """Reasoning of an earlier answer."""
 
     thinking: str
     signature: str = ""
 
 
-class RedactedBlock(Struct, tag_field="type", tag="redacted_thinking"):
+class RedactedBlock(RefusedWords, tag_field="type", tag="redacted_thinking"):
     """Reasoning readable by its maker alone: accepted, and left out."""
 
     data: str
@@ -157,14 +158,14 @@ Shown = TextBlock | ImageBlock | VideoBlock | DocumentBlock
 Block = Shown | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 
 
-class InputMessage(Struct):
+class InputMessage(RefusedWords):
     """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class ToolDefinition(MarkedBlock, forbid_unknown_fields=True, kw_only=True):
+class ToolDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
     """A tool run by the client. eager_input_streaming: its input may be shown before being
     complete. input_examples: a hint.
     """
@@ -177,6 +178,7 @@ class ToolDefinition(MarkedBlock, forbid_unknown_fields=True, kw_only=True):
     eager_input_streaming: bool | None = None
     input_examples: list[Any] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
+    cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
 
 

@@ -17,8 +17,8 @@ from saccade.api.responses.items import Id
 from saccade.api.restraint import Restraint
 from saccade.core.types import MAX_LOGPROBS
 from saccade.front.breakpoints import PromptCacheOptions
-from saccade.front.content import ImageLimits
 from saccade.front.fields import Integer, Positive
+from saccade.front.part_defaults import ImageLimits
 from saccade.front.video_parts import MediaReading
 
 MOST_METADATA = 16

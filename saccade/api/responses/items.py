@@ -21,29 +21,35 @@ from saccade.front.breakpoints import Mark, loose_mark
 from saccade.front.content import (
     LONGEST_NAME,
     MOST_CALLS,
-    PartDefaults,
 )
 from saccade.front.conversation import Message, MessageText, Part, tool_call
 from saccade.front.fields import Positive, Reader
+from saccade.front.part_defaults import PartDefaults
+from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import WISHES, InputVideoPart, Rate, read_video
-from saccade.media.content import Budget, Detail
+from saccade.media.content import Detail
 from saccade.media.sources import ImageSource, KnownImage, SentFile
 
 LONGEST_ID = 256
 """Characters of an id that a client gives."""
 
+
+class SparseItem(RefusedWords, omit_defaults=True, kw_only=True):
+    """Items and contents, which a store keeps without what they leave out."""
+
+
 Id = Annotated[str, Meta(max_length=LONGEST_ID)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextContent(Struct, tag_field="type", tag="input_text", omit_defaults=True):
+class TextContent(SparseItem, tag_field="type", tag="input_text"):
     """Text to the model."""
 
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class PlainContent(Struct, tag_field="type", tag="text"):
+class PlainContent(SparseItem, tag_field="type", tag="text"):
     """Text, under the name from chats."""
 
     text: str
@@ -62,19 +68,19 @@ class RefusalContent(Struct, tag_field="type", tag="refusal"):
     refusal: str
 
 
-class ThoughtContent(Struct, tag_field="type", tag="reasoning_text"):
+class ThoughtContent(SparseItem, tag_field="type", tag="reasoning_text"):
     """Text of the model's reasoning."""
 
     text: str
 
 
-class SummaryContent(Struct, tag_field="type", tag="summary_text"):
+class SummaryContent(SparseItem, tag_field="type", tag="summary_text"):
     """A summary of reasoning."""
 
     text: str
 
 
-class ImageContent(Struct, tag_field="type", tag="input_image", omit_defaults=True, kw_only=True):
+class ImageContent(SparseItem, tag_field="type", tag="input_image", kw_only=True):
     """An image: a URL (data: too), or an uploaded file."""
 
     image_url: str | None = None
@@ -86,7 +92,7 @@ class ImageContent(Struct, tag_field="type", tag="input_image", omit_defaults=Tr
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class FileContent(Struct, tag_field="type", tag="input_file", omit_defaults=True, kw_only=True):
+class FileContent(SparseItem, tag_field="type", tag="input_file", kw_only=True):
     """A file: a PDF, or an image."""
 
     file_id: Id | None = None
@@ -97,7 +103,7 @@ class FileContent(Struct, tag_field="type", tag="input_file", omit_defaults=True
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class VideoContent(Struct, tag_field="type", tag="input_video", omit_defaults=True, kw_only=True):
+class VideoContent(SparseItem, tag_field="type", tag="input_video", kw_only=True):
     """A video: a URL (data: too), or an uploaded file; otherwise as a chat's `input_video`."""
 
     video_url: str | None = None
@@ -115,7 +121,7 @@ Given = TextContent | PlainContent | ImageContent | FileContent | VideoContent
 Content = Given | SaidContent | RefusalContent
 
 
-class MessageItem(Struct, tag_field="type", tag="message", omit_defaults=True, kw_only=True):
+class MessageItem(SparseItem, tag_field="type", tag="message", kw_only=True):
     """A message of any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
@@ -124,7 +130,7 @@ class MessageItem(Struct, tag_field="type", tag="message", omit_defaults=True, k
     status: Status | None = None
 
 
-class CallItem(Struct, tag_field="type", tag="function_call", omit_defaults=True, kw_only=True):
+class CallItem(SparseItem, tag_field="type", tag="function_call", kw_only=True):
     """A call that the model made."""
 
     call_id: Id
@@ -134,9 +140,7 @@ class CallItem(Struct, tag_field="type", tag="function_call", omit_defaults=True
     status: Status | None = None
 
 
-class ResultItem(
-    Struct, tag_field="type", tag="function_call_output", omit_defaults=True, kw_only=True
-):
+class ResultItem(SparseItem, tag_field="type", tag="function_call_output", kw_only=True):
     """The result of the client's function: text, images, or both."""
 
     call_id: Id
@@ -145,18 +149,18 @@ class ResultItem(
     status: Status | None = None
 
 
-class ReasoningItem(Struct, tag_field="type", tag="reasoning", omit_defaults=True, kw_only=True):
+class ReasoningItem(SparseItem, tag_field="type", tag="reasoning", kw_only=True):
     """The model's reasoning. Another server's `encrypted_content` is unreadable: accepted, and left
     out.
     """
 
-    summary: list[SummaryContent] = []
+    summary: list[SummaryContent] = msgspec.field(default_factory=list)
     content: list[ThoughtContent] | None = None
     id: Id | None = None
     status: Status | None = None
 
 
-class ReferenceItem(Struct, tag_field="type", tag="item_reference", kw_only=True):
+class ReferenceItem(SparseItem, tag_field="type", tag="item_reference", kw_only=True):
     """An item of an earlier response, by its id."""
 
     id: Id
@@ -395,7 +399,7 @@ def _part(content: Content, place: str, limits: PartDefaults) -> Part:
             fields = {name: getattr(content, name) for name in (*WISHES, "video_url", "file_id")}
             return read_video(InputVideoPart(**fields), place, limits.video)
         case FileContent():
-            budget = Budget(content.detail or "auto", limits.min_pixels, limits.max_pixels)
+            budget = limits.budget(content.detail, None, None)
             heading = f"{content.filename}\n" if content.filename else ""
             if content.file_url is not None:
                 return SentFile(image_url(content.file_url), place, budget, heading, limits.view)
@@ -403,12 +407,7 @@ def _part(content: Content, place: str, limits: PartDefaults) -> Part:
             found = address(content.file_id, content.file_data, place, *names)
             return SentFile(found, place, budget, heading, limits.view)
         case ImageContent():
-            least, most = content.min_pixels, content.max_pixels
-            budget = Budget(
-                content.detail or "auto",
-                limits.min_pixels if least is None else least,
-                limits.max_pixels if most is None else most,
-            )
+            budget = limits.budget(content.detail, content.min_pixels, content.max_pixels)
             if content.uuid and content.file_id is None and content.image_url is None:
                 return ImageSource(KnownImage(content.uuid), place, budget)
             names = ("file_id", "image_url")

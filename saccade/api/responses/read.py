@@ -25,9 +25,10 @@ from saccade.api.responses.items import Item, ItemReader, MessageItem, Reference
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
 from saccade.front.breakpoints import read_cache_wish
-from saccade.front.content import PartDefaults, check_lengths
+from saccade.front.content import check_lengths
 from saccade.front.conversation import Chat
 from saccade.front.fields import unsupported
+from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.grammar import OutputConstraint, read_json_schema, read_response_format
 from saccade.text.tools import Tool, ToolSet, read_each, read_function

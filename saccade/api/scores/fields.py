@@ -12,7 +12,10 @@ from msgspec import Meta, Raw, Struct, field
 
 from saccade.api.body_schema import BodySchema, Neutral
 from saccade.api.chat.fields import LONGEST_SALT
-from saccade.front.content import ContentPart, ImageLimits, ImageURL
+from saccade.front.content import ContentPart
+from saccade.front.image_parts import ImageURL
+from saccade.front.part_defaults import ImageLimits
+from saccade.front.refused_words import RefusedWords
 
 MOST_INPUTS = 2048
 """Inputs or documents of one request, as OpenAI has it."""
@@ -56,19 +59,19 @@ class EmbeddingsRequest:
     scope: ScoreScope
 
 
-class CohereImage(Struct, tag_field="type", tag="image_url", kw_only=True):
+class CohereImage(RefusedWords, tag_field="type", tag="image_url", kw_only=True):
     """An image of /v2/embed."""
 
     image_url: str | ImageURL
 
 
-class CohereText(Struct, tag_field="type", tag="text", kw_only=True):
+class CohereText(RefusedWords, tag_field="type", tag="text", kw_only=True):
     """A text of /v2/embed."""
 
     text: str
 
 
-class CohereInput(Struct, kw_only=True):
+class CohereInput(RefusedWords, kw_only=True):
     """Texts and images with one embedding together."""
 
     content: list[CohereText | CohereImage]
@@ -103,7 +106,7 @@ class EmbedRequest:
     scope: ScoreScope
 
 
-class ScoredContent(Struct, kw_only=True):
+class ScoredContent(RefusedWords, kw_only=True):
     """A query or a document: its text, or the parts of its content."""
 
     text: str | None = None

@@ -29,15 +29,11 @@ from saccade.api.scores.fields import (
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import PromptReading
 from saccade.front.addresses import missing
-from saccade.front.content import (
-    ImagePart,
-    PartDefaults,
-    TextPart,
-    message_from_json,
-    read_parts,
-)
+from saccade.front.content import TextPart, message_from_json, read_parts
 from saccade.front.conversation import Message, MessageText, Part
 from saccade.front.fields import Natural, Reader
+from saccade.front.image_parts import ImagePart
+from saccade.front.part_defaults import PartDefaults
 from saccade.front.readings import MOST_TOKENS, ReadAsk, read_ask
 from saccade.front.score_prompts import Scoring
 

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from saccade.api.trace.request_trace import RequestTimeline
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
+from saccade.core.shown_url import shown_url
 
 log = logging.getLogger("saccade")
 
@@ -95,9 +96,11 @@ class Telemetry:
             if sent != reached:
                 reached = sent
                 if sent:
-                    log.info("traces reach %s again", self._url)
+                    log.info("traces reach %s again", shown_url(self._url))
                 else:
-                    log.warning("traces do not reach %s; requests are not affected", self._url)
+                    log.warning(
+                        "traces do not reach %s; requests are not affected", shown_url(self._url)
+                    )
         spans.close()
 
     def _batch(self) -> list[RequestTimeline]:

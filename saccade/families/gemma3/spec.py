@@ -98,7 +98,8 @@ class Gemma3Spec:
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        return PixelBounds(*[self.vision.side**2] * 3)
+        square = self.vision.side**2
+        return PixelBounds(square, square, square)
 
     @property
     def largest_image(self) -> LargestImage:

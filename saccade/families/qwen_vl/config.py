@@ -88,7 +88,7 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         ratio = max(height, width) / max(1, min(height, width))
         raise ImageError(
-            f"the image is {width} x {height} px, an aspect ratio of {ratio:.0f}; the limit "
+            f"the image is {width} x {height} px, an aspect ratio of {ratio:.10g}; the limit "
             f"is {MAX_ASPECT_RATIO}: crop it or cut it up"
         )
     factor = rules.factor

@@ -147,7 +147,7 @@ class QwenVLSpec:
     @property
     def pixel_bounds(self) -> PixelBounds:
         rules = self.image_rules
-        return PixelBounds(rules.factor**2, rules.min_pixels, rules.max_pixels)
+        return PixelBounds(rules.factor**2, rules.min_pixels, rules.max_pixels, as_edges=True)
 
     @property
     def largest_image(self) -> LargestImage:

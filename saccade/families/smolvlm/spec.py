@@ -30,7 +30,7 @@ from saccade.families.smolvlm.config import (
 from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import TextConfig
 
-TEMPLATES = Templates(default=Path(__file__).parent / "chat.jinja", parts=True)
+TEMPLATES = Templates(default=Path(__file__).parent / "chat.jinja")
 BLACK = (0, 0, 0)
 
 

@@ -1,0 +1,259 @@
+"""Images and files within a message, as clients write them: OpenAI's parts, and those of LangChain,
+of Anthropic's Messages and of transformers' chats.
+
+Owns the schemas and their reading into sources. The fields inside `image_url` and `file` decide the
+image, and unknown ones are refused. Knows nothing of messages, or of fetching images.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from saccade.core.errors import InvalidRequest
+from saccade.front.addresses import address, image_url, missing
+from saccade.front.breakpoints import Marked
+from saccade.front.fields import Positive
+from saccade.front.part_defaults import PartDefaults
+from saccade.media.content import Budget, Detail
+from saccade.media.sources import (
+    Address,
+    Base64,
+    FileId,
+    ImageSource,
+    KnownImage,
+    SentFile,
+    source_from_object,
+)
+
+ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+# ---- schemas
+
+
+class Pixels(Struct, kw_only=True):
+    """Bounds on the pixels of an image after resizing."""
+
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+
+
+class ImageWishes(Marked, kw_only=True):
+    """The same, beside an image."""
+
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    detail: Detail | None = None
+
+
+class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
+    """An image's address: a URL, or its bytes in base64.
+
+    detail: low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
+    otherwise; auto, high and original are as many as the model takes. format: the client's claim
+    about the type, which the bytes themselves decide.
+    """
+
+    url: str
+    detail: Detail | None = None
+    format: str | None = None
+
+
+class UploadedFile(Pixels, forbid_unknown_fields=True, kw_only=True):
+    """An image uploaded with POST /v1/files, or inline: `file_data` is a data: URL or base64. Of a
+    part `file`, also a PDF, with an image for each page.
+    """
+
+    file_id: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+    detail: Detail | None = None
+    format: str | None = None
+
+
+class InlineSource(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
+    """The bytes of an image, as Anthropic's Messages have them. media_type: the client's claim."""
+
+    data: str
+    media_type: str | None = None
+
+
+class LinkedSource(Struct, tag_field="type", tag="url", forbid_unknown_fields=True):
+    """An image's address, as Anthropic's Messages have it."""
+
+    url: str
+
+
+class UploadedSource(Struct, tag_field="type", tag="file", forbid_unknown_fields=True):
+    """An uploaded image, as Anthropic's Messages have it."""
+
+    file_id: str
+
+
+class SourcedPart(ImageWishes, kw_only=True):
+    """An image or a file by one of the names of other libraries: LangChain's `url`, `base64`,
+    `data`, `file_id`, and `id` with source_type "id"; Anthropic's `source`.
+    """
+
+    url: str | None = None
+    base64: str | None = None
+    data: str | None = None
+    file_id: str | None = None
+    id: Any = None
+    source_type: Any = None
+    source: InlineSource | LinkedSource | UploadedSource | None = None
+
+
+class ImagePart(ImageWishes, tag_field="type", tag="image_url", kw_only=True):
+    """An image within a message. Its pixels may be bounded in the part or beside its URL.
+
+    uuid: the client's name for the image, which may replace it while the image is cached.
+    """
+
+    image_url: str | ImageURL | None = None
+    uuid: ImageName | None = None
+
+
+class InputImagePart(ImageWishes, tag_field="type", tag="input_image", kw_only=True):
+    """An image, under the Responses API's name. uuid: as in `ImagePart`."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    uuid: ImageName | None = None
+
+
+class ImageObjectPart(SourcedPart, tag_field="type", tag="image", kw_only=True):
+    """An image by URL, or in Python as an object: bytes, a Pillow image, an array, a path; or as
+    other libraries name it.
+    """
+
+    image: Any = None
+
+
+class ImageFilePart(ImageWishes, tag_field="type", tag="image_file", kw_only=True):
+    """An uploaded image within a message."""
+
+    image_file: UploadedFile
+
+
+class FilePart(SourcedPart, tag_field="type", tag="file", kw_only=True):
+    """An uploaded or inline PDF within a message, or an image; or as other libraries name it."""
+
+    file: UploadedFile | None = None
+    filename: str | None = None
+
+
+AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputImagePart
+
+
+# ---- reading
+
+
+def read_image(part: AnyImagePart, place: str, limits: PartDefaults) -> ImageSource | SentFile:
+    """Raises InvalidRequest that names the fault below `place`, and ImageError for an object that
+    is no image.
+    """
+    match part:
+        case ImagePart(image_url=str(url)):
+            budget = _budget(None, part, place, limits)
+            return ImageSource(image_url(url), place, budget, part.uuid or "")
+        case ImagePart(image_url=ImageURL() as image):
+            budget = _budget(image, part, place, limits)
+            return ImageSource(image_url(image.url), place, budget, part.uuid or "")
+        case ImagePart(image_url=None, uuid=str(uuid)):
+            return ImageSource(KnownImage(uuid), place, _budget(None, part, place, limits))
+        case ImagePart():
+            raise missing(f"{place}.image_url")
+        case ImageObjectPart(image=None):
+            found = _sourced(part, place, "image")
+            return ImageSource(found, place, _budget(None, part, place, limits))
+        case ImageObjectPart(image=image):
+            _check_alone(part, place, "image")
+            found = (
+                image_url(image) if isinstance(image, str) else source_from_object(image, place).url
+            )
+            return ImageSource(found, place, _budget(None, part, place, limits))
+        case InputImagePart():
+            budget = _budget(None, part, place, limits)
+            if part.uuid is not None and part.file_id is None and part.image_url is None:
+                return ImageSource(KnownImage(part.uuid), place, budget)
+            found = address(part.file_id, part.image_url, place, "file_id", "image_url")
+            return ImageSource(found, place, budget, part.uuid or "")
+        # Files: the image is one of two fields.
+        case FilePart(file=None):
+            found = _sourced(part, place, "file")
+            name, budget = part.filename, _budget(None, part, place, limits)
+        case FilePart(file=UploadedFile() as file):
+            _check_alone(part, place, "file")
+            found = address(file.file_id, file.file_data, f"{place}.file", "file_id", "file_data")
+            name, budget = file.filename or part.filename, _budget(file, part, place, limits)
+        case ImageFilePart(image_file=file):
+            where = f"{place}.image_file"
+            found = address(file.file_id, file.file_data, where, "file_id", "file_data")
+            return ImageSource(found, place, _budget(file, part, place, limits))
+    return SentFile(found, place, budget, f"{name}\n" if name else "", limits.view)
+
+
+def _sourced(part: SourcedPart, place: str, name: str) -> Address:
+    """The one address that a part names. Raises InvalidRequest for none, which names the part's
+    own field, and for several.
+    """
+    given = _addresses(part)
+    if not given:
+        raise missing(f"{place}.{name}")
+    if len(given) > 1:
+        first, second, *_ = given
+        raise InvalidRequest(f"{place}: {first} and {second} exclude each other", place)
+    return next(iter(given.values()))
+
+
+def _check_alone(part: SourcedPart, place: str, name: str) -> None:
+    for other in _addresses(part):
+        raise InvalidRequest(f"{place}: {name} and {other} exclude each other", place)
+
+
+def _addresses(part: SourcedPart) -> dict[str, Address]:
+    """By the names of their fields."""
+    found: dict[str, Address] = {}
+    if part.url is not None:
+        found["url"] = image_url(part.url)
+    for name, text in (("base64", part.base64), ("data", part.data)):
+        if text is not None:
+            found[name] = text if text[:5].lower() == "data:" else Base64(text)
+    if part.file_id is not None:
+        found["file_id"] = FileId(part.file_id)
+    if part.source_type == "id" and isinstance(part.id, str):
+        found["id"] = FileId(part.id)
+    match part.source:
+        case InlineSource(data=data):
+            found["source"] = Base64(data)
+        case LinkedSource(url=url):
+            found["source"] = image_url(url)
+        case UploadedSource(file_id=file_id):
+            found["source"] = FileId(file_id)
+    return found
+
+
+def _budget(
+    inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, limits: PartDefaults
+) -> Budget:
+    """A part's wishes for its size, from two places that must not differ; else the request's."""
+
+    def either(name: str, one: int | None, other: int | None) -> int | None:
+        if one is not None and other is not None and one != other:
+            raise InvalidRequest(
+                f"{place}: {name} is given twice, as {one} and as {other}", f"{place}.{name}"
+            )
+        return other if one is None else one
+
+    within = inside or UploadedFile()
+    least = either("min_pixels", within.min_pixels, beside.min_pixels)
+    most = either("max_pixels", within.max_pixels, beside.max_pixels)
+    one, other = within.detail or "auto", beside.detail or "auto"
+    if "auto" not in (one, other) and one != other:
+        raise InvalidRequest(
+            f"{place}: detail is given twice, as {one} and as {other}", f"{place}.detail"
+        )
+    return limits.budget(other if one == "auto" else one, least, most)

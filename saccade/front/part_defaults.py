@@ -1,0 +1,102 @@
+"""A request's fields for all its images, videos and documents.
+
+Owns their schema (`mm_processor_kwargs`), and what parts without wishes of their own get. Knows
+nothing of parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from msgspec import Struct
+
+from saccade.core.config import PageView
+from saccade.core.errors import InvalidRequest
+from saccade.front.fields import Positive
+from saccade.front.video_parts import NO_DEFAULTS, MediaReading, Rate, VideoDefaults
+from saccade.media.content import Budget, Detail
+
+
+class EdgeBounds(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The same as `min_pixels` and `max_pixels`, as processors of Qwen's checkpoints call them."""
+
+    shortest_edge: Positive | None = None
+    longest_edge: Positive | None = None
+
+
+class ImageBounds(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Bounds for images alone."""
+
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    size: EdgeBounds | None = None
+
+
+class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Bounds for a request's images without bounds of their own (`mm_processor_kwargs`), and the
+    way to look at its videos. do_sample_frames: true is the rule; a client's frames are not sampled
+    again.
+    """
+
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    size: EdgeBounds | None = None
+    images_kwargs: ImageBounds | None = None
+    fps: Rate | None = None
+    num_frames: Positive | None = None
+    do_sample_frames: Literal[True] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartDefaults:
+    """A request's fields for all its images, videos and documents. as_edges: as in `Budget`."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    as_edges: bool = False
+    video: VideoDefaults = NO_DEFAULTS
+    view: PageView | None = None
+
+    @classmethod
+    def of(
+        cls, limits: ImageLimits | None, media: MediaReading | None, view: PageView | None = None
+    ) -> PartDefaults:
+        """Of `mm_processor_kwargs`, `media_io_kwargs` and `saccade.documents`."""
+        given = limits or ImageLimits()
+        reading = None if media is None else media.video
+        video = VideoDefaults(
+            fps=given.fps,
+            num_frames=given.num_frames,
+            min_pixels=given.min_pixels,
+            max_pixels=given.max_pixels,
+            reading=reading,
+            sized=given.size is not None,
+        )
+        own = given.images_kwargs or ImageBounds()
+        edges = [each for each in (given.size, own.size) if each is not None]
+        shortest = (each.shortest_edge for each in edges)
+        longest = (each.longest_edge for each in edges)
+        least = _one("min_pixels", given.min_pixels, own.min_pixels, *shortest)
+        most = _one("max_pixels", given.max_pixels, own.max_pixels, *longest)
+        return cls(least, most, bool(edges), video, view)
+
+    def budget(self, detail: Detail | None, least: int | None, most: int | None) -> Budget:
+        """An image's wishes, and the request's where it has none."""
+        return Budget(
+            detail or "auto",
+            self.min_pixels if least is None else least,
+            self.max_pixels if most is None else most,
+            self.as_edges,
+        )
+
+
+def _one(name: str, *given: int | None) -> int | None:
+    """A bound that may be said in several places. Raises InvalidRequest where these differ."""
+    found = {each for each in given if each is not None}
+    if len(found) > 1:
+        where = "mm_processor_kwargs"
+        raise InvalidRequest(
+            f"{where}: {name} is given twice, as {' and as '.join(map(str, sorted(found)))}", where
+        )
+    return found.pop() if found else None

@@ -1,0 +1,165 @@
+"""The shape in which a chat template shows a message's content: one string, or a list of parts.
+
+Owns the finding, once for each template: a made-up conversation is rendered in both shapes, and a
+shape counts where its words come out as they went in. Owns also the fitting of messages to what was
+found. Knows nothing of tokens, or of the client's fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+TemplateMessage = dict[str, Any]
+"""A message as templates read it: `role`, `content` (a string, or parts {"type": "text", "text":
+...} and {"type": "image"}), and more.
+"""
+Shape = Literal["text", "parts"]
+Render = Callable[[Sequence[TemplateMessage]], str | None]
+"""The text of messages; None where the template refuses them."""
+
+_SHAPES: tuple[Shape, Shape] = ("text", "parts")
+_BETWEEN = "\n"
+"""What stands between the texts of parts that become one string, as in vLLM and llama.cpp."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContentShapes:
+    """What one template takes. texts: the only shape that a role's texts may have; None: either.
+    walked: roles whose parts the template goes through, at some place at least. others: the shape
+    of roles that it never showed. fills: a message without content is given an empty one.
+    """
+
+    texts: Mapping[str, Shape | None]
+    walked: frozenset[str]
+    others: Shape | None = None
+    fills: bool = False
+
+    def fit(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+        """The messages as the template takes them."""
+        return [self._fit(message) for message in messages]
+
+    def hidden(self, messages: Sequence[TemplateMessage]) -> tuple[int, int] | None:
+        """The place (message, part) of the first image or video that the template cannot show."""
+        for index, message in enumerate(messages):
+            media = _first_media(message.get("content"))
+            if media is not None and self._joins(message["role"]):
+                return index, media
+        return None
+
+    def _joins(self, role: str) -> bool:
+        return self.texts.get(role, self.others) == "text" and role not in self.walked
+
+    def _fit(self, message: TemplateMessage) -> TemplateMessage:
+        content, shape = message.get("content"), self.texts.get(message["role"], self.others)
+        if content is None:
+            if not self.fills:
+                return message
+            content = ""
+        if shape == "parts" and isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        elif shape == "text" and isinstance(content, list) and _first_media(content) is None:
+            content = _BETWEEN.join(part["text"] for part in content if part["text"])
+        return {**message, "content": content}
+
+
+def _first_media(content: object) -> int | None:
+    """The number of the first part that is no text."""
+    parts = enumerate(content if isinstance(content, list) else ())
+    return next((number for number, part in parts if part["type"] != "text"), None)
+
+
+def find_shapes(render: Render) -> ContentShapes:
+    """The shapes that a template takes, by what it makes of conversations."""
+    found = _Found(render)
+    whole, short = [_said("system"), *_TALK], _TALK
+    calling = [_said("user"), {"role": "assistant", "tool_calls": [_CALL]}, _said("tool")]
+    thinking = [_said("user"), {"role": "assistant", "reasoning_content": "Well"}, _said("user")]
+    fills = False
+    for talk in (whole, short):
+        found.look(talk)
+    for talk in (calling, thinking):
+        bare = found.look(talk)
+        filled = found.look([{"content": "", **each} for each in talk])
+        fills = fills or (filled and not bare)
+    return found.shapes(fills)
+
+
+class _Found:
+    """In which shapes each role's words came out, conversation by conversation."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._best: dict[str, set[frozenset[Shape]]] = {}
+
+    def look(self, talk: Sequence[TemplateMessage]) -> bool:
+        """Render a conversation with every mix of shapes. False: the template refuses them all."""
+        roles = sorted({each["role"] for each in talk if "content" in each})
+        counts: dict[tuple[str, Shape], int] = {}
+        accepted = False
+        for chosen in product(_SHAPES, repeat=len(roles)):
+            shapes = dict(zip(roles, chosen, strict=True))
+            text = self._render([_shaped(each, shapes) for each in talk])
+            if text is None:
+                continue
+            accepted = True
+            for role, shape in shapes.items():
+                # With a seal, the list was printed as a list; without a word, a part got lost.
+                words = [_word(role)] if shape == "text" else [_word(role), _other(role)]
+                count = 0 if _seal(role) in text else min(map(text.count, words))
+                counts[role, shape] = max(count, counts.get((role, shape), 0))
+        for role in roles:
+            shown = {shape: counts.get((role, shape), 0) for shape in _SHAPES}
+            if most := max(shown.values()):
+                best = frozenset(shape for shape in _SHAPES if shown[shape] == most)
+                self._best.setdefault(role, set()).add(best)
+        return accepted
+
+    def shapes(self, fills: bool) -> ContentShapes:
+        """A shape that a conversation shows less often than the other is none to be given."""
+        texts: dict[str, Shape | None] = {}
+        for role, best in self._best.items():
+            always = frozenset(_SHAPES).intersection(*best)
+            texts[role] = next(iter(always)) if len(always) == 1 else None
+        walked = frozenset(
+            role for role, best in self._best.items() if any("parts" in each for each in best)
+        )
+        common = set(texts.values())
+        return ContentShapes(texts, walked, common.pop() if len(common) == 1 else None, fills)
+
+
+_CALL = {"id": "callprobe", "type": "function", "function": {"name": "look", "arguments": {}}}
+"""An id of nine letters, as some templates demand."""
+
+
+def _word(role: str) -> str:
+    return f"saccade{role}"
+
+
+def _other(role: str) -> str:
+    """The text of a second part."""
+    return f"another{role}"
+
+
+def _seal(role: str) -> str:
+    """A field of a made-up part, which comes out only where a part is printed whole."""
+    return f"sealed{role}"
+
+
+def _said(role: str) -> TemplateMessage:
+    named = {"tool_call_id": _CALL["id"], "name": "look"} if role == "tool" else {}
+    return {"role": role, "content": _word(role), **named}
+
+
+_TALK = [_said("user"), _said("assistant"), _said("user")]
+
+
+def _shaped(message: TemplateMessage, shapes: Mapping[str, Shape]) -> TemplateMessage:
+    role = message["role"]
+    if "content" not in message or shapes[role] == "text":
+        return message
+    texts = [message["content"], _other(role)] if message["content"] else [""]
+    parts = [{"type": "text", "text": text, "probe": _seal(role)} for text in texts]
+    return {**message, "content": parts}
