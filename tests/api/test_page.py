@@ -14,6 +14,7 @@ import pytest
 
 from saccade.api.about.page import PAGE_PATHS, WEB
 from saccade.core.options import ServerOptions
+from saccade.media.documents import has_renderer
 from tests.helpers.served import Served, serving
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,8 @@ def test_the_state_tells_what_is_on_its_way(served: Served) -> None:
     state = served.http.get("/saccade/state").json()
     assert (state["status"], state["model"], state["answers"]) == ("ready", "demo", [])
     assert state["kv_tokens"] == 4 * state["context_length"]
+    assert {"images", "frames"} <= set(state["takes"])
+    assert ("pdfs" in state["takes"]) == has_renderer()
     served.engine.paused = True
     try:
         stream = served.openai.chat.completions.create(model="demo", messages=HI, stream=True)

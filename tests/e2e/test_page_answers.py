@@ -16,7 +16,7 @@ import pytest
 from saccade_bench.fixtures.server import Server, serving, wait_until_ready
 from tests.e2e.chromium import CHROMIUM, Browser
 from tests.e2e.test_page import ask, browser, page, server
-from tests.e2e.test_page_use import FAKE, notice, press, reload
+from tests.e2e.test_page_use import FAKE, answer_with, notice, press, reload
 
 __all__ = ["browser", "page", "server"]
 pytestmark = [
@@ -26,6 +26,10 @@ pytestmark = [
 ANSWER = "document.querySelector('.assistant .text').textContent"
 TURNS = "[...document.querySelectorAll('.turn .text')].map((each) => each.textContent.trim())"
 HACK = "<img src=x onerror=window.hacked=1>"
+NEVER = (
+    "() => new Promise((_, no) => options.signal.addEventListener('abort', "
+    "() => no(new DOMException('', 'AbortError'))))"
+)
 STREAM = """() => new Response(new ReadableStream({start(stream) {
   window.say = (delta) => stream.enqueue(new TextEncoder().encode(
     "data: " + JSON.stringify({choices: [{delta}]}) + "\\n\\n"));
@@ -89,18 +93,29 @@ def test_a_stopped_answer_keeps_what_was_said_and_the_server_stops_too(
     assert not page.run("document.getElementById('send').hidden")
 
 
-def test_an_answer_stopped_before_its_first_word_gives_the_question_back(page: Browser) -> None:
-    page.run(
-        FAKE % "() => new Promise((_, no) => options.signal.addEventListener('abort', "
-        "() => no(new DOMException('', 'AbortError'))))"
-    )
+def test_a_question_stopped_before_the_first_word_stays_and_can_be_asked_again(
+    page: Browser,
+) -> None:
+    page.run(FAKE % NEVER)
     page.run("document.getElementById('question').value = 'Hi'")
     page.run("document.getElementById('send').click()")
     page.wait_for("document.querySelector('.waits')?.textContent.startsWith('Waiting')")
     press(page, "Escape")
-    page.wait_for("document.getElementById('question').value === 'Hi'")
-    assert page.run("document.querySelectorAll('.turn').length") == 0
+    page.wait_for("document.getElementById('stop').hidden")
+    assert page.run(TURNS) == ["Hi"]
+    assert page.run("document.getElementById('question').value") == ""
     assert page.run("document.getElementById('notice').hidden")
+    answer_with(page, "Hello")
+    page.run("document.querySelector('.unanswered button').click()")
+    page.wait_for("document.querySelector('.assistant[data-done]')")
+    assert page.run(TURNS) == ["Hi", "Hello"]
+    # What is stopped in place of an answer that was there leaves that one.
+    page.run(FAKE % NEVER)
+    page.run("document.querySelector('.assistant .tools').lastChild.click()")
+    page.wait_for("document.querySelector('.waits')?.textContent.startsWith('Waiting')")
+    press(page, "Escape")
+    page.wait_for("document.getElementById('stop').hidden")
+    assert page.run(TURNS) == ["Hi", "Hello"]
 
 
 def test_an_answer_and_its_code_are_copied_as_they_were_written(page: Browser) -> None:

@@ -1,9 +1,9 @@
 // One turn of a conversation, as it is shown.
 
 import { button, copyButton, element } from "./dom.js";
+import { shown } from "./files.js";
 import { rendered } from "./markdown.js";
 import { showTrace } from "./trace.js";
-import { shown } from "./videos.js";
 
 const PAUSE = 60; // ms between two renderings of an answer that grows, at least
 const QUIET = 400; // ms after which a bubble says what it waits for

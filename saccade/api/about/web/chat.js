@@ -4,7 +4,7 @@
 import { chat, Refused, Unreachable } from "./api.js";
 import { AnswerBubble, questionBubble, waitingFor } from "./bubble.js";
 import { button, element, number } from "./dom.js";
-import { part } from "./videos.js";
+import { part } from "./files.js";
 
 export class Conversation {
   /** log: the element that it is shown in; settings: what goes beside the messages;
@@ -13,7 +13,7 @@ export class Conversation {
     this.log = log;
     this.settings = settings;
     this.on = on;
-    // {role, text, images (and videos)}; an answer has {reasoning, trace, usage, seen, note} too
+    // {role, text, images (videos and PDFs, too)}; an answer has {reasoning, trace, usage, seen, note} too
     this.turns = [];
     this.running = null;
   }
@@ -36,7 +36,7 @@ export class Conversation {
   }
 
   /** Ask, in place of whatever stands from the turn `from` on, and show the answer as it comes.
-   * Without any answer all is as it was; throws then. */
+   * Without any answer all is as it was; throws then. A new question that was stopped stays. */
   async ask(text, images, from = this.turns.length) {
     await this.#answer([...this.turns.slice(0, from), { role: "user", text, images }]);
   }
@@ -70,12 +70,14 @@ export class Conversation {
     if (!shown.whole.isConnected) return; // cleared meanwhile
     if (failure && !turn.text) {
       shown.finish();
-      this.show(before);
-      this.on.change(before);
+      const stays = failure.name === "AbortError" && turns.length > before.length;
+      this.show(stays ? turns : before);
+      this.on.change(this.turns);
+      if (stays) return;
       throw failure;
     }
     if (failure) turn.note = noteOf(failure);
-    turn.seen = turn.trace?.images.map(({ place }) => places.get(place) ?? null) ?? [];
+    turn.seen = turn.trace?.images.map(({ place }) => places.get(partOf(place)) ?? null) ?? [];
     shown.images = imagesAt(turns, turn.seen);
     this.turns = [...turns, turn];
     following(this.log, () => shown.finish());
@@ -131,7 +133,7 @@ async function messagesOf(turns, system) {
   return messages;
 }
 
-/** For every image and video of it the place that the server calls it, as [turn, image]. */
+/** For every file of it the place that the server calls it, as [turn, image]. */
 function placesOf(turns, system) {
   const places = new Map();
   turns.forEach(({ images }, i) =>
@@ -142,13 +144,15 @@ function placesOf(turns, system) {
   return places;
 }
 
+/** The part of a message that a place is in: of a page, its PDF. */
+const partOf = (place) => /^messages\[\d+\]\.content\[\d+\]/.exec(place)?.[0];
+
 const imagesAt = (turns, seen) => seen.map((at) => (at ? turns[at[0]]?.images[at[1]] : null));
 
 /** The error with the file's name where the server names a place. */
 function explained(error, places, turns) {
   if (!(error instanceof Refused) || !error.param) return error;
-  const place = /^messages\[\d+\]\.content\[\d+\]/.exec(error.param)?.[0];
-  const at = places.get(place);
+  const at = places.get(partOf(error.param));
   const name = at ? turns[at[0]].images[at[1]].name : error.param === "messages" ? "" : error.param;
   return new Refused(error.status, name ? `${name}: ${error.message}` : error.message, error.param);
 }

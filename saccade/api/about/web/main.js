@@ -23,6 +23,7 @@ function change(turns) {
 
 async function ask() {
   await composer.reading;
+  if (!composer.confirmed()) return;
   const { images, editing } = composer;
   const text = composer.question.value.trim();
   if ((!text && !images.length) || conversation.running || !settings.check()) return;
@@ -38,9 +39,12 @@ async function again(index) {
   await answered(() => conversation.again(index), () => {}, () => again(index));
 }
 
+const LOST = "The server cannot be reached. Nothing is lost: try again.";
+const tell = (words, act) => composer.notices.add("failure", words, act);
+
 /** Do what asks; a failure is said, with a way to try again. */
 async function answered(act, giveBack, retry) {
-  composer.say("");
+  composer.notices.clear("failure");
   composer.busy(true);
   composer.focus();
   try {
@@ -48,9 +52,8 @@ async function answered(act, giveBack, retry) {
     return true;
   } catch (error) {
     if (error.status === 401) askForKey(error);
-    else if (error instanceof Unreachable)
-      composer.say("The server cannot be reached. Nothing is lost: try again.", retry);
-    else if (error.name !== "AbortError") composer.say(error.message);
+    else if (error instanceof Unreachable) tell(LOST, ["Try again", retry]);
+    else if (error.name !== "AbortError") tell(error.message);
     return false;
   } finally {
     composer.busy(false);
@@ -60,7 +63,7 @@ async function answered(act, giveBack, retry) {
 function edit(index) {
   if (conversation.running) return;
   const { text, images } = conversation.turns[index];
-  composer.say("");
+  composer.notices.clear("failure");
   composer.set(text, [...images], index);
   composer.question.focus();
 }
@@ -77,7 +80,7 @@ function escape(event) {
   else if (composer.editing !== null) composer.clear();
   else if (!byId("options").hidden) settings.open(false);
   else if (panelCovers()) openPanel(false);
-  else composer.say("");
+  else composer.notices.dismiss();
 }
 
 async function tryExample() {
@@ -112,5 +115,6 @@ document.body.dataset.ready = "";
 
 watch(askForKey, async (state, first) => {
   settings.limit(state.context_length);
+  composer.takes = state.takes;
   if (first) settings.offer(await models());
 });

@@ -1,0 +1,79 @@
+// What a user gives with a question, and which of it the server takes. What is sent is the file
+// itself, byte for byte: its digest is its name in the server's caches.
+
+import { dataUrl, isForServers, picture, readImage, tile } from "./images.js";
+import { player } from "./videos.js";
+
+/** A file that does not go with the question. `sure`: the user may know better. */
+export class LeftOut extends Error {
+  constructor(why, sure = false) {
+    super(why);
+    this.sure = sure;
+  }
+}
+
+const PDF = "application/pdf";
+
+/** Kinds by their names in the server's state, each with the types and the endings of its files. */
+const KINDS = [
+  ["pdfs", /^application\/pdf$/, /\.pdf$/i],
+  ["heic", /^image\/hei[cf]/, /\.hei[cf]$/i],
+  ["images", /^image\/(?!svg)/, /\.(jpe?g|png|webp|gif|bmp|tiff?|avif)$/i],
+  ["videos", /^video\//, /\.(mp4|m4v|mov|mkv|webm|avi|m?ts|m2ts)$/i],
+];
+
+const TAKEN =
+  "images are taken (JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIC), videos (MP4, MOV, MKV, WebM, " +
+  "AVI, TS), and PDFs";
+
+/** Why a kind is not taken, by the server's state. */
+function lack(kind, takes) {
+  const extra = (what, name) =>
+    `${what} needs the extra "${name}" on the server; its operator installs it with ` +
+    `pip install '.[${name}]' in the folder of Saccade's source`;
+  if (kind === "pdfs") return extra("a PDF", "documents");
+  if (kind === "heic" && takes.includes("images")) return `${extra("HEIC", "heic")}; JPEG is taken`;
+  if (kind === "videos" && takes.includes("frames")) return extra("a video file", "video");
+  return `this model reads no ${kind === "videos" ? "videos" : "images"}`;
+}
+
+/** A file as it is sent and shown: an image {name, url, thumbnail}, or {name, file}. Throws LeftOut.
+ * takes: the kinds that the server takes, or null where nobody knows yet. */
+export async function read(file, takes, sure = false) {
+  const kind = KINDS.find(([, type, ending]) =>
+    file.type ? type.test(file.type) : ending.test(file.name),
+  )?.[0];
+  if (!kind) throw new LeftOut(TAKEN);
+  if (takes && !takes.includes(kind)) throw new LeftOut(lack(kind, takes));
+  if (!file.size) throw new LeftOut("the file is empty");
+  const copy = await copied(file, kind === "pdfs" ? PDF : file.type);
+  const name = file.name || kind.slice(0, -1);
+  if (kind === "pdfs" || kind === "videos") return { name, file: copy };
+  const image = await readImage(name, copy);
+  if (!image.thumbnail && !sure && !(await isForServers(copy)))
+    throw new LeftOut("the image looks damaged, this browser cannot read it", true);
+  return image;
+}
+
+/** A copy, which stays when the file itself changes. */
+async function copied(file, type) {
+  try {
+    return new Blob([await file.arrayBuffer()], { type });
+  } catch {
+    throw new LeftOut("the file cannot be read");
+  }
+}
+
+/** What was given, as a part of a message. */
+export async function part({ name, url, file }) {
+  if (!file) return { type: "image_url", image_url: { url } };
+  const data = await dataUrl(file);
+  if (file.type === PDF) return { type: "file", file: { filename: name, file_data: data } };
+  return { type: "video_url", video_url: { url: data } };
+}
+
+/** What was given, as it is shown. */
+export function shown(given) {
+  if (!given.file) return picture(given);
+  return given.file.type === PDF ? tile(given) : player(given);
+}
