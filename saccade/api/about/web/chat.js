@@ -4,7 +4,7 @@
 import { chat, Refused, Unreachable } from "./api.js";
 import { AnswerBubble, questionBubble, waitingFor } from "./bubble.js";
 import { button, element, number } from "./dom.js";
-import { part } from "./files.js";
+import { imagesAt, messagesOf, partOf, placesOf } from "./messages.js";
 
 export class Conversation {
   /** log: the element that it is shown in; settings: what goes beside the messages;
@@ -23,12 +23,6 @@ export class Conversation {
     this.turns = turns;
     this.log.replaceChildren(...turns.map((turn, i) => this.#bubble(turn, i)));
     if (turns.at(-1)?.role === "user") this.log.append(this.#unanswered(turns.length));
-  }
-
-  clear() {
-    this.stop();
-    this.show([]);
-    this.on.change([]);
   }
 
   stop() {
@@ -67,7 +61,6 @@ export class Conversation {
     } finally {
       if (this.running === running) this.running = null;
     }
-    if (!shown.whole.isConnected) return; // cleared meanwhile
     if (failure && !turn.text) {
       shown.finish();
       const stays = failure.name === "AbortError" && turns.length > before.length;
@@ -121,33 +114,6 @@ export class Conversation {
     return element("p", { class: "unanswered small" }, "This question has no answer yet. ", retry);
   }
 }
-
-/** A conversation as the server takes it. */
-async function messagesOf(turns, system) {
-  const messages = system ? [{ role: "system", content: system }] : [];
-  for (const { role, text, images } of turns) {
-    const parts = await Promise.all(images.map(part));
-    if (parts.length && text) parts.push({ type: "text", text });
-    messages.push({ role, content: parts.length ? parts : text });
-  }
-  return messages;
-}
-
-/** For every file of it the place that the server calls it, as [turn, image]. */
-function placesOf(turns, system) {
-  const places = new Map();
-  turns.forEach(({ images }, i) =>
-    images.forEach((_, j) =>
-      places.set(`messages[${i + (system ? 1 : 0)}].content[${j}]`, [i, j]),
-    ),
-  );
-  return places;
-}
-
-/** The part of a message that a place is in: of a page, its PDF. */
-const partOf = (place) => /^messages\[\d+\]\.content\[\d+\]/.exec(place)?.[0];
-
-const imagesAt = (turns, seen) => seen.map((at) => (at ? turns[at[0]]?.images[at[1]] : null));
 
 /** The error with the file's name where the server names a place. */
 function explained(error, places, turns) {

@@ -72,6 +72,27 @@ export async function part({ name, url, file }) {
   return { type: "video_url", video_url: { url: data } };
 }
 
+/** A part of a message as it is shown and sent; of data in the message alone. Throws Error. */
+export async function fromPart(given) {
+  switch (given?.type) {
+    case "image_url":
+      return readImage("image", blobOf(given.image_url?.url, "image/"));
+    case "video_url":
+      return { name: "video", file: blobOf(given.video_url?.url, "") };
+    case "file":
+      return { name: String(given.file?.filename), file: blobOf(given.file?.file_data, PDF) };
+    default:
+      throw new Error(`a part of type "${given?.type}"`);
+  }
+}
+
+/** The bytes of a data URL. type: how its type must begin. */
+function blobOf(url, type) {
+  const [, found, data] = /^data:([^;,]*);base64,([A-Za-z0-9+/=]*)$/.exec(url) ?? [];
+  if (data === undefined || !found.startsWith(type)) throw new Error("a file that is no data: URL");
+  return new Blob([Uint8Array.from(atob(data), (each) => each.charCodeAt(0))], { type: found });
+}
+
 /** What was given, as it is shown. */
 export function shown(given) {
   if (!given.file) return picture(given);

@@ -8,23 +8,6 @@ import { GUESSED, TIERS } from "./trace.js";
 const PERIOD = 1000; // ms from an answer to the next look
 const AFTER_FAILURE = 5000;
 
-/** The panel is there on a wide screen, and elsewhere when its button is pressed. */
-export function wirePanel() {
-  const wide = matchMedia("(min-width: 1100px)");
-  openPanel(wide.matches);
-  wide.addEventListener("change", () => openPanel(wide.matches));
-  byId("figures").addEventListener("click", () => openPanel(byId("live").hidden));
-}
-
-export function openPanel(yes) {
-  byId("live").hidden = !yes;
-  byId("figures").setAttribute("aria-expanded", yes);
-}
-
-/** Whether it lies over the chat, as it does on a phone. */
-export const panelCovers = () =>
-  !byId("live").hidden && getComputedStyle(byId("live")).position === "absolute";
-
 /** `onRefused` hears of a refusal, and is waited for; `onState(state, first)` of each look. */
 export async function watch(onRefused, onState) {
   let before = null;
