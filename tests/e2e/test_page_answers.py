@@ -297,6 +297,73 @@ def test_one_of_several_models_is_chosen_and_a_hostile_name_stays_text(
         browser.open("about:blank")
 
 
+def test_an_adapter_is_chosen_and_the_choice_outlives_a_reload(page: Browser) -> None:
+    listed = [{"id": "demo"}, {"id": "receipts", "parent": "demo"}, {"id": HACK, "parent": "demo"}]
+    page.run(
+        "window.realFetch ??= window.fetch; window.sent = [];"
+        "window.fetch = (path, options) => { if (options?.body) sent.push(JSON.parse(options.body));"
+        f"return path === 'v1/models' ? new Response({json.dumps(json.dumps({'data': listed}))})"
+        " : realFetch(path, options) }"
+    )
+    page.wait_for("!document.getElementById('models').hidden")
+    group = "document.querySelector('#models optgroup')"
+    assert page.run(f"[...{group}.children].map(({{text}}) => text)") == ["receipts", HACK]
+    page.run("models.value = 'receipts', models.dispatchEvent(new Event('change'))")
+    assert page.run("JSON.parse(localStorage['saccade-settings']).models") == "receipts"
+    page.run("document.getElementById('question').value = 'Hi'")
+    page.run("document.getElementById('send').click()")
+    assert page.wait_for("window.sent[0]?.model") == "receipts"
+    assert "receipts" in notice(page), "the real server has none of this name"
+
+
+def test_the_answer_says_which_model_gave_it_and_how_fast(page: Browser) -> None:
+    ask(page, "Hi")
+    assert "tokens a second" in page.run("document.querySelector('.trace summary').textContent")
+    assert page.run("document.querySelector('.trace .small').textContent").startswith(
+        "answered by demo · "
+    )
+
+
+# ---- options
+
+
+def test_what_is_set_is_sent_and_what_is_not_is_left_to_the_server(page: Browser) -> None:
+    schema = {"type": "object", "properties": {"red": {"type": "boolean"}}, "required": ["red"]}
+    page.run(FAKE % "() => { window.sent = options.body; throw new TypeError('no') }")
+    for name, value in (("top-p", "0.5"), ("seed", "7"), ("schema", json.dumps(schema))):
+        set_field(page, name, value)
+    page.run("document.getElementById('question').value = 'Hi'")
+    page.run("document.getElementById('send').click()")
+    sent = json.loads(page.wait_for("window.sent"))
+    assert (sent["top_p"], sent["seed"], "temperature" in sent) == (0.5, 7, False)
+    assert sent["response_format"]["json_schema"]["schema"] == schema
+    page.run("window.fetch = realFetch")
+    page.wait_for("document.getElementById('question').value === 'Hi'")
+    page.run("document.getElementById('send').click()")
+    page.wait_for("document.querySelector('.assistant[data-done]')")
+    assert set(json.loads(page.run(ANSWER))) == {"red"}, "the real server keeps to the schema"
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("schema", "{", "A JSON schema is a JSON object: "),
+        ("schema", "[1]", "A JSON schema is a JSON object: "),
+        ("top-p", "1.5", "A number from 0 to 1"),
+        ("seed", "0.5", "A whole number"),
+    ],
+)
+def test_an_option_that_no_server_takes_is_not_sent(
+    page: Browser, name: str, value: str, words: str
+) -> None:
+    set_field(page, name, value)
+    page.run("document.getElementById('question').value = 'Hi'")
+    page.run("document.getElementById('send').click()")
+    page.wait_for("!document.getElementById('options').hidden")
+    assert page.run(f"document.getElementById('{name}-wrong').textContent").startswith(words)
+    assert page.run("document.querySelectorAll('.turn').length") == 0
+
+
 # ---- a server that dies
 
 

@@ -1,5 +1,5 @@
-"""The list of conversations on the page at /, in a headless Chromium: kept, found, renamed, deleted,
-exported and imported; and what is said when the browser has no room.
+"""The list of conversations on the page at /, in a headless Chromium: kept, found, renamed,
+deleted, exported and imported; and what is said when the browser has no room.
 
 With PAGE_SCREENSHOTS=FOLDER, what was seen is kept there.
 """

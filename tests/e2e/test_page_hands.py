@@ -126,7 +126,8 @@ def test_a_question_is_asked_edited_and_forgotten_by_keyboard_alone(page: Browse
     press(page, "Enter")
     assert not page.run("document.getElementById('options').hidden")
     assert tab(page, back=True) == "add"
-    assert [tab(page, back=True) for _ in range(3)] == ["max-tokens", "temperature", "system"]
+    fields = ["schema", "seed", "max-tokens", "top-p", "temperature", "system"]
+    assert [tab(page, back=True) for _ in fields] == fields
     press(page, "Escape")
     assert page.run("document.getElementById('options').hidden")
     page.run("document.getElementById('figures').focus()")

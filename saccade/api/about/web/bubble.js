@@ -64,13 +64,13 @@ export class AnswerBubble {
     this.#render();
     this.whole.classList.remove("running");
     this.whole.removeAttribute("aria-busy");
-    const { note, trace, usage } = this.turn;
+    const { note, trace } = this.turn;
     if (note) this.whole.append(this.#note(note));
     this.whole.append(
       element(
         "footer",
         {},
-        ...(trace ? [showTrace(trace, usage, this.images)] : []),
+        ...(trace ? [showTrace(this.turn, this.images)] : []),
         element(
           "span",
           { class: "tools" },

@@ -13,7 +13,8 @@ export class Conversation {
     this.log = log;
     this.settings = settings;
     this.on = on;
-    // {role, text, images (videos and PDFs, too)}; an answer has {reasoning, trace, usage, seen, note} too
+    // {role, text, images (videos and PDFs, too)}; an answer has
+    // {reasoning, model, trace, usage, seen, note} too
     this.turns = [];
     this.running = null;
   }
@@ -92,6 +93,7 @@ export class Conversation {
         if (delta.content || delta.reasoning_content) following(this.log, () => shown.update());
         if (finish === "length") turn.note = cutAt(body.max_tokens);
       }
+      turn.model = chunk.model ?? turn.model;
       turn.trace = chunk.saccade ?? turn.trace;
       turn.usage = chunk.usage ?? turn.usage;
     }

@@ -8,7 +8,7 @@ import { GUESSED, TIERS } from "./trace.js";
 const PERIOD = 1000; // ms from an answer to the next look
 const AFTER_FAILURE = 5000;
 
-/** `onRefused` hears of a refusal, and is waited for; `onState(state, first)` of each look. */
+/** `onRefused` hears of a refusal, and is waited for; `onState(state)` of each look. */
 export async function watch(onRefused, onState) {
   let before = null;
   for (;;) {
@@ -17,7 +17,7 @@ export async function watch(onRefused, onState) {
     try {
       const now = { ...(await look()), at: performance.now() };
       show(now, before);
-      await onState(now.state, !before);
+      await onState(now.state);
       before = now;
     } catch (error) {
       wait = AFTER_FAILURE;

@@ -142,8 +142,10 @@ if (kept.length && !conversation.turns.length) show(kept);
 chats.refresh();
 document.body.dataset.ready = "";
 
-watch(askForKey, async (state, first) => {
+const OFTEN = 10; // looks after which adapters may be others
+let looks = 0;
+watch(askForKey, async (state) => {
   settings.limit(state.context_length);
   composer.takes = state.takes;
-  if (first) settings.offer(await models());
+  if (looks++ % OFTEN === 0) settings.offer(await models());
 });

@@ -30,13 +30,13 @@ const WORDS = {
   answer: "answering",
 };
 
-/** images: of the trace's, in its order, as the page knows them, or null. */
-export function showTrace(trace, usage, images) {
+/** What became of an answer; images: of its trace's, in its order, as the page knows them, or null. */
+export function showTrace({ trace, usage, model }, images) {
   return element(
     "details",
     { class: "trace" },
     element("summary", {}, summary(trace, usage)),
-    element("p", { class: "small" }, sentence(trace, usage)),
+    element("p", { class: "small" }, sentence(trace, usage, model)),
     ...(trace.videos ?? []).map((video) => groupRow(video, nameOf(trace, video, images))),
     ...documents(trace).map((pages) => groupRow(pages, nameOf(trace, pages, images))),
     ...trace.images.flatMap((image, i) => (inGroup(trace, image) ? [] : [row(image, images[i])])),
@@ -85,11 +85,12 @@ export const GUESSED = {
   prediction: "the prediction",
 };
 
-function sentence({ ms, prompt, guesses = [] }, usage) {
+function sentence({ ms, prompt, guesses = [] }, usage, model) {
   const guessed = guesses
     .filter(({ right }) => right)
     .map(({ source, right }) => `${right} from ${GUESSED[source] ?? source}`);
   const told = [
+    model ? `answered by ${model}` : "",
     `${usage?.prompt_tokens ?? "?"} prompt tokens, ${prompt.cached_tokens} of them kept from before`,
     usage ? `${usage.completion_tokens} tokens of answer` : "",
     guessed.length ? `guessed before they were drawn: ${guessed.join(", ")}` : "",
