@@ -33,7 +33,9 @@ def test_the_page_is_made_of_its_own_files_only(served: Served) -> None:
         text = served.http.get(path).raise_for_status().text
         if "/vendor/" in path:
             continue
-        named |= {f"/page/{name}" for name in re.findall(r'(?:from|import) "\./([^"]*)"', text)}
+        named |= {
+            f"/page/{name}" for name in re.findall(r'(?:from |import |import\()"\./([^"]*)"', text)
+        }
         for address in re.findall(r"https?://[^\"'` ]*", text):
             assert address == "http://www.w3.org/2000/svg"
     assert seen == PAGE_PATHS
@@ -78,12 +80,12 @@ def test_the_page_is_in_the_wheel() -> None:
 
 def test_the_libraries_are_as_their_authors_published_them() -> None:
     recorded = json.loads((WEB / "vendor" / "vendor.json").read_bytes())
-    libraries = {path.name: path for path in (WEB / "vendor").glob("*.js")}
+    libraries = {path.name: path for path in (WEB / "vendor").glob("*.*js")}
     assert set(libraries) == set(recorded)
     for name, path in libraries.items():
         data = path.read_bytes()
         assert hashlib.sha256(data).hexdigest() == recorded[name]["sha256"], name
-        assert recorded[name]["version"].encode() in data[:1000], name
+        assert recorded[name]["version"].encode() in data, name
         assert (WEB / "vendor" / f"{name.split('.')[0]}.LICENSE").stat().st_size > 1000
 
 

@@ -301,7 +301,8 @@ def test_an_adapter_is_chosen_and_the_choice_outlives_a_reload(page: Browser) ->
     listed = [{"id": "demo"}, {"id": "receipts", "parent": "demo"}, {"id": HACK, "parent": "demo"}]
     page.run(
         "window.realFetch ??= window.fetch; window.sent = [];"
-        "window.fetch = (path, options) => { if (options?.body) sent.push(JSON.parse(options.body));"
+        "window.fetch = (path, options) => {"
+        "if (options?.body) sent.push(JSON.parse(options.body));"
         f"return path === 'v1/models' ? new Response({json.dumps(json.dumps({'data': listed}))})"
         " : realFetch(path, options) }"
     )
