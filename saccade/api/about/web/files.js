@@ -64,8 +64,9 @@ async function copied(file, type) {
   }
 }
 
-/** What was given, as a part of a message. */
-export async function part({ name, url, file }) {
+/** What was given, as a part of a message. frames: of a screen that was watched. */
+export async function part({ name, url, file, frames, seconds, pixels }) {
+  if (frames) return { type: "video", video: frames, fps: 1 / seconds, max_pixels: pixels };
   if (!file) return { type: "image_url", image_url: { url } };
   const data = await dataUrl(file);
   if (file.type === PDF) return { type: "file", file: { filename: name, file_data: data } };
@@ -81,9 +82,17 @@ export async function fromPart(given) {
       return { name: "video", file: blobOf(given.video_url?.url, "") };
     case "file":
       return { name: String(given.file?.filename), file: blobOf(given.file?.file_data, PDF) };
+    case "video":
+      return watched(given);
     default:
       throw new Error(`a part of type "${given?.type}"`);
   }
+}
+
+function watched({ video: frames, fps, max_pixels: pixels }) {
+  for (const frame of frames) blobOf(frame, "image/");
+  if (!frames.length || !(fps > 0 && pixels > 0)) throw new Error("a video without frames");
+  return { name: "screen", frames, seconds: 1 / fps, pixels };
 }
 
 /** The bytes of a data URL. type: how its type must begin. */
@@ -95,6 +104,10 @@ function blobOf(url, type) {
 
 /** What was given, as it is shown. */
 export function shown(given) {
+  if (given.frames) {
+    const last = given.frames.at(-1);
+    return picture({ name: given.name, url: last, thumbnail: last });
+  }
   if (!given.file) return picture(given);
   return given.file.type === PDF ? tile(given) : player(given);
 }

@@ -10,6 +10,7 @@ import { wireViewer } from "./images.js";
 import { askForKey, wireKey } from "./key.js";
 import { watch } from "./live.js";
 import { Panel } from "./panel.js";
+import { canWatch, ScreenWatch } from "./screen.js";
 import { Settings } from "./settings.js";
 
 const settings = new Settings();
@@ -23,6 +24,13 @@ const chats = new Chats({
     composer.notices.clear(about);
     if (words) composer.notices.add(about, words);
   },
+});
+const screen = new ScreenWatch({
+  turns: () => conversation.turns,
+  busy: () => Boolean(conversation.running),
+  body: () => settings.model,
+  system: () => settings.system,
+  failed: (error) => tell(`The screen is no longer watched: ${error.message}`),
 });
 const panels = [new Panel("chats", "chats-button"), new Panel("live", "figures")];
 
@@ -56,14 +64,16 @@ function settle() {
 async function ask() {
   await composer.reading;
   if (!composer.confirmed()) return;
-  const { images, editing } = composer;
+  const { editing } = composer;
   const text = composer.question.value.trim();
-  if ((!text && !images.length) || conversation.running || !settings.check()) return;
+  const given = composer.images;
+  if ((!text && !given.length) || conversation.running || !settings.check()) return;
+  const images = [...screen.now().filter((each) => !given.includes(each)), ...given];
   composer.set("", []);
-  const given = () => conversation.ask(text, images, editing ?? undefined);
+  const act = () => conversation.ask(text, images, editing ?? undefined);
   const giveBack = () =>
     composer.set(composer.question.value || text, [...images, ...composer.images], editing);
-  await (asking = answered(given, giveBack, ask));
+  await (asking = answered(act, giveBack, ask));
 }
 
 async function again(index) {
@@ -147,5 +157,7 @@ let looks = 0;
 watch(askForKey, async (state) => {
   settings.limit(state.context_length);
   composer.takes = state.takes;
+  screen.context = state.context_length ?? 0;
+  document.body.classList.toggle("can-watch", canWatch(state.takes));
   if (looks++ % OFTEN === 0) settings.offer(await models());
 });

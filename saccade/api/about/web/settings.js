@@ -75,12 +75,17 @@ export class Settings {
 
   /** As the server's fields; without what is left to the server. */
   body() {
-    const body = byId("models").hidden ? {} : { model: byId("models").value };
+    const body = this.model;
     for (const name of NAMES) {
       const value = byId(name).value.trim();
       if (value) Object.assign(body, FIELDS[name][1](value));
     }
     return body;
+  }
+
+  /** The model that was chosen, as a field. */
+  get model() {
+    return byId("models").hidden ? {} : { model: byId("models").value };
   }
 
   get system() {

@@ -54,12 +54,15 @@ function summary(trace, usage) {
   const first = `first token ${milliseconds(Math.round(trace.ms.first_token) || 1)}`;
   return [
     counts(levels(alone), "image"),
-    ...(trace.videos ?? []).map(({ found }) => counts(Object.entries(found), "moment", " of video")),
+    ...(trace.videos ?? []).map(({ found }) => momentsOf(found)),
     counts(levels(pages), "page"),
     first,
     speed(trace.ms, usage),
   ].filter(Boolean).join("; ");
 }
+
+/** What of a video was new; found: how many pairs of frames at each level. */
+export const momentsOf = (found) => counts(Object.entries(found), "moment", " of video");
 
 /** "2 new images", "1 page seen before", or how many are which. levels: [level, how many]. */
 function counts(levels, one, of = "") {
