@@ -319,7 +319,7 @@ def test_an_adapter_is_chosen_and_the_choice_outlives_a_reload(page: Browser) ->
 
 def test_the_answer_says_which_model_gave_it_and_how_fast(page: Browser) -> None:
     ask(page, "Hi")
-    assert "tokens a second" in page.run("document.querySelector('.trace summary').textContent")
+    assert "tokens/s" in page.run("document.querySelector('.trace summary').textContent")
     assert page.run("document.querySelector('.trace .small').textContent").startswith(
         "answered by demo · "
     )

@@ -242,9 +242,19 @@ def test_a_full_browser_is_told_and_the_page_goes_on(page: Browser) -> None:
     assert page.run(TURNS) == ["One", "Hello", "Two", "Hello"]
     menu(page, "One (not kept)", "Export as JSON")
     assert len(json.loads(saved(page))["messages"]) == 4, "it can be saved all the same"
+    # It outlives another, as long as the tab does, and is kept once there is room.
+    new_chat(page)
+    ask(page, "Other")
+    page.wait_for(f"{TITLES}.length === 2")
+    assert set(page.run(TITLES)) == {"One (not kept)", "Other (not kept)"}
+    menu(page, "One (not kept)", "Export as JSON")
+    assert len(json.loads(saved(page))["messages"]) == 4
     page.run("IDBObjectStore.prototype.put = realPut")
-    ask(page, "Three")
+    menu(page, "Other (not kept)", "Delete")
+    menu(page, "Other (not kept)", "Delete for good")
+    page.wait_for(f"JSON.stringify({TITLES}) === '[\"One\"]'")
     page.wait_for("document.getElementById('notice').hidden")
+    reload(page)
     page.wait_for(f"JSON.stringify({TITLES}) === '[\"One\"]'")
 
 

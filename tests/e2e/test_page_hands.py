@@ -91,8 +91,9 @@ def tap(page: Browser, what: str) -> None:
 
 
 def test_everything_is_reached_by_tab_in_the_order_in_which_it_stands(page: Browser) -> None:
+    page.wait_for("document.getElementById('watch').checkVisibility()")
     page.run("document.getElementById('question').focus()")
-    assert [tab(page) for _ in range(4)] == ["add", "more", "send", "live"]
+    assert [tab(page) for _ in range(5)] == ["add", "watch", "more", "send", "live"]
     page.run("document.querySelector('header a').focus()")
     assert [tab(page) for _ in range(3)] == ["figures", "clear", "search"]
     page.run("document.getElementById('import').focus()")
@@ -122,11 +123,11 @@ def test_a_question_is_asked_edited_and_forgotten_by_keyboard_alone(page: Browse
     assert page.run("document.getElementById('editing').hidden")
     assert page.run("document.getElementById('question').value") == ""
     # The options, opened and filled, and closed with Escape.
-    tab(page), tab(page)
+    assert [tab(page) for _ in range(3)] == ["add", "watch", "more"]
     press(page, "Enter")
     assert not page.run("document.getElementById('options').hidden")
-    assert tab(page, back=True) == "add"
-    fields = ["schema", "seed", "max-tokens", "top-p", "temperature", "system"]
+    assert [tab(page, back=True) for _ in range(2)] == ["watch", "add"]
+    fields = ["schema", "detail", "pace", "seed", "max-tokens", "top-p", "temperature", "system"]
     assert [tab(page, back=True) for _ in fields] == fields
     press(page, "Escape")
     assert page.run("document.getElementById('options').hidden")

@@ -41,7 +41,7 @@ _PREFIX = "#/components/schemas/"
 
 
 _FIRST = f"""<p>A server for models that read text, images, PDFs and videos. It speaks the APIs of
-OpenAI and Anthropic, and it keeps the work on an image: sent again, an image costs a hash. An
+OpenAI and Anthropic, and it keeps the work on an image: sent again, an image costs a hash. For
 example:</p><pre><code>{escape(as_curl("post", "/v1/chat/completions"))}</code></pre>
 <p>Generators of clients read the same in <a href="openapi.json">openapi.json</a>.</p>"""
 

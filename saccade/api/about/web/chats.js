@@ -21,7 +21,7 @@ export class Chats {
       for (const file of files) await this.import(file);
     });
     this.heads = [];
-    this.unkept = null; // the head of what is shown, where the browser does not keep it
+    this.unkept = new Map(); // by id, {head, turns} of those for which the browser had no room
     this.renaming = null;
   }
 
@@ -41,17 +41,20 @@ export class Chats {
   }
 
   /** The conversation has these turns now. */
-  async keep(turns) {
-    const { id } = this;
-    const keeping = () => (turns.length ? keep(id, turns) : forget(id));
-    this.unkept = (await this.#try(keeping)) ? null : headOf(id, turns);
+  keep(turns) {
+    return this.#keep(this.id, turns);
+  }
+
+  async #keep(id, turns, title = null) {
+    const keeping = () => (turns.length ? keep(id, turns, title) : forget(id));
+    if (await this.#try(keeping)) this.unkept.delete(id);
+    else this.unkept.set(id, { head: headOf(id, turns), turns });
     this.#list();
   }
 
   /** Begin another one. */
   begin() {
     sessionStorage.removeItem(TAB);
-    this.unkept = null;
     this.on.show([]);
     this.#list();
   }
@@ -59,7 +62,6 @@ export class Chats {
   async open(id) {
     await this.on.settle();
     const turns = await this.#turnsOf(id);
-    if (id !== this.id) this.unkept = null;
     sessionStorage.setItem(TAB, id);
     this.on.show(turns);
     this.#list();
@@ -70,7 +72,9 @@ export class Chats {
       await this.on.settle();
       this.begin();
     }
+    this.unkept.delete(id);
     await this.#try(() => forget(id));
+    for (const [other, { turns }] of this.unkept) await this.#keep(other, turns); // there is room now
     byId("search").focus();
   }
 
@@ -80,9 +84,7 @@ export class Chats {
       await this.on.settle();
       this.begin();
       this.on.show(turns);
-      const { id } = this;
-      this.unkept = (await this.#try(() => keep(id, turns, title))) ? null : headOf(id, turns);
-      this.#list();
+      await this.#keep(this.id, turns, title);
     } catch (error) {
       this.on.tell("import", `${file.name} was not imported: ${error.message}.`);
     }
@@ -95,7 +97,7 @@ export class Chats {
   }
 
   #turnsOf(id) {
-    return id === this.id ? this.on.turns() : load(id);
+    return id === this.id ? this.on.turns() : (this.unkept.get(id)?.turns ?? load(id));
   }
 
   /** Change what is kept, and show it; whether it was kept: else that is said. */
@@ -115,10 +117,11 @@ export class Chats {
 
   #list() {
     const wanted = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const { unkept } = this;
-    const all = unkept
-      ? [{ ...unkept, title: `${unkept.title} (not kept)` }, ...this.heads.filter(({ id }) => id !== unkept.id)]
-      : this.heads;
+    const unkept = [...this.unkept.values()].map(({ head }) => head);
+    const all = [
+      ...unkept.map((head) => ({ ...head, title: `${head.title} (not kept)` })),
+      ...this.heads.filter(({ id }) => !this.unkept.has(id)),
+    ];
     const found = all.filter(({ title, words }) =>
       wanted.every((word) => words.includes(word) || title.toLowerCase().includes(word)),
     );

@@ -4,7 +4,7 @@
 const DATABASE = "saccade";
 const MOST_BYTES = 64 << 20; // of a conversation
 const MOST_CHATS = 200;
-const MOST_WORDS = 50_000; // characters of a conversation that a search looks at
+const MOST_WORDS = 20_000; // characters of a conversation that a search looks at
 const FORGOTTEN = "saccade-forgotten";
 
 /** There is no room, or no storage; the message says which. */
@@ -47,9 +47,8 @@ export function keep(id, turns, title = null) {
     if (head.size > MOST_BYTES)
       throw new NotKept("This conversation is too large to be kept: export it before you leave.");
     await kept(async () => {
-      const all = await run("readonly", ({ heads }) => heads.getAll());
-      const before = all.find((each) => each.id === id);
-      if (!before && all.length >= MOST_CHATS)
+      const before = await run("readonly", ({ heads }) => heads.get(id));
+      if (!before && (await run("readonly", ({ heads }) => heads.count())) >= MOST_CHATS)
         throw new NotKept(`${MOST_CHATS} conversations are kept, and no more: delete some.`);
       if (title ?? before?.named) Object.assign(head, { title: title ?? before.title, named: true });
       await run("readwrite", ({ heads, chats }) => (heads.put(head), chats.put({ id, turns })));
@@ -99,7 +98,7 @@ export function headOf(id, turns) {
   return {
     id,
     at: Date.now(),
-    title: title.replace(/\s+/g, " ").trim().slice(0, 80),
+    title: title.slice(0, 400).replace(/\s+/g, " ").trim().slice(0, 80),
     named: false,
     words: words.slice(0, MOST_WORDS).toLowerCase(),
     size: turns.reduce((sum, turn) => sum + size(turn), 0),

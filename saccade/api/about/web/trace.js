@@ -79,7 +79,7 @@ function counts(levels, one, of = "") {
 /** How fast the tokens after the first came. */
 function speed({ first_token: first, total }, usage) {
   const more = (usage?.completion_tokens ?? 0) - 1;
-  return more > 0 && total > first ? `${number((1000 * more) / (total - first))} tokens a second` : "";
+  return more > 0 && total > first ? `${number((1000 * more) / (total - first))} tokens/s` : "";
 }
 
 export const GUESSED = {
