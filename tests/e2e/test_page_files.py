@@ -161,8 +161,12 @@ def test_an_image_that_the_server_alone_can_read_is_taken(page: Browser) -> None
 
 
 def test_the_tray_is_one_row_that_scrolls_sideways(phone: Browser, tmp_path: Path) -> None:
-    data = base64.b64encode(written("PNG")).decode()
-    phone.run(GIVE % (json.dumps([(f"{i}.png", data) for i in range(4)]), DROPPED))
+    files = []
+    for i in range(4):
+        file = io.BytesIO()
+        PIL.Image.new("RGB", (160, 120), (60 * i, 90, 160)).save(file, "PNG")
+        files.append((f"{i}.png", base64.b64encode(file.getvalue()).decode()))
+    phone.run(GIVE % (json.dumps(files), DROPPED))
     phone.wait_for("document.querySelectorAll('#tray img').length === 4")
     keep(phone, "page-tray.png", tmp_path)
     boxes = phone.run(
