@@ -18,8 +18,8 @@ export const canWatch = (takes) =>
   takes.includes("frames");
 
 export class ScreenWatch {
-  /** on: {turns(), busy(), body(), system(), ended(), failed(error)}: of the conversation its turns,
-   * whether it is being answered, and what goes beside its messages; news for the user. */
+  /** on: {turns(), busy(), body(), system(), failed(error)}: of the conversation its turns, whether
+   * it is being answered, and what goes beside its messages; what the user is to hear of. */
   constructor(on) {
     this.on = on;
     this.context = 0; // tokens
@@ -31,7 +31,7 @@ export class ScreenWatch {
 
   /** Ask the user for a screen, and look at it until that is over. */
   async start() {
-    if (this.stream) return;
+    byId("watch").disabled = true; // the browser asks once
     try {
       this.stream = await navigator.mediaDevices.getDisplayMedia({ video: true, audio: false });
       this.screen = element("video");
@@ -39,10 +39,12 @@ export class ScreenWatch {
       this.screen.srcObject = this.stream;
       await this.screen.play();
     } catch (error) {
+      byId("watch").disabled = false;
       this.stop();
       if (error.name !== "NotAllowedError") this.on.failed(error);
       return;
     }
+    byId("watch").disabled = false;
     for (const track of this.stream.getTracks()) track.addEventListener("ended", () => this.stop());
     const [seconds, pixels] = ["pace", "detail"].map((id) => Number(byId(id).value));
     this.video = { name: "screen", frames: [], seconds, pixels };
@@ -69,7 +71,7 @@ export class ScreenWatch {
   /** What goes with a question that is asked now: [the video], as it is now; [] if nothing is
    * watched, or if it is in the conversation already, where it has grown. */
   now() {
-    if (!this.stream) return [];
+    if (!this.video) return [];
     this.#grow();
     if (this.single) this.#grow();
     return this.on.turns().some(({ images }) => images.includes(this.video)) ? [] : [this.video];
