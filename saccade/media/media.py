@@ -17,6 +17,7 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
@@ -30,6 +31,7 @@ from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
 from saccade.core.video import FrameBudget
+from saccade.media import heif
 from saccade.media.content import (
     RAW_MAGIC,
     Probe,
@@ -41,7 +43,7 @@ from saccade.media.content import (
 )
 from saccade.media.decode_dedup import Decoders
 from saccade.media.decode_queue import check_memory
-from saccade.media.documents import Documents, OpenedPage, at
+from saccade.media.documents import Documents, OpenedPage, at, has_renderer
 from saccade.media.encoders import Encoders, question
 from saccade.media.fairness import Requester
 from saccade.media.fetch import Fetcher
@@ -81,6 +83,7 @@ from saccade.media.video import (
     check_decoder,
     check_frames,
     frame_name,
+    has_decoder,
     rules_of,
     times_of_file,
     times_of_frames,
@@ -92,6 +95,10 @@ FRAMES_A_TURN = 32
 """Frames of a video that are read before others get their turn."""
 REMEMBERED_NAMES = 1 << 16
 """Images that are known by a name that clients gave."""
+
+
+Readable = Literal["images", "heic", "pdfs", "frames", "videos"]
+"""What a request may hold besides text. frames: of a video, as a list; videos: as files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,7 @@ class Media:
         self.documents = Documents(spec, options, metrics, self.seen.disk, stocks)
         self._known: LRUCache[tuple[str, str], tuple[bytes, Probe]] = LRUCache(REMEMBERED_NAMES)
         """By salt and uuid: digest and header."""
+        self.readable = _readable(spec)
         self._held: dict[ImageKey, list[OpenedImage]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
@@ -594,3 +602,15 @@ class Media:
     def embedding(self, offset: int, nbytes: int) -> memoryview:
         """The engine's part of the arena that is to be sent."""
         return self._arena.flat(offset, nbytes)
+
+
+def _readable(spec: FamilySpec) -> tuple[Readable, ...]:
+    """List what this model and this installation read."""
+    found: dict[Readable, bool] = {
+        "images": spec.sees_images,
+        "heic": spec.sees_images and heif.INSTALLED,
+        "pdfs": has_renderer(),
+        "frames": spec.video is not None,
+        "videos": spec.video is not None and has_decoder(),
+    }
+    return tuple(kind for kind, yes in found.items() if yes)

@@ -7,6 +7,7 @@ import io
 import re
 import runpy
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,11 @@ def test_the_page_shows_a_call_of_every_route(served: Served) -> None:
     page = served.http.get("/docs").text
     assert page.count("Example call") == len(OPERATIONS)
     assert as_curl("get", "/health") in page and "httpx.delete" in page
+
+
+def test_the_page_begins_with_what_the_server_is_and_a_call(served: Served) -> None:
+    page = served.http.get("/docs").text
+    first = page[: page.index("<h2>")]
+    assert "A server for models that read text, images, PDFs and videos." in first
+    assert escape(as_curl("post", "/v1/chat/completions")) in first
+    assert "or a stream of events" in page

@@ -119,7 +119,9 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
         assert any(words.startswith(f"{stage}: ") for words in stages), stage
     assert page.run("document.querySelectorAll('.trace .thumbnail img').length") == 1
     assert page.run("document.querySelector('.trace').open") is False
-    assert page.run("document.querySelector('.trace summary').textContent").startswith("1 new; ")
+    assert page.run("document.querySelector('.trace summary').textContent").startswith(
+        "1 new image; "
+    )
     give(page, PASTE, second.scenes)
     assert ask(page, second.question) == second.answer
     assert found(page) == ["seen: whole prompt", "new"]
@@ -133,6 +135,8 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     assert found(page) == ["seen: embedding"] * 2
     keep(page, "page-again.png", tmp_path)
     shown = page.run("document.getElementById('live').textContent")
+    assert page.run("document.querySelectorAll('#first-figures .figure').length") == 3
+    assert not page.run("document.getElementById('more-figures').open")
     assert "KV pages" in shown and "on the device" in shown
     assert "given by an encoder" in shown
     assert "tokens read back" in shown, "the tiers of KV, too"
@@ -148,6 +152,8 @@ def test_text_stays_text(page: Browser) -> None:
 def test_a_refused_question_can_be_asked_again(page: Browser) -> None:
     broken = [["broken.png", base64.b64encode(b"no image").decode()]]
     page.run(GIVE % (json.dumps(broken), DROP))
+    page.wait_for("!document.getElementById('notice').hidden")
+    page.run("document.querySelector('#notice button').click()")  # add anyway
     page.wait_for("document.querySelectorAll('#tray .tile').length === 1")
     page.run("document.getElementById('question').value = 'Hi'")
     page.run("document.getElementById('send').click()")
@@ -169,6 +175,7 @@ def test_the_page_asks_for_the_key(browser: Browser, tmp_path: Path) -> None:
 
     with serving("demo", tmp_path, "--api-key", KEY, "--max-total-tokens", "4096") as keyed:
         browser.open(f"{keyed.url}/")
+        browser.wait_for("document.getElementById('status').textContent === 'asks for a key'")
         give_key("wrong")
         browser.wait_for("document.getElementById('key-reason').textContent")
         give_key(KEY)

@@ -16,7 +16,7 @@ import pytest
 from saccade_bench.fixtures.server import Server, serving, wait_until_ready
 from tests.e2e.chromium import CHROMIUM, Browser
 from tests.e2e.test_page import ask, browser, page, server
-from tests.e2e.test_page_use import FAKE, notice, press, reload
+from tests.e2e.test_page_use import FAKE, answer_with, notice, press, reload
 
 __all__ = ["browser", "page", "server"]
 pytestmark = [
@@ -25,7 +25,12 @@ pytestmark = [
 ]
 ANSWER = "document.querySelector('.assistant .text').textContent"
 TURNS = "[...document.querySelectorAll('.turn .text')].map((each) => each.textContent.trim())"
+TAB = "(sessionStorage['saccade-tab'] = 'made')"
 HACK = "<img src=x onerror=window.hacked=1>"
+NEVER = (
+    "() => new Promise((_, no) => options.signal.addEventListener('abort', "
+    "() => no(new DOMException('', 'AbortError'))))"
+)
 STREAM = """() => new Response(new ReadableStream({start(stream) {
   window.say = (delta) => stream.enqueue(new TextEncoder().encode(
     "data: " + JSON.stringify({choices: [{delta}]}) + "\\n\\n"));
@@ -89,18 +94,29 @@ def test_a_stopped_answer_keeps_what_was_said_and_the_server_stops_too(
     assert not page.run("document.getElementById('send').hidden")
 
 
-def test_an_answer_stopped_before_its_first_word_gives_the_question_back(page: Browser) -> None:
-    page.run(
-        FAKE % "() => new Promise((_, no) => options.signal.addEventListener('abort', "
-        "() => no(new DOMException('', 'AbortError'))))"
-    )
+def test_a_question_stopped_before_the_first_word_stays_and_can_be_asked_again(
+    page: Browser,
+) -> None:
+    page.run(FAKE % NEVER)
     page.run("document.getElementById('question').value = 'Hi'")
     page.run("document.getElementById('send').click()")
     page.wait_for("document.querySelector('.waits')?.textContent.startsWith('Waiting')")
     press(page, "Escape")
-    page.wait_for("document.getElementById('question').value === 'Hi'")
-    assert page.run("document.querySelectorAll('.turn').length") == 0
+    page.wait_for("document.getElementById('stop').hidden")
+    assert page.run(TURNS) == ["Hi"]
+    assert page.run("document.getElementById('question').value") == ""
     assert page.run("document.getElementById('notice').hidden")
+    answer_with(page, "Hello")
+    page.run("document.querySelector('.unanswered button').click()")
+    page.wait_for("document.querySelector('.assistant[data-done]')")
+    assert page.run(TURNS) == ["Hi", "Hello"]
+    # What is stopped in place of an answer that was there leaves that one.
+    page.run(FAKE % NEVER)
+    page.run("document.querySelector('.assistant .tools').lastChild.click()")
+    page.wait_for("document.querySelector('.waits')?.textContent.startsWith('Waiting')")
+    press(page, "Escape")
+    page.wait_for("document.getElementById('stop').hidden")
+    assert page.run(TURNS) == ["Hi", "Hello"]
 
 
 def test_an_answer_and_its_code_are_copied_as_they_were_written(page: Browser) -> None:
@@ -202,17 +218,11 @@ def test_a_reload_in_mid_answer_offers_to_ask_again(page: Browser, server: Serve
 
 
 def test_a_new_chat_stays_new_when_the_page_is_left_at_once(page: Browser) -> None:
-    for _ in range(5):
+    for _ in range(3):
         ask(page, "Hi")
         page.run("document.getElementById('clear').click(), location.reload(), window.old = true")
         page.wait_for("!window.old && document.body?.dataset.ready === ''")
         assert page.run(TURNS) == []
-    kept = (
-        "new Promise((resolve) => { indexedDB.open('saccade', 1).onsuccess = ({target}) => "
-        "target.result.transaction('chats').objectStore('chats').getAllKeys().onsuccess = "
-        "({target}) => resolve(target.result) })"
-    )
-    assert page.run(kept) == [], "what was cleared is gone from the browser, too"
 
 
 def test_a_hostile_conversation_that_was_kept_stays_text(page: Browser) -> None:
@@ -238,7 +248,7 @@ def test_a_hostile_conversation_that_was_kept_stays_text(page: Browser) -> None:
         {"role": "user", "text": HACK, "images": [image]},
         {**answer, "seen": [[0, 0]] * 3, "note": note, "trace": trace},
     ]
-    page.run(f"import('/page/store.js').then(({{save}}) => save({json.dumps(turns)}))")
+    page.run(f"import('/page/store.js').then(({{keep}}) => keep({TAB}, {json.dumps(turns)}))")
     reload(page)
     assert len(page.run(TURNS)) == 2
     page.run("document.querySelector('.trace').open = true")
@@ -253,8 +263,8 @@ def test_a_hostile_conversation_that_was_kept_stays_text(page: Browser) -> None:
 
 def test_a_conversation_that_another_version_kept_does_not_break_the_page(page: Browser) -> None:
     page.run(
-        "import('/page/store.js')"
-        ".then(({save}) => save([{text: 'x', images: []}, {text: 'y', images: [], seen: 5}]))"
+        f"import('/page/store.js').then(({{keep}}) => keep({TAB}, "
+        "[{text: 'x', images: []}, {text: 'y', images: [], seen: 5}]))"
     )
     reload(page)
     assert page.run(TURNS) == []
@@ -285,6 +295,74 @@ def test_one_of_several_models_is_chosen_and_a_hostile_name_stays_text(
         assert browser.run("sent") == [HACK]
         assert browser.run("window.hacked === undefined")
         browser.open("about:blank")
+
+
+def test_an_adapter_is_chosen_and_the_choice_outlives_a_reload(page: Browser) -> None:
+    listed = [{"id": "demo"}, {"id": "receipts", "parent": "demo"}, {"id": HACK, "parent": "demo"}]
+    page.run(
+        "window.realFetch ??= window.fetch; window.sent = [];"
+        "window.fetch = (path, options) => {"
+        "if (options?.body) sent.push(JSON.parse(options.body));"
+        f"return path === 'v1/models' ? new Response({json.dumps(json.dumps({'data': listed}))})"
+        " : realFetch(path, options) }"
+    )
+    page.wait_for("!document.getElementById('models').hidden")
+    group = "document.querySelector('#models optgroup')"
+    assert page.run(f"[...{group}.children].map(({{text}}) => text)") == ["receipts", HACK]
+    page.run("models.value = 'receipts', models.dispatchEvent(new Event('change'))")
+    assert page.run("JSON.parse(localStorage['saccade-settings']).models") == "receipts"
+    page.run("document.getElementById('question').value = 'Hi'")
+    page.run("document.getElementById('send').click()")
+    assert page.wait_for("window.sent[0]?.model") == "receipts"
+    assert "receipts" in notice(page), "the real server has none of this name"
+
+
+def test_the_answer_says_which_model_gave_it_and_how_fast(page: Browser) -> None:
+    ask(page, "Hi")
+    assert "tokens/s" in page.run("document.querySelector('.trace summary').textContent")
+    assert page.run("document.querySelector('.trace .small').textContent").startswith(
+        "answered by demo · "
+    )
+
+
+# ---- options
+
+
+def test_what_is_set_is_sent_and_what_is_not_is_left_to_the_server(page: Browser) -> None:
+    schema = {"type": "object", "properties": {"red": {"type": "boolean"}}, "required": ["red"]}
+    page.run(FAKE % "() => { window.sent = options.body; throw new TypeError('no') }")
+    for name, value in (("top-p", "0.5"), ("seed", "7"), ("schema", json.dumps(schema))):
+        set_field(page, name, value)
+    page.run("document.getElementById('question').value = 'Hi'")
+    page.run("document.getElementById('send').click()")
+    sent = json.loads(page.wait_for("window.sent"))
+    assert (sent["top_p"], sent["seed"], "temperature" in sent) == (0.5, 7, False)
+    assert sent["response_format"]["json_schema"]["schema"] == schema
+    page.run("window.fetch = realFetch")
+    page.wait_for("document.getElementById('question').value === 'Hi'")
+    page.run("document.getElementById('send').click()")
+    page.wait_for("document.querySelector('.assistant[data-done]')")
+    assert set(json.loads(page.run(ANSWER))) == {"red"}, "the real server keeps to the schema"
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("schema", "{", "A JSON schema is a JSON object: "),
+        ("schema", "[1]", "A JSON schema is a JSON object: "),
+        ("top-p", "1.5", "A number from 0 to 1"),
+        ("seed", "0.5", "A whole number"),
+    ],
+)
+def test_an_option_that_no_server_takes_is_not_sent(
+    page: Browser, name: str, value: str, words: str
+) -> None:
+    set_field(page, name, value)
+    page.run("document.getElementById('question').value = 'Hi'")
+    page.run("document.getElementById('send').click()")
+    page.wait_for("!document.getElementById('options').hidden")
+    assert page.run(f"document.getElementById('{name}-wrong').textContent").startswith(words)
+    assert page.run("document.querySelectorAll('.turn').length") == 0
 
 
 # ---- a server that dies

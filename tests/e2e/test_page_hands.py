@@ -91,11 +91,13 @@ def tap(page: Browser, what: str) -> None:
 
 
 def test_everything_is_reached_by_tab_in_the_order_in_which_it_stands(page: Browser) -> None:
+    page.wait_for("document.getElementById('watch').checkVisibility()")
     page.run("document.getElementById('question').focus()")
-    assert [tab(page) for _ in range(4)] == ["add", "more", "send", "live"]
+    assert [tab(page) for _ in range(5)] == ["add", "watch", "more", "send", "live"]
     page.run("document.querySelector('header a').focus()")
-    walk = [tab(page) for _ in range(4)]
-    assert walk == ["figures", "clear", "try", "question"]
+    assert [tab(page) for _ in range(3)] == ["figures", "clear", "search"]
+    page.run("document.getElementById('import').focus()")
+    assert [tab(page) for _ in range(2)] == ["try", "question"]
     assert tab(page, back=True) == "try"
 
 
@@ -121,11 +123,12 @@ def test_a_question_is_asked_edited_and_forgotten_by_keyboard_alone(page: Browse
     assert page.run("document.getElementById('editing').hidden")
     assert page.run("document.getElementById('question').value") == ""
     # The options, opened and filled, and closed with Escape.
-    tab(page), tab(page)
+    assert [tab(page) for _ in range(3)] == ["add", "watch", "more"]
     press(page, "Enter")
     assert not page.run("document.getElementById('options').hidden")
-    assert tab(page, back=True) == "add"
-    assert [tab(page, back=True) for _ in range(3)] == ["max-tokens", "temperature", "system"]
+    assert [tab(page, back=True) for _ in range(2)] == ["watch", "add"]
+    fields = ["schema", "detail", "pace", "seed", "max-tokens", "top-p", "temperature", "system"]
+    assert [tab(page, back=True) for _ in fields] == fields
     press(page, "Escape")
     assert page.run("document.getElementById('options').hidden")
     page.run("document.getElementById('figures').focus()")

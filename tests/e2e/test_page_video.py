@@ -73,10 +73,10 @@ def test_a_dropped_video_is_played_and_the_page_says_which_pairs_were_seen(
     drop(page, film())
     assert page.run("document.querySelectorAll('#tray video').length") == 1
     assert ask(page, "What number is in the picture?")
-    assert page.run(SUMMARY).startswith("pairs 4: 4 new; first token ")
+    assert page.run(SUMMARY).startswith("4 new moments of video; first token ")
     assert 3 < page.wait_for(PLAYS) < 5
     ask(page, "And now?")
-    assert page.run(SUMMARY).startswith("pairs 4: 4 seen; ")
+    assert page.run(SUMMARY).startswith("4 moments of video seen before; ")
     page.run("document.querySelector('#talk .turn:last-child .trace').open = true")
     row = "document.querySelector('#talk .turn:last-child .trace .video').textContent"
     assert page.run(row) == "4 seen: whole promptclip.webm"
@@ -91,7 +91,7 @@ def test_a_dropped_video_is_played_and_the_page_says_which_pairs_were_seen(
     page.run("document.getElementById('clear').click()")
     drop(page, film(6), "longer.webm")
     ask(page, "Describe it.")
-    assert page.run(SUMMARY).startswith("pairs 6: 4 seen, 2 new; ")
+    assert page.run(SUMMARY).startswith("6 moments of video: 4 seen before, 2 new; ")
     assert not page.complaints
 
 

@@ -40,6 +40,12 @@ POLICY = (
 _PREFIX = "#/components/schemas/"
 
 
+_FIRST = f"""<p>A server for models that read text, images, PDFs and videos. It speaks the APIs of
+OpenAI and Anthropic, and it keeps the work on an image: sent again, an image costs a hash. For
+example:</p><pre><code>{escape(as_curl("post", "/v1/chat/completions"))}</code></pre>
+<p>Generators of clients read the same in <a href="openapi.json">openapi.json</a>.</p>"""
+
+
 @cache
 def page() -> str:
     """The page, as HTML."""
@@ -60,8 +66,7 @@ def page() -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width">'
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
-        '<p>What this server answers, as <a href="openapi.json">openapi.json</a> has it.</p>'
-        f"{''.join(routes)}<h1>Bodies</h1>{''.join(named)}</body></html>"
+        f"{_FIRST}{''.join(routes)}<h1>Bodies</h1>{''.join(named)}</body></html>"
     )
 
 
@@ -69,12 +74,12 @@ def _route(path: str, method: str, operation: dict[str, Any]) -> str:
     body = operation.get("requestBody", {}).get("content", {})
     takes = [_type(media["schema"]) for media in body.values()]
     gives = operation["responses"]["200"].get("content", {})
-    told = [_type(media["schema"]) for media in gives.values() if media]
+    told = [_answer(kind, media) for kind, media in gives.items() if media]
     lines = [escape(operation.get("summary", ""))]
     if takes:
         lines.append(f"takes {', '.join(takes)}")
     if told:
-        lines.append(f"answers {', '.join(told)}")
+        lines.append(f"answers {' or '.join(told)}")
     said = "; ".join(line for line in lines if line)
     calls = "".join(
         f"<p class=says>{name}</p><pre><code>{escape(call)}</code></pre>"
@@ -84,6 +89,10 @@ def _route(path: str, method: str, operation: dict[str, Any]) -> str:
         f'<h2><span class="method">{method.upper()}</span> <code>{escape(path)}</code></h2>'
         f"<p>{said}</p><details><summary>Example call</summary>{calls}</details>"
     )
+
+
+def _answer(kind: str, media: dict[str, Any]) -> str:
+    return "a stream of events" if kind == "text/event-stream" else _type(media["schema"])
 
 
 def _object(schema: dict[str, Any]) -> str:

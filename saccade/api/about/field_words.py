@@ -347,6 +347,7 @@ COMMON: dict[str, str] = {
     "kv_tokens": "Tokens that the KV cache holds.",
     "seconds": "Since its request arrived.",
     "generated": "Tokens of the answer so far.",
+    "takes": "What requests may hold besides text. frames: of a video, as a list.",
     "answers": "The answers that are on their way, longest first.",
     "purpose": "vision for images; one of the other purposes that OpenAI's API names.",
 }

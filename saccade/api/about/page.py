@@ -1,8 +1,8 @@
 """GET /: a page to try the server with, and GET /saccade/state, the page's source of running
 requests.
 
-Owns the page's files (`web/`: HTML, styles, JavaScript modules, and in `vendor/` two libraries as
-their authors published them; nothing else is fetched) and their permissions. The browser does the
+Owns the page's files (`web/`: HTML, styles, JavaScript modules, and in `vendor/` libraries as their
+authors published them; nothing else is fetched) and their permissions. The browser does the
 work, through every client's API. Knows nothing of requests but the front's news of those in flight.
 """
 
@@ -23,6 +23,7 @@ from saccade.api.handlers import RequestHandler, json_response
 from saccade.core.client import Client
 from saccade.edge.auth import client_of
 from saccade.front.request_manager import RequestManager
+from saccade.media.media import Readable
 
 WEB = Path(__file__).parent / "web"
 INDEX = "index.html"
@@ -30,6 +31,7 @@ KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
 FILES = {
@@ -64,6 +66,8 @@ class ServerState(Struct):
     """The server as shown by its page. Times in seconds; `context_length` and `kv_tokens` are null
     until the model is loaded.
 
+    `takes`: what requests may hold besides text; `frames` are lists of a video's images.
+
     `answers` are the longest on their way, `MOST_SHOWN` at most; a holder of one of several keys
     sees only own answers.
     """
@@ -75,6 +79,7 @@ class ServerState(Struct):
     uptime: int
     context_length: int | None
     kv_tokens: int | None
+    takes: tuple[Readable, ...]
     answers: list[Underway]
 
     @classmethod
@@ -90,6 +95,7 @@ class ServerState(Struct):
             int(time.time()) - started,
             ready.context_length if ready else None,
             ready.kv_tokens if ready else None,
+            front.intake.media.readable,
             [Underway(**asdict(each)) for each in front.in_flight(client, MOST_SHOWN)],
         )
 

@@ -57,10 +57,10 @@ function refusal(status, text) {
   }
 }
 
-/** The names of the server's models. */
+/** The server's models and their adapters: {id, parent}, the latter "" of a model. */
 export async function models() {
   const { data } = await (await request("v1/models")).json();
-  return data.map(({ id }) => String(id));
+  return data.map(({ id, parent }) => ({ id: String(id), parent: String(parent ?? "") }));
 }
 
 /** The chunks of a streamed chat; throws Refused, Unreachable, also in the middle. */

@@ -1,9 +1,9 @@
 // One turn of a conversation, as it is shown.
 
 import { button, copyButton, element } from "./dom.js";
+import { shown } from "./files.js";
 import { rendered } from "./markdown.js";
 import { showTrace } from "./trace.js";
-import { shown } from "./videos.js";
 
 const PAUSE = 60; // ms between two renderings of an answer that grows, at least
 const QUIET = 400; // ms after which a bubble says what it waits for
@@ -64,13 +64,13 @@ export class AnswerBubble {
     this.#render();
     this.whole.classList.remove("running");
     this.whole.removeAttribute("aria-busy");
-    const { note, trace, usage } = this.turn;
+    const { note, trace } = this.turn;
     if (note) this.whole.append(this.#note(note));
     this.whole.append(
       element(
         "footer",
         {},
-        ...(trace ? [showTrace(trace, usage, this.images)] : []),
+        ...(trace ? [showTrace(this.turn, this.images)] : []),
         element(
           "span",
           { class: "tools" },

@@ -4,7 +4,7 @@
 import { chat, Refused, Unreachable } from "./api.js";
 import { AnswerBubble, questionBubble, waitingFor } from "./bubble.js";
 import { button, element, number } from "./dom.js";
-import { part } from "./videos.js";
+import { imagesAt, messagesOf, partOf, placesOf } from "./messages.js";
 
 export class Conversation {
   /** log: the element that it is shown in; settings: what goes beside the messages;
@@ -13,7 +13,8 @@ export class Conversation {
     this.log = log;
     this.settings = settings;
     this.on = on;
-    // {role, text, images (and videos)}; an answer has {reasoning, trace, usage, seen, note} too
+    // {role, text, images (videos and PDFs, too)}; an answer has
+    // {reasoning, model, trace, usage, seen, note} too
     this.turns = [];
     this.running = null;
   }
@@ -25,18 +26,12 @@ export class Conversation {
     if (turns.at(-1)?.role === "user") this.log.append(this.#unanswered(turns.length));
   }
 
-  clear() {
-    this.stop();
-    this.show([]);
-    this.on.change([]);
-  }
-
   stop() {
     this.running?.abort();
   }
 
   /** Ask, in place of whatever stands from the turn `from` on, and show the answer as it comes.
-   * Without any answer all is as it was; throws then. */
+   * Without any answer all is as it was; throws then. A new question that was stopped stays. */
   async ask(text, images, from = this.turns.length) {
     await this.#answer([...this.turns.slice(0, from), { role: "user", text, images }]);
   }
@@ -67,15 +62,16 @@ export class Conversation {
     } finally {
       if (this.running === running) this.running = null;
     }
-    if (!shown.whole.isConnected) return; // cleared meanwhile
     if (failure && !turn.text) {
       shown.finish();
-      this.show(before);
-      this.on.change(before);
+      const stays = failure.name === "AbortError" && turns.length > before.length;
+      this.show(stays ? turns : before);
+      this.on.change(this.turns);
+      if (stays) return;
       throw failure;
     }
     if (failure) turn.note = noteOf(failure);
-    turn.seen = turn.trace?.images.map(({ place }) => places.get(place) ?? null) ?? [];
+    turn.seen = turn.trace?.images.map(({ place }) => places.get(partOf(place)) ?? null) ?? [];
     shown.images = imagesAt(turns, turn.seen);
     this.turns = [...turns, turn];
     following(this.log, () => shown.finish());
@@ -97,6 +93,7 @@ export class Conversation {
         if (delta.content || delta.reasoning_content) following(this.log, () => shown.update());
         if (finish === "length") turn.note = cutAt(body.max_tokens);
       }
+      turn.model = chunk.model ?? turn.model;
       turn.trace = chunk.saccade ?? turn.trace;
       turn.usage = chunk.usage ?? turn.usage;
     }
@@ -120,35 +117,10 @@ export class Conversation {
   }
 }
 
-/** A conversation as the server takes it. */
-async function messagesOf(turns, system) {
-  const messages = system ? [{ role: "system", content: system }] : [];
-  for (const { role, text, images } of turns) {
-    const parts = await Promise.all(images.map(part));
-    if (parts.length && text) parts.push({ type: "text", text });
-    messages.push({ role, content: parts.length ? parts : text });
-  }
-  return messages;
-}
-
-/** For every image and video of it the place that the server calls it, as [turn, image]. */
-function placesOf(turns, system) {
-  const places = new Map();
-  turns.forEach(({ images }, i) =>
-    images.forEach((_, j) =>
-      places.set(`messages[${i + (system ? 1 : 0)}].content[${j}]`, [i, j]),
-    ),
-  );
-  return places;
-}
-
-const imagesAt = (turns, seen) => seen.map((at) => (at ? turns[at[0]]?.images[at[1]] : null));
-
 /** The error with the file's name where the server names a place. */
 function explained(error, places, turns) {
   if (!(error instanceof Refused) || !error.param) return error;
-  const place = /^messages\[\d+\]\.content\[\d+\]/.exec(error.param)?.[0];
-  const at = places.get(place);
+  const at = places.get(partOf(error.param));
   const name = at ? turns[at[0]].images[at[1]].name : error.param === "messages" ? "" : error.param;
   return new Refused(error.status, name ? `${name}: ${error.message}` : error.message, error.param);
 }

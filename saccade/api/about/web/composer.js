@@ -1,15 +1,17 @@
-// Where a question is written: its text, its images and videos, and what there is to say about them.
+// Where a question is written: its text, the files that go with it, and what there is to say about
+// them.
 
 import { button, byId, element } from "./dom.js";
-import { isImage, read } from "./images.js";
-import { isVideo, readVideo, shown } from "./videos.js";
-
-const isTaken = (file) => isImage(file) || isVideo(file);
+import { read, shown } from "./files.js";
+import { Notices } from "./notices.js";
 
 export class Composer {
   /** submit: what a complete question is given to. */
   constructor(submit) {
-    this.images = []; // and videos, that go with the question
+    this.submit = submit;
+    this.images = []; // videos and PDFs, too, that go with the question
+    this.takes = null; // the kinds of files that the server takes, once it has said so
+    this.notices = new Notices(byId("notice"));
     this.editing = null; // the turn that it replaces
     this.reading = Promise.resolve();
     this.question = byId("question");
@@ -32,26 +34,39 @@ export class Composer {
   }
 
   /** One after the other: the order in which they were given is that in which they are sent. */
-  add(files) {
-    const refused = files.filter((file) => !isTaken(file)).map(({ name }) => name);
-    if (files.length) this.say("");
-    if (refused.length)
-      this.say(
-        `${refused.join(", ")} ${refused.length > 1 ? "were" : "was"} left out: images are taken, ` +
-          "as JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or (where the server reads it) HEIC, " +
-          "and videos, as MP4, MOV, MKV, WebM, AVI or TS.",
-      );
+  add(files, sure = false) {
     this.reading = this.reading.then(async () => {
-      for (const file of files.filter(isTaken)) {
+      const leftOut = new Map(); // why: files
+      for (const file of files) {
         try {
-          this.images.push(await (isVideo(file) ? readVideo(file) : read(file)));
+          this.images.push(await read(file, this.takes, sure));
           this.#showTray();
         } catch (error) {
-          this.say(`${file.name}: ${error.message}.`);
+          leftOut.set(error.message, [error, [...(leftOut.get(error.message)?.[1] ?? []), file]]);
         }
       }
+      for (const [{ message, sure }, files] of leftOut.values()) this.#tell(files, message, sure);
     });
     return this.reading;
+  }
+
+  /** Say what was left out. sure: offer to take it all the same. */
+  #tell(files, why, sure) {
+    const were = files.length > 1 ? "were" : "was";
+    const words = `${files.map(({ name }) => name).join(", ")} ${were} left out: ${why}.`;
+    this.notices.add("left out", words, sure ? ["Add anyway", () => this.add(files, true)] : null);
+  }
+
+  /** Whether the user knows of all that does not go with the question; else a notice asks. */
+  confirmed() {
+    if (!this.notices.has("left out")) return true;
+    const without = () => {
+      this.notices.clear("left out", "not sent");
+      this.submit();
+    };
+    this.notices.clear("not sent");
+    this.notices.add("not sent", "The question has not been sent.", ["Ask without it", without]);
+    return false;
   }
 
   /** Fill it. editing: the turn that the question is to replace, or null. */
@@ -67,7 +82,7 @@ export class Composer {
 
   clear() {
     this.set("", []);
-    this.say("");
+    this.notices.dismiss();
     this.focus();
   }
 
@@ -82,24 +97,12 @@ export class Composer {
     document.body.classList.toggle("busy", yes);
   }
 
-  /** One message at a time, above the question; "" takes it away. retry: what a button does. */
-  say(words, retry = null) {
-    const notice = byId("notice");
-    const away = button("×", () => this.say(""), { class: "away", "aria-label": "Dismiss" });
-    notice.replaceChildren(
-      element("span", {}, words),
-      ...(retry ? [button("Try again", retry)] : []),
-      away,
-    );
-    notice.hidden = !words;
-  }
-
   #showTray() {
     byId("tray").replaceChildren(
       ...this.images.map((image) => {
         const leaveOut = () => {
           this.images = this.images.filter((each) => each !== image);
-          this.say("");
+          this.notices.clear("failure");
           this.#showTray();
           this.focus();
         };
@@ -110,6 +113,7 @@ export class Composer {
         return element("span", { class: "waiting" }, shown(image), away);
       }),
     );
+    byId("tray").scrollLeft = byId("tray").scrollWidth;
   }
 
   #wireTransfers() {

@@ -1,27 +1,26 @@
-// Images that a user gives: read from files, with a thumbnail that the browser makes. What is sent
-// is the file itself, byte for byte: its digest is its name in the server's caches.
+// Images: read with a thumbnail that the browser makes, and shown.
 
 import { button, byId, element } from "./dom.js";
 
 const THUMBNAIL = 96; // pixels high, at twice the density
-const ENDINGS = /\.(jpe?g|png|webp|gif|bmp|tiff?|avif|hei[cf])$/i;
 
-/** Of a type or an ending that a server may read; it knows better than the browser. */
-export const isImage = (file) =>
-  file.type ? file.type.startsWith("image/") && file.type !== "image/svg+xml" : ENDINGS.test(file.name);
+/** {name, url, thumbnail}: the file as a data URL, and a small copy, or null where the browser cannot
+ * read it. */
+export async function readImage(name, file) {
+  return { name, url: await dataUrl(file), thumbnail: await shrink(file) };
+}
 
-/** {name, url, thumbnail}: the file as a data URL, and a small copy, or null where the browser
- * cannot read the format (the server may). */
-export async function read(file) {
-  if (!file.size) throw new Error("the file is empty");
-  return { name: file.name || "image", url: await dataUrl(file), thumbnail: await shrink(file) };
+/** Whether a file begins as one of those formats that servers read and many browsers do not. */
+export async function isForServers(file) {
+  const start = String.fromCharCode(...new Uint8Array(await file.slice(0, 12).arrayBuffer()));
+  return /^(II\*\0|MM\0\*)/.test(start) || /^....ftyp(mif1|msf1|he[iv])/s.test(start);
 }
 
 export function dataUrl(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(new Error("the file cannot be read"));
+    reader.onerror = () => reject(reader.error);
     reader.readAsDataURL(file);
   });
 }

@@ -8,24 +8,7 @@ import { GUESSED, TIERS } from "./trace.js";
 const PERIOD = 1000; // ms from an answer to the next look
 const AFTER_FAILURE = 5000;
 
-/** The panel is there on a wide screen, and elsewhere when its button is pressed. */
-export function wirePanel() {
-  const wide = matchMedia("(min-width: 1100px)");
-  openPanel(wide.matches);
-  wide.addEventListener("change", () => openPanel(wide.matches));
-  byId("figures").addEventListener("click", () => openPanel(byId("live").hidden));
-}
-
-export function openPanel(yes) {
-  byId("live").hidden = !yes;
-  byId("figures").setAttribute("aria-expanded", yes);
-}
-
-/** Whether it lies over the chat, as it does on a phone. */
-export const panelCovers = () =>
-  !byId("live").hidden && getComputedStyle(byId("live")).position === "absolute";
-
-/** `onRefused` hears of a refusal, and is waited for; `onState(state, first)` of each look. */
+/** `onRefused` hears of a refusal, and is waited for; `onState(state)` of each look. */
 export async function watch(onRefused, onState) {
   let before = null;
   for (;;) {
@@ -34,11 +17,11 @@ export async function watch(onRefused, onState) {
     try {
       const now = { ...(await look()), at: performance.now() };
       show(now, before);
-      await onState(now.state, !before);
+      await onState(now.state);
       before = now;
     } catch (error) {
       wait = AFTER_FAILURE;
-      status("failed", error.status ? error.message : "unreachable");
+      status("failed", failureWords(error));
       if (error.status === 401) {
         await onRefused(error);
         wait = 0;
@@ -46,6 +29,11 @@ export async function watch(onRefused, onState) {
     }
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
+}
+
+function failureWords({ status, message }) {
+  if (status === 401) return "asks for a key"; // so does the dialog, in more words
+  return status ? message : "unreachable";
 }
 
 function seen() {
@@ -69,7 +57,8 @@ function show({ state, metrics, at }, before) {
   const value = (name, labels = {}) => pick(metrics, name, labels);
   const rate = (name) =>
     before ? (1000 * (value(name) - pick(before.metrics, name, {}))) / (at - before.at) : 0;
-  byId("live").replaceChildren(
+  byId("first-figures").replaceChildren(...firstFigures(value));
+  byId("other-figures").replaceChildren(
     requests(state, value, rate),
     kv(state, metrics, value),
     embeddings(metrics, value),
@@ -82,6 +71,26 @@ function show({ state, metrics, at }, before) {
         `${number(state.context_length ?? 0)} tokens of context`,
     ),
   );
+}
+
+/** What a first look is for: since the server's start. */
+function firstFigures(value) {
+  const seen = ["kv", "embedding", "pixels"]
+    .map((level) => value("saccade_image_hits_total", { level }))
+    .reduce((sum, count) => sum + count);
+  const others = Math.max(0, value("saccade_images_received_total") - seen);
+  const saved = value("saccade_cached_tokens_total");
+  const first = value("saccade_ttft_seconds_sum") / (value("saccade_ttft_seconds_count") || 1);
+  const figure = (words, ...figures) =>
+    element("div", { class: "figure" }, element("b", {}, ...figures), element("span", {}, words));
+  return [
+    figure("images seen before + new", number(seen), element("i", {}, ` + ${number(others)}`)),
+    figure(
+      `prompt tokens saved, of ${number(value("saccade_prompt_tokens_total"))}`,
+      number(saved),
+    ),
+    figure("to the first token, on average", first ? milliseconds(1000 * first) : "–"),
+  ];
 }
 
 /** The sum of a metric over all series that have these labels. */
@@ -106,14 +115,12 @@ function figures(...lines) {
 }
 
 function requests(state, value, rate) {
-  const first = value("saccade_ttft_seconds_sum") / (value("saccade_ttft_seconds_count") || 1);
   const made = panel(
     "Requests",
     figures(
       ["running", number(value("saccade_requests_running"))],
       ["waiting", number(value("saccade_requests_waiting"))],
       ["tokens a second", number(rate("saccade_generated_tokens_total"))],
-      ["first token, on average", first ? milliseconds(1000 * first) : "–"],
     ),
   );
   if (state.answers.length) {

@@ -2,56 +2,101 @@
 
 import { models, Unreachable } from "./api.js";
 import { Conversation } from "./chat.js";
+import { Chats } from "./chats.js";
 import { Composer } from "./composer.js";
 import { byId, element } from "./dom.js";
 import { drawn, example, QUESTION } from "./example.js";
 import { wireViewer } from "./images.js";
 import { askForKey, wireKey } from "./key.js";
-import { openPanel, panelCovers, watch, wirePanel } from "./live.js";
+import { watch } from "./live.js";
+import { Panel } from "./panel.js";
+import { canWatch, ScreenWatch } from "./screen.js";
 import { Settings } from "./settings.js";
-import { load, save } from "./store.js";
 
 const settings = new Settings();
 const composer = new Composer(ask);
 const conversation = new Conversation(byId("talk"), settings, { change, edit, again });
+const chats = new Chats({
+  turns: () => conversation.turns,
+  show,
+  settle,
+  tell: (about, words) => {
+    composer.notices.clear(about);
+    if (words) composer.notices.add(about, words);
+  },
+});
+const screen = new ScreenWatch({
+  turns: () => conversation.turns,
+  busy: () => Boolean(conversation.running),
+  body: () => settings.model,
+  system: () => settings.system,
+  failed: (error) => tell(`The screen is no longer watched: ${error.message}`),
+});
+const panels = [new Panel("chats", "chats-button"), new Panel("live", "figures")];
 
 /** The turns are others now. */
 function change(turns) {
   byId("hint").hidden = turns.length > 0;
-  return save(turns);
+  return chats.keep(turns);
+}
+
+/** Show a conversation that was kept. */
+function show(turns) {
+  try {
+    conversation.show(turns);
+  } catch {
+    conversation.show([]); // another version of the page kept it, in a form that this one cannot show
+  }
+  byId("hint").hidden = conversation.turns.length > 0;
+  byId("scroll").scrollTop = byId("scroll").scrollHeight;
+  composer.set(composer.question.value, composer.images);
+  panels[0].uncover();
+}
+
+let asking = Promise.resolve(); // the last question, until it is answered or given back
+
+/** End the answer that comes, and wait until what there is of it has its place. */
+function settle() {
+  conversation.stop();
+  return asking;
 }
 
 async function ask() {
   await composer.reading;
-  const { images, editing } = composer;
+  if (!composer.confirmed()) return;
+  const { editing } = composer;
   const text = composer.question.value.trim();
-  if ((!text && !images.length) || conversation.running || !settings.check()) return;
+  const given = composer.images;
+  if ((!text && !given.length) || conversation.running || !settings.check()) return;
+  const images = [...screen.now().filter((each) => !given.includes(each)), ...given];
   composer.set("", []);
-  const given = () => conversation.ask(text, images, editing ?? undefined);
+  const act = () => conversation.ask(text, images, editing ?? undefined);
   const giveBack = () =>
     composer.set(composer.question.value || text, [...images, ...composer.images], editing);
-  if (!(await answered(given, giveBack, ask))) giveBack();
+  await (asking = answered(act, giveBack, ask));
 }
 
 async function again(index) {
   if (conversation.running || !settings.check()) return;
-  await answered(() => conversation.again(index), () => {}, () => again(index));
+  const answer = () => conversation.again(index);
+  await (asking = answered(answer, () => {}, () => again(index)));
 }
 
-/** Do what asks; a failure is said, with a way to try again. */
+const LOST = "The server cannot be reached. Nothing is lost: try again.";
+const tell = (words, act) => composer.notices.add("failure", words, act);
+
+/** Do what asks. A failure is said, with a way to try again; the question is given back. */
 async function answered(act, giveBack, retry) {
-  composer.say("");
+  composer.notices.clear("failure");
   composer.busy(true);
   composer.focus();
   try {
     await act();
-    return true;
   } catch (error) {
     if (error.status === 401) askForKey(error);
-    else if (error instanceof Unreachable)
-      composer.say("The server cannot be reached. Nothing is lost: try again.", retry);
-    else if (error.name !== "AbortError") composer.say(error.message);
-    return false;
+    else if (error instanceof Unreachable) tell(LOST, ["Try again", retry]);
+    else if (error.name !== "AbortError") tell(error.message);
+    giveBack();
   } finally {
     composer.busy(false);
   }
@@ -60,13 +105,14 @@ async function answered(act, giveBack, retry) {
 function edit(index) {
   if (conversation.running) return;
   const { text, images } = conversation.turns[index];
-  composer.say("");
+  composer.notices.clear("failure");
   composer.set(text, [...images], index);
   composer.question.focus();
 }
 
-function newChat() {
-  conversation.clear();
+async function newChat() {
+  if (conversation.running) await settle();
+  chats.begin();
   composer.clear();
   composer.question.focus();
 }
@@ -76,8 +122,8 @@ function escape(event) {
   if (conversation.running) conversation.stop();
   else if (composer.editing !== null) composer.clear();
   else if (!byId("options").hidden) settings.open(false);
-  else if (panelCovers()) openPanel(false);
-  else composer.say("");
+  else if (panels.some((panel) => panel.uncover())) return;
+  else composer.notices.dismiss();
 }
 
 async function tryExample() {
@@ -94,23 +140,24 @@ byId("try").append(
 );
 byId("try").addEventListener("click", tryExample);
 document.addEventListener("keydown", escape);
+for (const panel of panels)
+  panel.button.addEventListener("click", () => {
+    for (const other of panels) if (other !== panel) other.uncover();
+  });
 wireViewer();
 wireKey();
-wirePanel();
 
-const kept = await load();
-if (kept.length && !conversation.turns.length) {
-  try {
-    conversation.show(kept);
-    byId("hint").hidden = true;
-    byId("scroll").scrollTop = byId("scroll").scrollHeight;
-  } catch {
-    conversation.clear(); // another version of the page kept it, in a form that this one cannot show
-  }
-}
+const kept = await chats.turns();
+if (kept.length && !conversation.turns.length) show(kept);
+chats.refresh();
 document.body.dataset.ready = "";
 
-watch(askForKey, async (state, first) => {
+const OFTEN = 10; // looks after which adapters may be others
+let looks = 0;
+watch(askForKey, async (state) => {
   settings.limit(state.context_length);
-  if (first) settings.offer(await models());
+  composer.takes = state.takes;
+  screen.context = state.context_length ?? 0;
+  document.body.classList.toggle("can-watch", canWatch(state.takes));
+  if (looks++ % OFTEN === 0) settings.offer(await models());
 });

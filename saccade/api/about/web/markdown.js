@@ -4,13 +4,14 @@
 import { Marked } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
 import { copyButton, element } from "./dom.js";
+import { extensions, lheading, showFormulas } from "./math.js";
 
 const LONGEST = 200_000; // characters; more is shown as it is
 
 const ALLOWED = {
   ALLOWED_TAGS: (
     "p br hr h1 h2 h3 h4 h5 h6 strong em del code pre blockquote ul ol li " +
-    "table thead tbody tr th td a"
+    "table thead tbody tr th td a var"
   ).split(" "),
   ALLOWED_ATTR: ["href", "start", "align"],
   ALLOW_DATA_ATTR: false,
@@ -33,8 +34,8 @@ const lineBreak = {
 
 const marked = new Marked({ gfm: true, breaks: true });
 marked.use({
-  extensions: [lineBreak],
-  tokenizer: { html: () => undefined, tag: () => undefined }, // HTML is text, but for a line break
+  extensions: [lineBreak, ...extensions],
+  tokenizer: { html: () => undefined, tag: () => undefined, lheading }, // HTML is text, but for <br>
   renderer: {
     image({ href, text, tokens }) {
       return this.link({ href, tokens: tokens ?? [{ type: "text", raw: text, text }] });
@@ -62,6 +63,7 @@ export function rendered(text) {
     table.replaceWith(box);
     box.append(table);
   }
+  showFormulas(made);
   return made;
 }
 

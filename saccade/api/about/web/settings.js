@@ -1,22 +1,39 @@
-// What the user sets beside the question: the model, the system prompt, temperature and length.
-// Checked here, field by field, before anything is sent; kept in this browser.
+// What the user sets beside the question: the model, the system prompt, how tokens are drawn, the
+// form of the answer. Checked here, field by field, before anything is sent; kept in this browser.
 
 import { byId, element, number } from "./dom.js";
 
 const STORE = "saccade-settings";
-const FIELDS = ["system", "temperature", "max-tokens"];
-const NUMBERS = { temperature: "A number", "max-tokens": "A whole number" };
+
+/** By the field's id: what its value is called, and what it adds to a request. */
+const FIELDS = {
+  system: ["A text", () => ({})], // a message, and no field
+  temperature: ["A number", (value) => ({ temperature: Number(value) })],
+  "top-p": ["A number", (value) => ({ top_p: Number(value) })],
+  "max-tokens": ["A whole number", (value) => ({ max_tokens: Number(value) })],
+  seed: ["A whole number", (value) => ({ seed: Number(value) })],
+  schema: ["A JSON schema", (value) => ({ response_format: answerFormat(JSON.parse(value)) })],
+};
+const NAMES = Object.keys(FIELDS);
+
+const answerFormat = (schema) => ({ type: "json_schema", json_schema: { name: "answer", schema } });
 
 export class Settings {
   constructor() {
     const kept = readStored();
-    for (const name of FIELDS) {
+    for (const name of NAMES) {
       if (typeof kept[name] === "string") byId(name).value = kept[name];
       byId(name).addEventListener("input", () => {
-        if (name in NUMBERS) check(name);
-        localStorage.setItem(STORE, JSON.stringify(values()));
+        check(name);
+        this.#keep();
       });
     }
+    this.wanted = kept.models; // the model that the user chose, also while it is not there
+    this.offered = "";
+    byId("models").addEventListener("change", ({ target }) => {
+      this.wanted = target.value;
+      this.#keep();
+    });
     byId("more").addEventListener("click", () => this.open(byId("options").hidden));
   }
 
@@ -30,17 +47,26 @@ export class Settings {
     if (contextLength) byId("max-tokens").max = contextLength;
   }
 
-  /** The models that there are: a choice where there are several. */
-  offer(names) {
+  /** The models and adapters that there are, {id, parent}: a choice where there are several. */
+  offer(models) {
+    const offered = JSON.stringify(models);
+    if (offered === this.offered) return; // a list that somebody may have open
+    this.offered = offered;
     const [choice, label] = [byId("models"), byId("model")];
-    choice.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
-    choice.hidden = names.length < 2;
+    const options = (wanted) =>
+      models.filter(wanted).map(({ id }) => element("option", { value: id }, id));
+    const adapters = options(({ parent }) => parent);
+    choice.replaceChildren(...options(({ parent }) => !parent));
+    if (adapters.length)
+      choice.append(element("optgroup", { label: "Adapters" }, ...adapters));
+    if (models.some(({ id }) => id === this.wanted)) choice.value = this.wanted;
+    choice.hidden = models.length < 2;
     label.hidden = !choice.hidden;
   }
 
   /** Whether all can be sent; a field that cannot is shown, and why. */
   check() {
-    const wrong = Object.keys(NUMBERS).filter((name) => !check(name));
+    const wrong = NAMES.filter((name) => !check(name));
     if (!wrong.length) return true;
     this.open(true);
     byId(wrong[0]).focus();
@@ -49,30 +75,54 @@ export class Settings {
 
   /** As the server's fields; without what is left to the server. */
   body() {
-    const { system: _, temperature, "max-tokens": length } = values();
-    const body = {};
-    if (!byId("models").hidden) body.model = byId("models").value;
-    if (temperature) body.temperature = Number(temperature);
-    if (length) body.max_tokens = Number(length);
+    const body = this.model;
+    for (const name of NAMES) {
+      const value = byId(name).value.trim();
+      if (value) Object.assign(body, FIELDS[name][1](value));
+    }
     return body;
+  }
+
+  /** The model that was chosen, as a field. */
+  get model() {
+    return byId("models").hidden ? {} : { model: byId("models").value };
   }
 
   get system() {
     return byId("system").value.trim();
   }
-}
 
-const values = () => Object.fromEntries(FIELDS.map((name) => [name, byId(name).value]));
+  #keep() {
+    const values = Object.fromEntries(NAMES.map((name) => [name, byId(name).value]));
+    localStorage.setItem(STORE, JSON.stringify({ ...values, models: this.wanted }));
+  }
+}
 
 function check(name) {
   const field = byId(name);
+  if (name === "schema") field.setCustomValidity(schemaFault(field.value.trim()));
   const right = field.validity.valid;
   field.setAttribute("aria-invalid", !right);
-  byId(`${name}-wrong`).textContent = right ? "" : range(field, NUMBERS[name]);
+  const wrong = byId(`${name}-wrong`);
+  if (wrong) wrong.textContent = right ? "" : words(field, FIELDS[name][0]);
   return right;
 }
 
-function range({ min, max }, kind) {
+/** What is wrong with a text that should be a schema; "" if nothing. */
+function schemaFault(text) {
+  if (!text) return "";
+  try {
+    const schema = JSON.parse(text);
+    return schema && typeof schema === "object" && !Array.isArray(schema) ? "" : "not an object";
+  } catch (error) {
+    return error.message;
+  }
+}
+
+function words(field, kind) {
+  const { min, max, validity, validationMessage } = field;
+  if (validity.customError) return `${kind} is a JSON object: ${validationMessage}`;
+  if (!min) return kind;
   return max ? `${kind} from ${min} to ${number(max)}` : `${kind} of at least ${min}`;
 }
 

@@ -1,45 +1,118 @@
-// The conversation over a reload: kept in this browser, by tab, until it is cleared. Bounded: of few
-// tabs, and none above a size. Where the browser keeps nothing (a private window), neither does it.
+// Conversations in this browser's database: of each its turns, and a head that a list can be made of
+// without them. Bounded; nothing goes unless the user deletes it, so that it can be full.
 
-const [DATABASE, STORE] = ["saccade", "chats"];
-const MOST_BYTES = 64 << 20;
-const MOST_CHATS = 6;
-const TAB = "saccade-tab";
+const DATABASE = "saccade";
+const MOST_BYTES = 64 << 20; // of a conversation
+const MOST_CHATS = 200;
+const MOST_WORDS = 20_000; // characters of a conversation that a search looks at
 const FORGOTTEN = "saccade-forgotten";
 
-/** What is kept of this tab: turns, or none. */
-export async function load() {
+/** There is no room, or no storage; the message says which. */
+export class NotKept extends Error {}
+
+/** {id, at, title, named, words, size} of each, the newest first; none where nothing is kept. */
+export async function heads() {
   try {
     await sweep(forgotten());
-    const found = await run("readonly", (chats) => chats.get(tab()));
-    return found?.turns ?? [];
+    const found = await run("readonly", ({ heads }) => heads.getAll());
+    return found.sort((one, other) => other.at - one.at);
   } catch {
     return [];
   }
 }
 
-let saving = Promise.resolve();
-
-/** Keep the turns, in place of what was kept, one call after the other. */
-export function save(turns) {
-  const id = tab();
-  if (!turns.length) leave(id);
-  return (saving = saving.then(() => (turns.length ? put(id, turns) : sweep([id]))).catch(() => {}));
+/** The turns of a conversation; none if it is not kept. */
+export async function load(id) {
+  if (forgotten().includes(id)) return [];
+  try {
+    return (await next(() => run("readonly", ({ chats }) => chats.get(id))))?.turns ?? [];
+  } catch {
+    return [];
+  }
 }
 
-async function put(id, turns) {
-  const fits = turns.reduce((sum, turn) => sum + size(turn), 0) <= MOST_BYTES;
-  if (!fits) return run("readwrite", (chats) => chats.delete(id));
-  await run("readwrite", (chats) => chats.put({ id, at: Date.now(), turns }));
-  await forgetOld();
+let working = Promise.resolve();
+
+/** One after the other: what is asked for first is done first. */
+function next(act) {
+  const done = working.then(act);
+  working = done.catch(() => {});
+  return done;
 }
 
-/** From now on nothing is kept of this tab: a reload ends what the database has not yet done, so
- * that the tab takes another name at once, and the next page deletes what this one did not. */
-function leave(id) {
-  sessionStorage.removeItem(TAB);
-  localStorage.setItem(FORGOTTEN, JSON.stringify([...new Set([...forgotten(), id])]));
+/** Keep the turns in place of what was kept. title: one that the user gave. Throws NotKept. */
+export function keep(id, turns, title = null) {
+  return next(async () => {
+    const head = headOf(id, turns);
+    if (head.size > MOST_BYTES)
+      throw new NotKept("This conversation is too large to be kept: export it before you leave.");
+    await kept(async () => {
+      const before = await run("readonly", ({ heads }) => heads.get(id));
+      if (!before && (await run("readonly", ({ heads }) => heads.count())) >= MOST_CHATS)
+        throw new NotKept(`${MOST_CHATS} conversations are kept, and no more: delete some.`);
+      if (title ?? before?.named) Object.assign(head, { title: title ?? before.title, named: true });
+      await run("readwrite", ({ heads, chats }) => (heads.put(head), chats.put({ id, turns })));
+    });
+  });
 }
+
+export function rename(id, title) {
+  return next(() =>
+    kept(async () => {
+      const head = await run("readonly", ({ heads }) => heads.get(id));
+      if (head) await run("readwrite", ({ heads }) => heads.put({ ...head, title, named: true }));
+    }),
+  );
+}
+
+/** From now on it is gone: a reload ends what the database has not yet done, and the next page
+ * deletes what this one did not. */
+export function forget(id) {
+  try {
+    localStorage.setItem(FORGOTTEN, JSON.stringify([...new Set([...forgotten(), id])]));
+  } catch {
+    // Full, too: the database alone is told.
+  }
+  return next(() => sweep([id])).catch(() => {});
+}
+
+/** What the browser refuses, in words. */
+async function kept(act) {
+  try {
+    await act();
+  } catch (error) {
+    if (error instanceof NotKept) throw error;
+    throw new NotKept(
+      error?.name === "QuotaExceededError"
+        ? "The browser's storage is full, so this conversation is not kept: delete others, or " +
+          "export it before you leave."
+        : "This browser keeps no conversations here: export this one before you leave.",
+    );
+  }
+}
+
+/** What a list shows of a conversation. */
+export function headOf(id, turns) {
+  const words = turns.map(({ text }) => text).join("\n");
+  const title = turns[0]?.text || turns[0]?.images[0]?.name || "Untitled";
+  return {
+    id,
+    at: Date.now(),
+    title: title.slice(0, 400).replace(/\s+/g, " ").trim().slice(0, 80),
+    named: false,
+    words: words.slice(0, MOST_WORDS).toLowerCase(),
+    size: turns.reduce((sum, turn) => sum + size(turn), 0),
+  };
+}
+
+const size = ({ text, images }) =>
+  2 * text.length +
+  images.reduce(
+    (sum, { url, thumbnail, file, frames = [] }) =>
+      frames.reduce((all, frame) => all + frame.length, sum) +
+      (url?.length ?? 0) + (thumbnail?.length ?? 0) + (file?.size ?? 0),
+    0,
+  );
 
 function forgotten() {
   try {
@@ -50,42 +123,23 @@ function forgotten() {
 }
 
 async function sweep(ids) {
-  for (const id of ids) await run("readwrite", (chats) => chats.delete(id));
+  for (const id of ids)
+    await run("readwrite", ({ heads, chats }) => (heads.delete(id), chats.delete(id)));
   if (ids.length)
     localStorage.setItem(FORGOTTEN, JSON.stringify(forgotten().filter((id) => !ids.includes(id))));
 }
 
-const size = ({ text, images }) =>
-  2 * text.length +
-  images.reduce(
-    (sum, { url, thumbnail, file }) =>
-      sum + (url?.length ?? 0) + (thumbnail?.length ?? 0) + (file?.size ?? 0),
-    0,
-  );
-
-async function forgetOld() {
-  const kept = await run("readonly", (chats) => chats.index("at").getAllKeys());
-  for (const id of kept.slice(0, -MOST_CHATS)) await run("readwrite", (chats) => chats.delete(id));
-}
-
-function tab() {
-  let id = sessionStorage.getItem(TAB);
-  if (!id) {
-    id = [...crypto.getRandomValues(new Uint8Array(8))].join("-");
-    sessionStorage.setItem(TAB, id);
-  }
-  return id;
-}
-
+/** What a request in a transaction of its own finds. */
 async function run(mode, act) {
   const database = await opened();
   try {
-    const transaction = database.transaction(STORE, mode);
+    const transaction = database.transaction(["heads", "chats"], mode);
     const done = new Promise((resolve, reject) => {
       transaction.oncomplete = resolve;
       transaction.onabort = () => reject(transaction.error);
     });
-    const found = act(transaction.objectStore(STORE));
+    const [heads, chats] = ["heads", "chats"].map((name) => transaction.objectStore(name));
+    const found = act({ heads, chats });
     await done;
     return found.result;
   } finally {
@@ -94,15 +148,24 @@ async function run(mode, act) {
 }
 
 function opened() {
-  const request = indexedDB.open(DATABASE, 1);
-  request.onupgradeneeded = () =>
-    request.result.createObjectStore(STORE, { keyPath: "id" }).createIndex("at", "at");
-  return settled(request);
-}
-
-function settled(request) {
+  const request = indexedDB.open(DATABASE, 2);
+  request.onupgradeneeded = ({ oldVersion }) => {
+    const heads = request.result.createObjectStore("heads", { keyPath: "id" });
+    if (!oldVersion) request.result.createObjectStore("chats", { keyPath: "id" });
+    else listOld(request.transaction.objectStore("chats"), heads);
+  };
   return new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
   });
+}
+
+/** The first version had no heads. */
+function listOld(chats, heads) {
+  chats.openCursor().onsuccess = ({ target: { result: cursor } }) => {
+    if (!cursor) return;
+    const { id, at, turns } = cursor.value;
+    if (turns.length) heads.put({ ...headOf(id, turns), at });
+    cursor.continue();
+  };
 }

@@ -1,7 +1,7 @@
 // What became of a request's images, and when each stage of it ran: the `saccade` field of an
 // answer, shown as one line that opens. Knows nothing of chats.
 
-import { bytes, element, milliseconds, named } from "./dom.js";
+import { bytes, element, milliseconds, named, number } from "./dom.js";
 import { picture } from "./images.js";
 
 const CUT = 3; // the axis ends at so many times the time to the first token, at the latest
@@ -30,41 +30,56 @@ const WORDS = {
   answer: "answering",
 };
 
-/** images: of the trace's, in its order, as the page knows them, or null. */
-export function showTrace(trace, usage, images) {
+/** What became of an answer; images: of its trace's, in its order, as the page knows them, or null. */
+export function showTrace({ trace, usage, model }, images) {
   return element(
     "details",
     { class: "trace" },
-    element("summary", {}, summary(trace)),
-    element("p", { class: "small" }, sentence(trace, usage)),
-    ...(trace.videos ?? []).map((video) => videoRow(video, nameOf(trace, video, images))),
-    ...trace.images.flatMap((image, i) => (ofVideo(trace, image) ? [] : [row(image, images[i])])),
+    element("summary", {}, summary(trace, usage)),
+    element("p", { class: "small" }, sentence(trace, usage, model)),
+    ...(trace.videos ?? []).map((video) => groupRow(video, nameOf(trace, video, images))),
+    ...documents(trace).map((pages) => groupRow(pages, nameOf(trace, pages, images))),
+    ...trace.images.flatMap((image, i) => (inGroup(trace, image) ? [] : [row(image, images[i])])),
     ...timeline(trace),
   );
 }
 
 const SEEN = ["kv", "embedding", "pixels"];
 
-function summary(trace) {
-  const levels = named({});
-  for (const image of trace.images)
-    if (!ofVideo(trace, image)) levels[image.found] = (levels[image.found] ?? 0) + 1;
-  const counted = [
-    counts(levels, ["new", "seen"]),
-    ...(trace.videos ?? []).map(
-      (video) => `${video.summary.split(":")[0]}: ${counts(video.found, ["seen", "new"])}`,
-    ),
-  ];
+/** What was new and what had been seen, and how fast the answer came. */
+function summary(trace, usage) {
+  const pages = trace.images.filter((image) => documentOf(image));
+  const alone = trace.images.filter((image) => !ofVideo(trace, image) && !documentOf(image));
+  const levels = (images) => images.map(({ found }) => [found, 1]);
   const first = `first token ${milliseconds(Math.round(trace.ms.first_token) || 1)}`;
-  return [...counted, first].filter(Boolean).join("; ");
+  return [
+    counts(levels(alone), "image"),
+    ...(trace.videos ?? []).map(({ found }) => momentsOf(found)),
+    counts(levels(pages), "page"),
+    first,
+    speed(trace.ms, usage),
+  ].filter(Boolean).join("; ");
 }
 
-/** "28 seen, 2 new", in the order of `words`; levels: how many of each. */
-function counts(levels, words) {
+/** What of a video was new; found: how many pairs of frames at each level. */
+export const momentsOf = (found) => counts(Object.entries(found), "moment", " of video");
+
+/** "2 new images", "1 page seen before", or how many are which. levels: [level, how many]. */
+function counts(levels, one, of = "") {
   const count = { seen: 0, new: 0 };
-  for (const [level, number] of Object.entries(levels))
-    count[SEEN.includes(level) ? "seen" : "new"] += number;
-  return words.filter((word) => count[word]).map((word) => `${count[word]} ${word}`).join(", ");
+  for (const [level, number] of levels) count[SEEN.includes(level) ? "seen" : "new"] += number;
+  const all = count.seen + count.new;
+  const noun = `${one}${all === 1 ? "" : "s"}${of}`;
+  if (!all) return "";
+  if (!count.seen) return `${all} new ${noun}`;
+  if (!count.new) return `${all} ${noun} seen before`;
+  return `${all} ${noun}: ${count.seen} seen before, ${count.new} new`;
+}
+
+/** How fast the tokens after the first came. */
+function speed({ first_token: first, total }, usage) {
+  const more = (usage?.completion_tokens ?? 0) - 1;
+  return more > 0 && total > first ? `${number((1000 * more) / (total - first))} tokens/s` : "";
 }
 
 export const GUESSED = {
@@ -73,11 +88,12 @@ export const GUESSED = {
   prediction: "the prediction",
 };
 
-function sentence({ ms, prompt, guesses = [] }, usage) {
+function sentence({ ms, prompt, guesses = [] }, usage, model) {
   const guessed = guesses
     .filter(({ right }) => right)
     .map(({ source, right }) => `${right} from ${GUESSED[source] ?? source}`);
   const told = [
+    model ? `answered by ${model}` : "",
     `${usage?.prompt_tokens ?? "?"} prompt tokens, ${prompt.cached_tokens} of them kept from before`,
     usage ? `${usage.completion_tokens} tokens of answer` : "",
     guessed.length ? `guessed before they were drawn: ${guessed.join(", ")}` : "",
@@ -86,14 +102,33 @@ function sentence({ ms, prompt, guesses = [] }, usage) {
   return told.filter(Boolean).join(" · ");
 }
 
-/** A video's images stand in one line. */
 const ofVideo = ({ videos = [] }, { place }) => videos.some((video) => video.place === place);
 
-/** What the page calls a video: its file. */
-const nameOf = (trace, { place }, images) =>
-  images[trace.images.findIndex((image) => image.place === place)]?.name ?? "video";
+/** The PDF that an image is a page of, by its place; undefined for others. */
+const documentOf = ({ place }) => /^(.*)\.pages\[\d+\]$/.exec(place)?.[1];
 
-function videoRow({ place, found, note }, name) {
+const inGroup = (trace, image) => ofVideo(trace, image) || documentOf(image);
+
+/** For each PDF, at which level how many of its pages were found. */
+function documents(trace) {
+  const found = new Map();
+  for (const image of trace.images) {
+    const place = documentOf(image);
+    if (!place) continue;
+    if (!found.has(place)) found.set(place, { place, found: named({}) });
+    const levels = found.get(place).found;
+    levels[image.found] = (levels[image.found] ?? 0) + 1;
+  }
+  return [...found.values()];
+}
+
+/** What the page calls a video or a PDF: its file. */
+const nameOf = (trace, { place }, images) =>
+  images[trace.images.findIndex((image) => (documentOf(image) ?? image.place) === place)]?.name ??
+  "file";
+
+/** A video's or a PDF's images stand in one line. */
+function groupRow({ place, found, note }, name) {
   const levels = Object.entries(found).map(([level, count]) => {
     const key = level === "encoded" ? "none" : level;
     const [words, meaning] = FOUND[key] ?? [level, ""];
@@ -171,7 +206,7 @@ function timeline(trace) {
   const end = Math.max(1, Math.min(ms.total, CUT * ms.first_token));
   const lanes = [["request", stages(ms)]];
   trace.images.forEach((image, i) => {
-    if (!ofVideo(trace, image)) lanes.push([`image ${i + 1}`, imageStages(image)]);
+    if (!inGroup(trace, image)) lanes.push([`image ${i + 1}`, imageStages(image)]);
   });
   const made = element("div", { class: "timeline", role: "img", "aria-label": "When each stage ran" });
   const used = new Set();

@@ -1,0 +1,51 @@
+// Conversations as files: JSON, with everything that was asked about, to be read again here or sent
+// to any server of this API; Markdown, for people.
+
+import { element } from "./dom.js";
+import { messagesOf, turnsOf } from "./messages.js";
+
+const MOST_BYTES = 128 << 20; // of a file
+
+/** {title, turns} as JSON. */
+export async function asJson({ title, turns }) {
+  const saved = { title, messages: await messagesOf(turns) };
+  return new Blob([JSON.stringify(saved, null, 1)], { type: "application/json" });
+}
+
+/** {title, turns} as Markdown; of files their names. */
+export function asMarkdown({ title, turns }) {
+  const parts = turns.map(({ role, text, images }) =>
+    [
+      `## ${role === "user" ? "Question" : "Answer"}`,
+      ...images.map(({ name }) => `*File: ${name}*`),
+      ...(text ? [text.trim()] : []),
+    ].join("\n\n"),
+  );
+  return new Blob([`# ${title}\n\n${parts.join("\n\n")}\n`], { type: "text/markdown" });
+}
+
+/** {title, turns} from a file that `asJson` made. Throws Error, in words. */
+export async function fromJson(file) {
+  if (file.size > MOST_BYTES) throw new Error("it is too large");
+  let saved;
+  try {
+    saved = JSON.parse(await file.text());
+  } catch {
+    throw new Error("it is no JSON");
+  }
+  try {
+    const turns = await turnsOf(saved.messages);
+    if (!turns.length) throw new Error("no message");
+    return { title: String(saved.title ?? file.name).slice(0, 80), turns };
+  } catch (error) {
+    throw new Error(`it holds no conversation that this page knows (${error.message})`);
+  }
+}
+
+/** Have the browser save a file. */
+export function download(title, ending, file) {
+  const name = title.replace(/[^\p{L}\p{N} ._-]+/gu, " ").trim().slice(0, 60) || "chat";
+  const url = URL.createObjectURL(file);
+  element("a", { href: url, download: `${name}.${ending}` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
