@@ -18,7 +18,8 @@ help:  ## what can be made
 	@touch $@
 
 demo: .venv/.installed  ## serve the demo model and ask it about pictures (ARGS=--exit to end after the questions)
-	$(BIN)/saccade demo $(ARGS)
+	@# Ends with make, however make ends; Ctrl-C, which is how it is ended, is no error.
+	@trap : INT; $(BIN)/saccade demo --ends-with $$PPID $(ARGS) || [ $$? = 130 ]
 
 test: .venv/.installed  ## the default tests
 	$(BIN)/python scripts/run_tests.py $(ABREAST) -m 'not more and not slow and not gpu' $(ARGS)

@@ -332,7 +332,12 @@ def batch(
 
 
 @app.command
-def demo(*, port: int = 8000, exit: bool = False) -> int:
+def demo(
+    *,
+    port: int = 8000,
+    exit: bool = False,
+    ends_with: Annotated[int | None, Parameter(show=False)] = None,
+) -> int:
     """Serve the demo model, ask it about images drawn on the spot, show the answers and what was
     cached.
 
@@ -343,10 +348,12 @@ def demo(*, port: int = 8000, exit: bool = False) -> int:
     exit:
         End after the questions, with status 0 only if every answer was right, instead of serving
         on.
+    ends_with:
+        A process, by its id, with which all of this ends: `make`, which may be killed.
     """
     from saccade.demo.run import run
 
-    return run(port=port, exit_after=exit)
+    return run(port=port, exit_after=exit, starter=ends_with)
 
 
 @app.command

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from saccade.core.own_server import own_server
 from saccade.demo.draw import DEFAULT_FONT, Scene, render
 from saccade.demo.evaluate import LARGE, ChatMessage, user_message
 from saccade.demo.tasks import (
@@ -83,29 +82,29 @@ def script(seed: int) -> list[Exchange]:
     ]
 
 
-def run(*, port: int = 8000, exit_after: bool = False, out: Path = Path("out/demo")) -> int:
-    """Serve, ask, show. Returns the exit status: 0 only if every answer was right."""
+def run(
+    *,
+    port: int = 8000,
+    exit_after: bool = False,
+    out: Path = Path("out/demo"),
+    starter: int | None = None,
+) -> int:
+    """Serve, ask, show. Returns the exit status: 0 only if every answer was right.
+
+    The server ends with this process, and both with `starter`, another process.
+    """
     console = Console()
     port = free_port(port)
     console.print(f"[bold]saccade serve demo --port {port}[/bold]")
-    # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
-    server = subprocess.Popen(
-        [sys.executable, "-m", "saccade", "serve", "demo", "--port", str(port)],
-        start_new_session=True,
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            wait_until_ready(client, server)
-            right = converse(client, console, script(SEED), out)
+    with (
+        own_server("demo", "--port", str(port), starter=starter) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
+    ):
+        wait_until_ready(client, server)
+        right = converse(client, console, script(SEED), out)
         if not exit_after:
             serve_on(console, server, port)
         return 0 if right else 1
-    finally:
-        if server.poll() is None:
-            server.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                server.wait(60)
-            server.kill()
 
 
 SEED = 2
