@@ -211,7 +211,8 @@ def ray(
     spread: Annotated[SpreadOptions, flat("Ingress")] = SpreadOptions(),  # noqa: B008
 ) -> None:
     """Write the file by which Ray Serve runs several servers: saccade deploy ray MODEL > FILE;
-    serve run FILE. Ray itself is needed only there: pip install '.[ray]'.
+    serve run FILE. Ray itself is needed only there:
+    python scripts/install.py '.[ray]'.
 
     Parameters
     ----------

@@ -110,7 +110,7 @@ BACKENDS: dict[AttentionName, Registered] = {
         _halves,
         captured=False,
         package="flashinfer",
-        install="pip install flashinfer-python; it compiles when it is first used, by nvcc",
+        install="python scripts/install.py flashinfer-python; nvcc compiles it when first used",
     ),
 }
 

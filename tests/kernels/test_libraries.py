@@ -345,7 +345,7 @@ def test_auto_takes_neither(monkeypatch: pytest.MonkeyPatch, installed: bool) ->
     ("name", "package", "how"),
     [
         ("fa3", "flash_attn_interface", "FlashAttention-3, the folder hopper"),
-        ("flashinfer", "flashinfer", "pip install flashinfer-python"),
+        ("flashinfer", "flashinfer", "scripts/install.py flashinfer-python"),
     ],
 )
 def test_a_package_that_is_not_there_is_named_with_how_to_come_by_it(
