@@ -11,13 +11,14 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 from cyclopts.help import DefaultFormatter, HelpPanel
 from cyclopts.types import ExistingFile
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 
 from saccade import __version__
@@ -40,13 +41,25 @@ from saccade.core.serve_options import ServeOptions
 from saccade.core.tuning import Tuning, basic_options, tuning_values
 from saccade.tools.brought import join
 
+HELP = ("--help", "--help-advanced", "-h")
+
+
+def explain(error: CycloptsError) -> RenderableType:
+    """Return what to show of a command line that cannot be read: a misspelt --help comes first."""
+    for token in sys.argv[1:]:
+        if token.startswith("-") and (meant := get_close_matches(token, HELP, n=1, cutoff=0.75)):
+            return CycloptsPanel(f"Unknown option: {token}. Did you mean {meant[0]}?")
+    return CycloptsPanel(error)
+
+
 app = App(
     name="saccade",
     help="Serve vision-language models through an OpenAI-compatible API. An image costs its work "
     "once; after that it costs a hash.",
     version=__version__,
     default_parameter=Parameter(negative=""),
-    help_flags=("--help", "--help-advanced", "-h"),
+    help_flags=HELP,
+    error_formatter=explain,
 )
 deploy = App(name="deploy", help="Write what a cluster needs to run Saccade.")
 app.command(deploy)
