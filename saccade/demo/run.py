@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
+import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +24,7 @@ from typing import Any
 import httpx
 from PIL import Image
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -40,6 +44,8 @@ from saccade.demo.tasks import (
 )
 
 START_TIMEOUT = 120.0
+SCRIPT = Path(sys.executable).with_name("saccade")
+"""Where installers put the command."""
 COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
 
 
@@ -103,7 +109,7 @@ def run(
         wait_until_ready(client, server)
         right = converse(client, console, script(SEED), out)
         if not exit_after:
-            serve_on(console, server, port)
+            serve_on(console, server, port, out)
         return 0 if right else 1
 
 
@@ -250,15 +256,24 @@ def half_blocks(image: Image.Image, width: int) -> Text:
     return text
 
 
-def serve_on(console: Console, server: subprocess.Popen[bytes], port: int) -> None:
+def serve_on(console: Console, server: subprocess.Popen[bytes], port: int, out: Path) -> None:
     """Wait for Ctrl-C, or for the server to end."""
-    url = f"http://127.0.0.1:{port}/v1"
-    console.print(
-        f"[bold]Serving at {url}[/bold] until Ctrl-C. Try:\n  saccade chat --base-url {url} "
-        "--image FILE 'What is in the picture?'"
-    )
+    url = f"http://127.0.0.1:{port}"
+    words = (*program(), "chat", "--base-url", f"{url}/v1", "--image", str(out / "picture-2.png"))
+    line = escape(shlex.join((*words, "Describe the picture.")))
+    told = f"[bold]Serving at {url}/v1[/bold] until Ctrl-C. Open {url}/ in a browser, or type:"
+    console.print(f"{told}\n  {line}", soft_wrap=True)
     with suppress(KeyboardInterrupt):
         server.wait()
+
+
+def program(path: Path = SCRIPT) -> tuple[str, ...]:
+    """Return the words that run `saccade` from this folder, whose script lies at `path`."""
+    if shutil.which("saccade") == str(path):
+        return ("saccade",)
+    if not path.exists():
+        return (sys.executable, "-m", "saccade")
+    return (str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path),)
 
 
 def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -108,9 +109,14 @@ KILL: Ending = lambda at: at.process.kill()  # noqa: E731
 def test_nothing_of_a_demo_outlives_it(
     family: Family, words: str, end: Ending, tmp_path: Path
 ) -> None:
-    with Terminal([*SACCADE, "demo", "--port", free_port()], cwd=tmp_path) as demo:
+    port = free_port()
+    with Terminal([*SACCADE, "demo", "--port", port], cwd=tmp_path) as demo:
         demo.until(words)
         family.loads()
+        if words == SERVES:
+            typed = shlex.split(demo.until("picture.'"))[-7:]
+            assert typed[-6:-2] == ["chat", "--base-url", f"http://127.0.0.1:{port}/v1", "--image"]
+            assert (tmp_path / typed[-2]).is_file()
         end(demo)
         assert family.ends()
 
