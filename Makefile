@@ -13,7 +13,7 @@ help:  ## what can be made
 
 # Another index of PyTorch's CPU builds, where that of PyTorch cannot be reached.
 CPU_INDEX ?=
-GOAL = make $(MAKECMDGOALS)$(if $(ARGS), ARGS='$(ARGS)')
+GOAL = make $(MAKECMDGOALS)$(if $(ARGS), ARGS='$(ARGS)')$(if $(filter command,$(origin PYTHON)), PYTHON=$(PYTHON))
 
 .venv/.installed: pyproject.toml bench/pyproject.toml constraints.txt scripts/install.py
 	@$(PYTHON) scripts/install.py --venv .venv --goal "$(GOAL)"
