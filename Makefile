@@ -13,12 +13,13 @@ help:  ## what can be made
 
 # Another index of PyTorch's CPU builds, where that of PyTorch cannot be reached.
 CPU_INDEX ?=
-GOAL = make $(MAKECMDGOALS)$(if $(ARGS), ARGS='$(ARGS)')$(if $(filter command,$(origin PYTHON)), PYTHON=$(PYTHON))
+# What was typed, by way of the environment: it may have any quotes.
+.venv/.installed: export GOAL = make $(MAKECMDGOALS)$(if $(ARGS), ARGS='$(ARGS)')$(if $(filter command,$(origin PYTHON)), PYTHON=$(PYTHON))
 
 .venv/.installed: pyproject.toml bench/pyproject.toml constraints.txt scripts/install.py
-	@$(PYTHON) scripts/install.py --venv .venv --goal "$(GOAL)"
+	@$(PYTHON) scripts/install.py --venv .venv --goal "$$GOAL"
 	@echo "setting up .venv: PyTorch (0.2 GB; with CUDA 2.7 GB), then some 100 packages (0.3 GB)"
-	@$(BIN)/python scripts/install.py --goal "$(GOAL)" $(if $(CPU_INDEX),--cpu-index $(CPU_INDEX)) -e '.[dev]' -e ./bench
+	@$(BIN)/python scripts/install.py --goal "$$GOAL" $(if $(CPU_INDEX),--cpu-index $(CPU_INDEX)) -e '.[dev]' -e ./bench
 	@touch $@
 
 demo: .venv/.installed  ## serve the demo model and ask it about pictures (ARGS=--exit to end after the questions)
