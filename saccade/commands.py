@@ -46,7 +46,7 @@ HELP = ("--help", "--help-advanced", "-h")
 
 def explain(error: CycloptsError) -> RenderableType:
     """Return what to show of a command line that cannot be read: a misspelt --help comes first."""
-    for token in sys.argv[1:]:
+    for token in {*sys.argv[1:]}.difference(HELP):
         if token.startswith("-") and (meant := get_close_matches(token, HELP, n=1, cutoff=0.75)):
             return CycloptsPanel(f"Unknown option: {token}. Did you mean {meant[0]}?")
     return CycloptsPanel(error)

@@ -29,14 +29,18 @@ STDOUT = 1
 
 @contextmanager
 def own_server(
-    *options: str, output: IO[str] | None = None, starter: int | None = None
+    *options: str,
+    output: IO[str] | None = None,
+    shown: bool = False,
+    starter: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `saccade serve OPTION...` within the context, which belongs to the main thread.
 
-    `output` takes what the server prints. `starter` is a process with which the command ends.
+    `output` takes what the server prints. `shown` ends the command with whoever reads what it
+    prints, `starter` with another process.
     """
     command = tied([sys.executable, "-m", "saccade", "serve", *options])
-    with endings_raised(), _watched(starter):
+    with endings_raised(), _watched(starter, shown):
         # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
         server = subprocess.Popen(command, start_new_session=True, stdout=output)
         try:
@@ -86,16 +90,16 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _watched(starter: int | None) -> Iterator[None]:
+def _watched(starter: int | None, shown: bool) -> Iterator[None]:
     """Within the context, what no signal tells ends this process as SIGTERM does: the end of
-    `starter`, and of whoever reads what this process prints.
+    `starter`, and of whoever reads what is `shown`.
     """
     over = os.eventfd(0)
     gone = [_opened(starter)] if starter is not None else []
     told = poll()
     for each in (over, *gone):
         told.register(each, POLLIN)
-    if _is_read():
+    if shown and _is_read():
         told.register(STDOUT, 0)  # errors and hang-ups are always told
 
     def wait() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.terminal import SECONDS, Terminal, gone
+from tests.terminal import SECONDS, Terminal
 
 pytestmark = pytest.mark.more
 
@@ -55,8 +55,11 @@ class Family:
             time.sleep(0.05)
 
     def ends(self) -> bool:
-        """True if nothing of it is left."""
-        return not gone(self.running()) and not self.running()
+        """True if nothing of it is left, once it has had its time."""
+        deadline = time.monotonic() + SECONDS
+        while (left := self.running()) and time.monotonic() < deadline:
+            psutil.wait_procs(left, timeout=1)
+        return not left
 
 
 def command_of(process: psutil.Process) -> list[str]:
