@@ -11,16 +11,23 @@ ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 help:  ## what can be made
 	@grep -hE '^[a-z0-9 -]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
 
+# Another index of PyTorch's CPU builds, where that of PyTorch cannot be reached.
+CPU_INDEX ?=
+# What was typed, by way of the environment: it may have any quotes.
+.venv/.installed: export GOAL = make $(MAKECMDGOALS)$(if $(ARGS), ARGS='$(ARGS)')$(if $(filter command,$(origin PYTHON)), PYTHON=$(PYTHON))
+
 .venv/.installed: pyproject.toml bench/pyproject.toml constraints.txt scripts/install.py
-	@echo "setting up .venv with $(PYTHON): torch first, then some 100 packages (about 500 MB)"
-	$(PYTHON) -m venv .venv
-	$(BIN)/python scripts/install.py -e '.[dev]' -e ./bench
+	@$(PYTHON) scripts/install.py --venv .venv --goal "$$GOAL"
+	@echo "setting up .venv: PyTorch (0.2 GB; with CUDA 2.7 GB), then some 100 packages (0.3 GB)"
+	@$(BIN)/python scripts/install.py --goal "$$GOAL" $(if $(CPU_INDEX),--cpu-index $(CPU_INDEX)) -e '.[dev]' -e ./bench
 	@touch $@
 
 demo: .venv/.installed  ## serve the demo model and ask it about pictures (ARGS=--exit to end after the questions)
-	$(BIN)/saccade demo $(ARGS)
+	@# Ends with make, however make ends; Ctrl-C, which is how it is ended, is no error.
+	@trap : INT; $(BIN)/saccade demo --ends-with $$PPID $(ARGS) || [ $$? = 130 ]
 
 test: .venv/.installed  ## the default tests
+	@echo "the default tests: about 3 minutes on two idle cores, the first half minute in silence"
 	$(BIN)/python scripts/run_tests.py $(ABREAST) -m 'not more and not slow and not gpu' $(ARGS)
 
 test-more: .venv/.installed  ## those that take longer: real processes that start, die and restart

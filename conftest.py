@@ -8,7 +8,7 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Any:
 
     scheduling._split_scope = scope
     return scheduling
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    """Say how many tests there are, which pytest-xdist keeps to itself where it is to be quiet."""
+    if node.gateway.id == "gw0":  # all find the same
+        reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line(f"{len(ids):,} tests")
 
 
 EVERY = [

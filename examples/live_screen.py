@@ -32,11 +32,13 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=120, help="frames that are kept (even)")
     parser.add_argument("--max-pixels", type=int, default=262_144)
     parser.add_argument("--rounds", type=int, default=0, help="questions; 0: without end")
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
     parser.add_argument("--key", default="none")
     given = parser.parse_args()
 
-    client = openai.OpenAI(base_url=given.url, api_key=given.key)
+    client = openai.OpenAI(
+        base_url=f"{given.base_url.rstrip('/').removesuffix('/v1')}/v1", api_key=given.key
+    )
     model = client.models.list().data[0].id
     seen: set[Path] = set()
     frames: list[dict[str, str]] = []
@@ -64,4 +66,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except openai.APIConnectionError as error:
+        raise SystemExit(f"nobody answers at {error.request.url}: is `saccade serve` up?") from None

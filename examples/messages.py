@@ -2,7 +2,7 @@
 
     saccade serve demo &
     pip install anthropic
-    python examples/messages.py http://127.0.0.1:8000 [PICTURE.png]
+    python examples/messages.py [PICTURE.png] [--base-url http://127.0.0.1:8000]
 
 The SDK needs nothing but the address. Claude Code is pointed at a server by its environment; it
 asks for models by names of its own unless it is told the server's (`GET /v1/models`):
@@ -46,7 +46,8 @@ def main(url: str, data: bytes) -> None:
     """Ask twice about a picture; the second time most of the prompt is found in the cache. The demo
     model knows questions like these; ask another model what you like.
     """
-    client: Any = anthropic.Anthropic(base_url=url, api_key="any")
+    address = url.rstrip("/").removesuffix("/v1")  # which OpenAI's clients want, and this SDK adds
+    client: Any = anthropic.Anthropic(base_url=address, api_key="any")
     model = client.models.list().data[0].id
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
     picture = {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
@@ -64,7 +65,10 @@ def main(url: str, data: bytes) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
     parser.add_argument("picture", nargs="?", type=Path, help="none: a red square")
     given = parser.parse_args()
-    main(given.url, given.picture.read_bytes() if given.picture else png())
+    try:
+        main(given.base_url, given.picture.read_bytes() if given.picture else png())
+    except anthropic.APIConnectionError as error:
+        raise SystemExit(f"nobody answers at {error.request.url}: is `saccade serve` up?") from None

@@ -22,12 +22,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("picture", type=Path)
     parser.add_argument("questions", nargs="+")
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
     parser.add_argument("--key", default="none")
     parser.add_argument("--max-output-tokens", type=int, default=200)
     given = parser.parse_args()
 
-    client = openai.OpenAI(base_url=given.url, api_key=given.key)
+    client = openai.OpenAI(
+        base_url=f"{given.base_url.rstrip('/').removesuffix('/v1')}/v1", api_key=given.key
+    )
     model = client.models.list().data[0].id
     kind = mimetypes.guess_type(given.picture)[0] or "image/png"
     data = base64.b64encode(given.picture.read_bytes()).decode()
@@ -55,4 +57,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except openai.APIConnectionError as error:
+        raise SystemExit(f"nobody answers at {error.request.url}: is `saccade serve` up?") from None

@@ -3,7 +3,7 @@ answers a question, with the unchanged openai SDK.
 
     saccade serve Qwen/Qwen3-VL-Embedding-2B --port 8001      # or any model with --pooling last
     saccade serve Qwen/Qwen3-VL-2B-Instruct --port 8000       # may be the same server as above
-    python examples/search_pages.py --embed http://127.0.0.1:8001/v1 FOLDER "costs of 2024" "Sum?"
+    python examples/search_pages.py FOLDER "costs of 2024" "Sum?" --embed-base-url http://127.0.0.1:8001
 
 Without a folder a few PDFs are drawn on the spot. All is asked twice, and the counts are the
 server's: the second time, nothing is drawn or encoded. Needs openai, numpy, pillow, pypdfium2.
@@ -37,11 +37,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("sentence", nargs="?", default="what the rent was in 2024")
     parser.add_argument("question", nargs="?", default="What is on this page?")
-    parser.add_argument("--embed", default="http://127.0.0.1:8000/v1", help="who embeds")
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="who answers")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="of who answers")
+    parser.add_argument("--embed-base-url", help="of who embeds; none: the same server")
     parser.add_argument("--key", default="none")
     parser.add_argument("--max-pixels", type=int, default=1_000_000, help="of a page")
     given = parser.parse_args()
+    given.answer_at = given.base_url.rstrip("/").removesuffix("/v1")
+    given.embed_at = (given.embed_base_url or given.base_url).rstrip("/").removesuffix("/v1")
     with tempfile.TemporaryDirectory() as made:
         folder = given.folder or draw(Path(made))
         pages = [
@@ -58,7 +60,7 @@ def main() -> None:
 
 def search(given: argparse.Namespace, pages: list[tuple[str, dict[str, Any]]]) -> tuple[str, str]:
     """The best page, and what it answers."""
-    embedder = openai.OpenAI(base_url=given.embed, api_key=given.key)
+    embedder = openai.OpenAI(base_url=f"{given.embed_at}/v1", api_key=given.key)
     model = embedder.models.list().data[0].id
 
     def embed(*content: dict[str, Any]) -> list[float]:
@@ -69,7 +71,7 @@ def search(given: argparse.Namespace, pages: list[tuple[str, dict[str, Any]]]) -
     query = embed({"type": "text", "text": given.sentence})
     scores = np.array([embed(part) for _, part in pages]) @ np.array(query)
     name, part = pages[int(scores.argmax())]
-    answerer = openai.OpenAI(base_url=given.url, api_key=given.key)
+    answerer = openai.OpenAI(base_url=f"{given.answer_at}/v1", api_key=given.key)
     content: list[Any] = [part, {"type": "text", "text": given.question}]
     answer = answerer.chat.completions.create(
         model=answerer.models.list().data[0].id,
@@ -94,9 +96,9 @@ def parts(path: Path, max_pixels: int) -> list[dict[str, Any]]:
 def counts(given: argparse.Namespace) -> list[float]:
     """Of all servers together."""
     total = dict.fromkeys(COUNTED, 0.0)
-    for url in {given.embed, given.url}:
+    for url in {given.embed_at, given.answer_at}:
         headers = {"Authorization": f"Bearer {given.key}"}
-        answer = httpx.get(f"{url.removesuffix('/v1')}/metrics", headers=headers).raise_for_status()
+        answer = httpx.get(f"{url}/metrics", headers=headers).raise_for_status()
         for line in answer.text.splitlines():
             name, _, value = line.partition(" ")
             if name in total:
@@ -117,4 +119,7 @@ def draw(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (openai.APIConnectionError, httpx.ConnectError) as error:
+        raise SystemExit(f"nobody answers at {error.request.url}: is `saccade serve` up?") from None

@@ -12,13 +12,14 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 from cyclopts.help import DefaultFormatter, HelpPanel
 from cyclopts.types import ExistingFile
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 
 from saccade import __version__
@@ -42,13 +43,25 @@ from saccade.core.serve_options import ServeOptions
 from saccade.core.tuning import Tuning, basic_options, tuning_values
 from saccade.tools.brought import join
 
+HELP = ("--help", "--help-advanced", "-h")
+
+
+def explain(error: CycloptsError) -> RenderableType:
+    """Return what to show of a command line that cannot be read: a misspelt --help comes first."""
+    for token in {*sys.argv[1:]}.difference(HELP):
+        if token.startswith("-") and (meant := get_close_matches(token, HELP, n=1, cutoff=0.75)):
+            return CycloptsPanel(f"Unknown option: {token}. Did you mean {meant[0]}?")
+    return CycloptsPanel(error)
+
+
 app = App(
     name="saccade",
     help="Serve vision-language models through an OpenAI-compatible API. An image costs its work "
     "once; after that it costs a hash.",
     version=__version__,
     default_parameter=Parameter(negative=""),
-    help_flags=("--help", "--help-advanced", "-h"),
+    help_flags=HELP,
+    error_formatter=explain,
 )
 deploy = App(name="deploy", help="Write what a cluster needs to run Saccade.")
 app.command(deploy)
@@ -220,7 +233,8 @@ def ray(
     spread: Annotated[SpreadOptions, flat("Ingress")] = SpreadOptions(),  # noqa: B008
 ) -> None:
     """Write the file by which Ray Serve runs several servers: saccade deploy ray MODEL > FILE;
-    serve run FILE. Ray itself is needed only there: pip install '.[ray]'.
+    serve run FILE. Ray itself is needed only there:
+    python scripts/install.py '.[ray]'.
 
     Parameters
     ----------
@@ -341,7 +355,12 @@ def batch(
 
 
 @app.command
-def demo(*, port: int = 8000, exit: bool = False) -> int:
+def demo(
+    *,
+    port: int = 8000,
+    exit: bool = False,
+    ends_with: Annotated[int | None, Parameter(show=False)] = None,
+) -> int:
     """Serve the demo model, ask it about images drawn on the spot, show the answers and what was
     cached.
 
@@ -352,10 +371,12 @@ def demo(*, port: int = 8000, exit: bool = False) -> int:
     exit:
         End after the questions, with status 0 only if every answer was right, instead of serving
         on.
+    ends_with:
+        A process, by its id, with which all of this ends: `make`, which may be killed.
     """
     from saccade.demo.run import run
 
-    return run(port=port, exit_after=exit)
+    return run(port=port, exit_after=exit, starter=ends_with)
 
 
 @app.command

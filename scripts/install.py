@@ -4,20 +4,23 @@ environments that uv makes.
 
 Owns the choice of PyTorch's build: the public index has the one for CUDA, gigabytes that a machine
 without an NVIDIA driver cannot use. There PyTorch's own index of CPU builds is offered to pip or uv
-beside what it is configured for, if that index answers. Says what will be fetched, and how large it
-is, before that begins. Standard library only: nothing is installed yet.
+beside what it is configured for, if that index answers; if no CPU build is found, a person at a
+terminal is asked. Says what will be fetched, and how large it is, before that begins. Standard
+library only: nothing is installed yet; and what an older Python reads as far as the sentence that
+it is too old.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,14 +33,20 @@ from urllib.request import Request, urlopen
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Documented by PyTorch: https://pytorch.org/get-started/locally."""
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
+OLDEST = (3, 11)
+"""As pyproject.toml has it."""
+NEWER = tuple(f"python3.{minor}" for minor in (12, 13, 11, 14))
+"""Names of programs that will do, the best known first."""
 PATIENCE = 5.0
 """Seconds that an index or a file's server has to answer: only a choice, and a figure, wait."""
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 CUDA_PACKAGES = ("nvidia-", "cuda-")
+UNPACKED = 2.0
+"""What torch's CUDA build takes on disk, as a multiple of what is fetched."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status of pip or uv."""
+    """Exit status of pip or uv; 2 for what cannot be begun, 1 for what somebody declined."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n\n")[0], allow_abbrev=False
     )
@@ -50,7 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--cpu-index", default=CPU_INDEX, help="index of PyTorch's CPU builds")
     parser.add_argument("--constraint", "-c", type=Path, default=CONSTRAINTS)
+    parser.add_argument(
+        "--venv", type=Path, help="only make an environment there, or keep the one that is there"
+    )
+    parser.add_argument("--goal", help="what was typed, if make runs this: for messages")
     options, rest = parser.parse_known_args(arguments)
+    goal = options.goal
+    if options.venv is not None:
+        return make_environment(options.venv, goal)
+    if reason := too_old(sys.version_info[:3], goal, rest):
+        parser.exit(2, f"{reason}\n")
     if not rest:
         parser.error("name what to install, as for pip: '.[cpu]'")
     tool = installer()
@@ -62,12 +80,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
         index = tool.beside(options.cpu_index) if cpu and offers(options.cpu_index) else ()
         wanted = [*constraints, *index, "torch"]
         print(f"asking {tool.name} which torch it finds ...", flush=True)
-        for line in announce(tool.resolve(wanted), cpu, tool.folder):
+        found = tool.resolve(wanted)
+        for line in announce(found):
             print(line, flush=True)
+        if cpu and any(is_cuda(each) for each in found):
+            for line in without_cuda(found, tool.folder, goal, rest):
+                print(line, flush=True)
+            if not wants_to_go_on():
+                return 1
         return tool.install(*wanted) or tool.install(*constraints, *rest)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
+
+
+def too_old(version: tuple[int, ...], goal: str | None, rest: Sequence[str] = ()) -> str | None:
+    """Return what to say of a Python that cannot run Saccade; None for one that can."""
+    if version[:2] >= OLDEST:
+        return None
+    newer = next((each for each in NEWER if runs(each)), None)
+    word = newer or NEWER[0]
+    typed = f"{goal} PYTHON={word}"
+    if not goal:
+        again = shlex.join((".venv/bin/python", "scripts/install.py", *rest))
+        typed = f"{word} -m venv .venv && {again}"
+    oldest, this = (".".join(map(str, each)) for each in (OLDEST, version))
+    missing = "" if newer else "No newer Python is on the PATH: install one. "
+    return f"Saccade needs Python {oldest} or later; this is {this}. {missing}Type: {typed}"
+
+
+def runs(python: str) -> bool:
+    """Whether a program of that name is there and starts."""
+    with suppress(OSError):
+        return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+    return False
+
+
+def make_environment(folder: Path, goal: str | None) -> int:
+    """Make `folder` an environment of this Python, or keep one that is there, if it will do.
+
+    Returns 0; 2 if this Python is too old; else what `python -m venv` returned.
+    """
+    there = version_in(folder)
+    if there[:2] >= OLDEST:
+        if there[:2] != sys.version_info[:2]:
+            told = ".".join(map(str, there))
+            print(f"{folder} has Python {told} and is kept (make clean removes it)", flush=True)
+        return 0
+    if reason := too_old(sys.version_info[:3], goal):
+        print(reason, file=sys.stderr)
+        return 2
+    if folder.exists():
+        told = f"Python {'.'.join(map(str, there))}" if there else "no Python that runs"
+        print(f"{folder} has {told}: it is made anew", flush=True)
+    status = 1
+    try:
+        command = [sys.executable, "-m", "venv", "--clear", str(folder)]
+        status = subprocess.run(command).returncode
+    finally:
+        if status:  # half an environment would be kept the next time
+            shutil.rmtree(folder, ignore_errors=True)
+    return status
+
+
+def version_in(environment: Path) -> tuple[int, ...]:
+    """The version of an environment's Python; () if it does not run."""
+    ask = "import sys; print(*sys.version_info[:3])"
+    with suppress(OSError, ValueError):
+        command = [str(environment / "bin" / "python"), "-c", ask]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return tuple(map(int, done.stdout.split()))
+    return ()
 
 
 def has_driver(files: Sequence[Path] = DRIVER_FILES) -> bool:
@@ -182,6 +265,8 @@ class Uv:
         done = subprocess.run(lock, input=torch, capture_output=True, text=True)
         if not new or done.returncode:
             return []
+        import tomllib  # here: an older Python is to read this file, and has none
+
         packages = tomllib.loads(done.stdout)["packages"]
         return [
             Package(each["name"], each["version"], size_in_lock(each))
@@ -204,7 +289,7 @@ def installer() -> Installer | None:
     return None if program is None else Uv(program)
 
 
-def announce(packages: Sequence[Package], cpu: bool, folder: str) -> Iterator[str]:
+def announce(packages: Sequence[Package]) -> Iterator[str]:
     """What is going to be fetched for torch, and its size; nothing where torch is there already."""
     torch = next((each for each in packages if each.name == "torch"), None)
     if torch is None:
@@ -212,13 +297,44 @@ def announce(packages: Sequence[Package], cpu: bool, folder: str) -> Iterator[st
     sizes = [each.size for each in packages]
     told = f"{sum(sizes) / 1e6:,.0f} MB" + ("" if all(sizes) else " and more (not all tell)")
     yield f"torch {torch.version} and what it needs: {told}"
-    cuda = [each for each in packages if each.name.startswith(CUDA_PACKAGES)]
-    if cuda and cpu:
-        yield (
-            f"{len(cuda)} packages of that are CUDA's, of no use here: to do without, name an "
-            "index of PyTorch's CPU builds (--cpu-index URL), or a folder with one "
-            f"({folder}=FOLDER)"
-        )
+
+
+def is_cuda(package: Package) -> bool:
+    return package.name.startswith(CUDA_PACKAGES)
+
+
+def without_cuda(
+    packages: Sequence[Package], folder: str, goal: str | None, rest: Sequence[str]
+) -> Iterator[str]:
+    """What to know, and to type, where a CUDA build would come and nothing could use it."""
+    count = sum(map(is_cuda, packages))
+    disk = sum(each.size for each in packages) * UNPACKED / 1e9
+    yield (
+        f"{count} packages of that are CUDA's, of no use here: this machine has no NVIDIA driver. "
+        f"On disk it will be about {disk:.1f} GB."
+    )
+    direct = f"{shlex.quote(sys.executable)} scripts/install.py"
+    typed = goal or f"{direct} {shlex.join(rest)}"
+    by_index = f"{goal} CPU_INDEX=URL" if goal else f"{direct} --cpu-index URL {shlex.join(rest)}"
+    yield "To do without (0.2 GB instead), type one of these:"
+    yield f"    {folder}=FOLDER {typed}"
+    yield f"    {by_index}"
+    torch = next((each.version for each in packages if each.name == "torch"), "VERSION")
+    tag = "cp{}{}".format(*sys.version_info)
+    yield (
+        f"FOLDER has torch-{torch}+cpu-{tag}-{tag}-*_{platform.machine()}.whl, fetched where "
+        f"{CPU_INDEX} can be reached; URL is another index that has it."
+    )
+
+
+def wants_to_go_on() -> bool:
+    """Whether somebody at a terminal says so; True where nobody is there to be asked."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return True
+    if input("Fetch it all the same? [y/N] ").strip().lower() in ("y", "yes"):
+        return True
+    print("nothing was installed")
+    return False
 
 
 def size_in_lock(package: dict[str, Any]) -> int:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from select import select
 from typing import Self
 
@@ -23,11 +24,13 @@ CTRL_C = "\x03"
 class Terminal:
     """A context manager; whatever still runs at its end is killed."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], env: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
         self._end, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True,
-            preexec_fn=lambda: _own(theirs),
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=cwd,
+            start_new_session=True, preexec_fn=lambda: _own(theirs),
         )  # fmt: skip
         os.close(theirs)
         self.shown = ""
@@ -40,7 +43,13 @@ class Terminal:
         for process in [*self.family(), self.process]:
             process.kill()
         self.process.wait()
-        os.close(self._end)
+        self.close()
+
+    def close(self) -> None:
+        """Close the terminal, as its window's end does."""
+        if self._end >= 0:
+            os.close(self._end)
+            self._end = -1
 
     def family(self) -> list[psutil.Process]:
         """The processes that the command has begun, and theirs."""

@@ -75,7 +75,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("-n", type=int, default=200, help="tasks per skill")
+    parser.add_argument("--num-prompts", type=int, default=200, help="tasks per skill")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--skills", nargs="*", default=list(SKILLS), choices=SKILLS)
     parser.add_argument(
@@ -84,7 +84,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    scores = evaluate(library_asker(args.folder), args.n, args.skills, args.first, threads=1)
+    scores = evaluate(
+        library_asker(args.folder), args.num_prompts, args.skills, args.first, threads=1
+    )
     print_scores(scores, args.misses)
     if args.json:
         args.json.write_text(json.dumps(as_json(scores), indent=1) + "\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -24,6 +25,8 @@ import psutil
 from rich.console import Console
 
 from saccade.core.errors import ConfigError
+from saccade.core.own_server import endings_raised
+from saccade.core.tied import tied
 from saccade_bench.eval import ocr, shapes
 from saccade_bench.eval.contract import EvalResult, GradedAnswer, Item, ask_all, summarise
 from saccade_bench.eval.sampling import HttpSampler
@@ -210,26 +213,23 @@ def running(side: Side, logs: Path, options: AbOptions) -> Iterator[str]:
     command = shlex.split(side.command.replace("{port}", str(port)))
     if "{port}" not in side.command:
         raise ConfigError(f"the command line of {side.label} has no {{port}}: {side.command}")
-    with path.open("wb") as log:
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"{side.label} does not start: {command[0]}: no such program")
+    with endings_raised(), path.open("wb") as log:
+        # A session of its own: Ctrl-C ends this program, which then stops the server properly.
+        process = subprocess.Popen(
+            tied(command),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
-            # A session of its own: Ctrl-C ends this program, which then stops the server properly.
-            process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"{side.label} does not start: {command[0]}: {error.strerror}"
-            ) from None
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _await(url, process, side, path, options.start_timeout)
-        yield url
-    finally:
-        stop(process)
+            url = f"http://127.0.0.1:{port}"
+            _await(url, process, side, path, options.start_timeout)
+            yield url
+        finally:
+            stop(process)
 
 
 def _await(

@@ -10,6 +10,7 @@ import io
 from typing import Any
 
 from saccade.core.errors import ConfigError
+from saccade.core.extras import how_to_install
 
 COLOURS = ("#2f6fde", "#e4572e", "#2a9d6f", "#8f5bd0", "#c99a1b", "#4c5a67")
 INK, MUTED, GRID = "#1d2733", "#5d6b7a", "#e3e8ee"
@@ -23,7 +24,7 @@ def figure(width: float = 7.2, height: float = 4.0, columns: int = 1) -> tuple[A
     try:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
-        raise ConfigError("plots need matplotlib: pip install ./bench") from None
+        raise ConfigError(f"plots need matplotlib: {how_to_install('./bench')}") from None
     made = figures.Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
     made.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     axes = made.subplots(1, columns, squeeze=False)[0]

@@ -2,7 +2,7 @@
 
     saccade serve MODEL &
     pip install openai pillow
-    python examples/agent/screen_agent.py http://127.0.0.1:8000 "Which button is red? Click it."
+    python examples/agent/screen_agent.py "Which button is red? Click it."
 
 The screen is drawn here, so that the example needs no display; for a real one, let `screenshot`
 return `PIL.ImageGrab.grab()`. `--force N` makes the first N turns call a tool, for models that are
@@ -96,11 +96,13 @@ def run(call: Any, tools: dict[str, Callable[..., list[Any]]]) -> list[Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000")
     parser.add_argument("task", nargs="?", default="Which button is red? Click it.")
     parser.add_argument("--force", type=int, default=0, metavar="N")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
     options = parser.parse_intermixed_args()  # options before, between and after
-    client = openai.OpenAI(base_url=f"{options.url.rstrip('/')}/v1", api_key="none")
+    client = openai.OpenAI(
+        base_url=f"{options.base_url.rstrip('/').removesuffix('/v1')}/v1", api_key="none"
+    )
     model = client.models.list().data[0].id
     screen = Screen()
     tools = {"screenshot": screen.screenshot, "click": screen.click}
@@ -129,4 +131,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except openai.APIConnectionError as error:
+        raise SystemExit(f"nobody answers at {error.request.url}: is `saccade serve` up?") from None

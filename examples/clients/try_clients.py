@@ -5,7 +5,7 @@
         'pydantic-ai-slim[openai,anthropic]' openai-agents guidellm 'lm-eval[api]' \
         cohere llama-index-embeddings-openai-like haystack-ai
     npm install ai @ai-sdk/openai-compatible @ai-sdk/openai @ai-sdk/anthropic zod
-    python examples/clients/try_clients.py http://127.0.0.1:8000 [--only WORD] [--tokenizer FOLDER]
+    python examples/clients/try_clients.py [--only WORD] [--tokenizer FOLDER]
 
 Each client that is installed is tried, one feature after the other; one that is not is said to be
 missing. A table of all comes last. Forced calls and schemas hold with any model, a random one too
@@ -21,6 +21,7 @@ import argparse
 import json
 import sys
 import traceback
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -136,14 +137,17 @@ def attempt(trial: Trial, target: Target, verbose: bool) -> tuple[str, str]:
 def main() -> int:
     """The number of features that failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("base", nargs="?", default="http://127.0.0.1:8000")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
     parser.add_argument("--only", default="", help="clients and features with this in their name")
     parser.add_argument("--tokenizer", default="gpt2", help="a folder or name, for the evaluators")
     parser.add_argument("--verbose", action="store_true", help="tracebacks of what failed")
     given = parser.parse_args()
-    base = given.base.rstrip("/")
-    with urllib.request.urlopen(f"{base}/v1/models", timeout=10) as response:
-        model = json.load(response)["data"][0]["id"]
+    base = given.base_url.rstrip("/").removesuffix("/v1")
+    try:
+        with urllib.request.urlopen(f"{base}/v1/models", timeout=10) as response:
+            model = json.load(response)["data"][0]["id"]
+    except urllib.error.URLError as error:
+        raise SystemExit(f"nobody answers at {base}/v1/models ({error.reason})") from None
     target = Target(base, model, given.tokenizer)
     found: dict[tuple[str, str], str] = {}
     for client, trials in CLIENTS.items():

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade import __version__
 from saccade.api.about import docs
-from saccade.api.about.elsewhere import advice
+from saccade.api.about.elsewhere import advice, overview
 from saccade.api.about.openapi import describe
 from saccade.api.about.page import PAGE_PATHS, page_routes, state_route
 from saccade.api.batches.handlers import batch_routes
@@ -357,8 +357,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
     path, status = request.url.path, error.status_code
+    routes = {route.path for route in request.app.routes if isinstance(route, Route)}
     what = {
-        404: f"there is no {path[:200]}{advice(path)}",
+        404: f"there is no {path[:200]}{advice(path) or overview(routes)}",
         405: f"{request.method} is not allowed on {path[:200]}{advice(path)}",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(status)

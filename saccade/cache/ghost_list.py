@@ -1,6 +1,6 @@
 """Images encoded before, so that a miss can give its reason.
 
-Owns keys only; a bounded number of them.
+Owns keys only; a bounded number of them. What one salt has seen is never told to another.
 """
 
 from __future__ import annotations
@@ -13,27 +13,23 @@ KEYS_PER_DIGEST = 8
 
 
 class GhostList:
-    """The last `size` images by digest, each with the settings and salts of its last encoding."""
+    """The last `size` images of all salts, each with the settings of its last encodings."""
 
     def __init__(self, size: int = 1 << 16) -> None:
         self._size = size
-        self._keys: OrderedDict[bytes, tuple[ImageKey, ...]] = OrderedDict()
+        self._settings: OrderedDict[tuple[bytes, str], tuple[bytes, ...]] = OrderedDict()
 
     def add(self, key: ImageKey) -> None:
         """`key` is being encoded."""
-        others = tuple(other for other in self._keys.pop(key.digest, ()) if other != key)
-        self._keys[key.digest] = (*others[1 - KEYS_PER_DIGEST :], key)
-        if len(self._keys) > self._size:
-            self._keys.popitem(last=False)
+        image = key.digest, key.salt
+        others = tuple(each for each in self._settings.pop(image, ()) if each != key.settings)
+        self._settings[image] = (*others[1 - KEYS_PER_DIGEST :], key.settings)
+        if len(self._settings) > self._size:
+            self._settings.popitem(last=False)
 
     def why_missing(self, key: ImageKey) -> Missed:
         """The reason why the embedding of `key` is not resident."""
-        keys = self._keys.get(key.digest, ())
-        if key in keys:
-            return "evicted"
-        if any(other.salt == key.salt for other in keys):
-            return "other settings"
-        # A salted key stays between its owner and us.
-        if ImageKey(key.digest, key.settings) in keys:
-            return "other salt"
-        return "never seen"
+        settings = self._settings.get((key.digest, key.salt))
+        if settings is None:
+            return "never seen"
+        return "evicted" if key.settings in settings else "other settings"

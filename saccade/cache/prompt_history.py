@@ -111,7 +111,7 @@ class PromptHistory:
             return miss("too_short")
         if cached >= most:
             return None
-        own = self._likest(request, request.cache_salt)
+        own = self._likest(request)
         if own is not None:
             earlier = own.prompt
             if cached < min(own.length // size * size, most):
@@ -122,19 +122,17 @@ class PromptHistory:
             if own.length == len(earlier.tokens):
                 return None
             return miss("other_settings" if own.resized else "prompt_changed", own.length)
-        open_salt = request.caching.open_salt
-        if request.cache_salt != open_salt and self._likest(request, open_salt) is not None:
-            return miss("other_salt")
         return miss("never_seen")
 
-    def _likest(self, request: Request, salt: str) -> _Likeness | None:
-        """The earlier prompt under `salt` with the longest common beginning; of equals, the newest.
+    def _likest(self, request: Request) -> _Likeness | None:
+        """The earlier prompt of the same salt with the longest common beginning; of equals, the
+        newest.
 
         Prompts that differ within their first page are unrelated, unless the client names both
         alike.
         """
         tokens, shown = np.array(request.tokens, np.int32), _shown(request)
-        sought = salt, request.adapter.fingerprint
+        sought = request.cache_salt, request.adapter.fingerprint
         best: _Likeness | None = None
         for prompt in reversed(self._of.get(request.client, ())):
             if prompt.partition != sought or prompt.family != request.caching.family:

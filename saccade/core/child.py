@@ -10,7 +10,6 @@ child's end to the parent at once. Knows nothing of the content of messages.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -27,6 +26,8 @@ from typing import Any, Generic, NoReturn, TypeVar, cast, get_args
 
 import msgspec
 
+from saccade.core.tied import end_with
+
 HEARTBEAT_SECONDS = 0.5
 """An end that has nothing else to say gives a sign of life this often."""
 LAST_WORDS_BYTES = 4096
@@ -36,7 +37,6 @@ STARTER = "saccade.core.starter"
 """Ties the child to its parent, then becomes the module."""
 
 _HEADER = struct.Struct("<IB")
-_PR_SET_PDEATHSIG = 1
 _ENCODER = msgspec.msgpack.Encoder()
 
 Sent = TypeVar("Sent")
@@ -401,9 +401,7 @@ def tie(parent: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+    end_with(parent)
 
 
 def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:

@@ -266,17 +266,16 @@ class Caching:
     breakpoints: (tokens, seconds), by tokens: once so many prompt tokens are computed, keep their
     whole KV pages and the embeddings of the images before that place for so long. diagnose: explain
     why the prefix cache had less than an earlier prompt of this client would have left. family: the
-    client's name for prompts with a common beginning (`prompt_cache_key`). open_salt: the salt of
-    this client's prompts without a named salt. adapter: what computes the KV beside the model; KV
-    of different ones is apart. idle: nobody waits for an answer: it is computed while no other
-    request is there, and what it leaves in the caches goes first until somebody else uses it.
-    prediction: tokens that the client expects in the answer, to be guessed from.
+    client's name for prompts with a common beginning (`prompt_cache_key`). adapter: what computes
+    the KV beside the model; KV of different ones is apart. idle: nobody waits for an answer: it is
+    computed while no other request is there, and what it leaves in the caches goes first until
+    somebody else uses it. prediction: tokens that the client expects in the answer, to be guessed
+    from.
     """
 
     breakpoints: tuple[tuple[int, int], ...] = ()
     diagnose: bool = False
     family: str = ""
-    open_salt: str = ""
     adapter: AdapterRef = NO_ADAPTER
     idle: bool = False
     prediction: tuple[int, ...] = ()
@@ -393,7 +392,6 @@ Missed = Literal[
     "never seen",
     "evicted",
     "other settings",
-    "other salt",
     "no full page",
     "other prompt",
     "other prompt or evicted",
@@ -401,8 +399,7 @@ Missed = Literal[
 ]
 """The reason for which an image was not found at a level.
 
-other salt: it was seen without a salt. (That another tenant has sent it is never said: it counts as
-never seen.)
+never seen: not under this salt. What was sent under another is another's, and never said.
 no full page: the page with its last tokens is not cached, for it was not full, or went on
 differently.
 other prompt: something else stood before it. From the first eviction on nobody can tell: it may
@@ -435,7 +432,6 @@ class ImageOutcome:
 CacheMissReason = Literal[
     "prompt_changed",
     "other_settings",
-    "other_salt",
     "evicted",
     "read_too_slow",
     "expired",
@@ -449,11 +445,10 @@ CacheMissReason = Literal[
 prompt_changed: an earlier prompt of this client goes on differently from a place on.
 other_settings: the first difference is an image of the same bytes at another size (`detail`,
 `min_pixels`, `max_pixels`).
-other_salt: this client has sent it without a `cache_salt`.
 evicted: it was there, and made room for others. read_too_slow: it lies in host memory or on disk,
 but computing it was quicker, or it came late or damaged. expired: it was kept by a breakpoint whose
 time is over, and made room since. flushed: somebody flushed the cache.
-never_seen: no earlier prompt that is remembered begins like it.
+never_seen: no earlier prompt of this client, under this salt, that is remembered begins like it.
 too_short: it fills no page. cache_off: the server keeps no prompts.
 """
 

@@ -1,5 +1,5 @@
 """Held-out accuracy of the demo model through an OpenAI-compatible API: `python -m
-saccade.demo.evaluate --base-url URL -n 200`.
+saccade.demo.evaluate --base-url URL --num-prompts 200`, beside `saccade serve`.
 
 Owns: the asking, the scoring (exact text), the table and the JSON. Does not know: which server or
 model answers. Pictures are sent as PNG data URLs of any size (sides of 96 to 256 px, seldom
@@ -229,7 +229,7 @@ def main() -> None:
     )
     parser.add_argument("--model", help="model name; default: the first that the server names")
     parser.add_argument("--api-key")
-    parser.add_argument("-n", type=int, default=200, help="tasks per skill")
+    parser.add_argument("--num-prompts", type=int, default=200, help="tasks per skill")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--threads", type=int, default=8, help="requests at a time")
     parser.add_argument("--skills", nargs="*", default=list(SKILLS), choices=SKILLS)
@@ -241,7 +241,7 @@ def main() -> None:
     try:
         scores = evaluate(
             http_asker(args.base_url, args.model, args.api_key),
-            args.n,
+            args.num_prompts,
             args.skills,
             args.first,
             args.threads,

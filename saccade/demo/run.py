@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import random
-import signal
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,9 +24,11 @@ from typing import Any
 import httpx
 from PIL import Image
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from saccade.core.own_server import own_server
 from saccade.demo.draw import DEFAULT_FONT, Scene, render
 from saccade.demo.evaluate import LARGE, ChatMessage, user_message
 from saccade.demo.tasks import (
@@ -41,6 +44,8 @@ from saccade.demo.tasks import (
 )
 
 START_TIMEOUT = 120.0
+SCRIPT = Path(sys.executable).with_name("saccade")
+"""Where installers put the command."""
 COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
 
 
@@ -83,29 +88,29 @@ def script(seed: int) -> list[Exchange]:
     ]
 
 
-def run(*, port: int = 8000, exit_after: bool = False, out: Path = Path("out/demo")) -> int:
-    """Serve, ask, show. Returns the exit status: 0 only if every answer was right."""
+def run(
+    *,
+    port: int = 8000,
+    exit_after: bool = False,
+    out: Path = Path("out/demo"),
+    starter: int | None = None,
+) -> int:
+    """Serve, ask, show. Returns the exit status: 0 only if every answer was right.
+
+    The server ends with this process, and both with `starter`, another process.
+    """
     console = Console()
     port = free_port(port)
     console.print(f"[bold]saccade serve demo --port {port}[/bold]")
-    # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
-    server = subprocess.Popen(
-        [sys.executable, "-m", "saccade", "serve", "demo", "--port", str(port)],
-        start_new_session=True,
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            wait_until_ready(client, server)
-            right = converse(client, console, script(SEED), out)
+    with (
+        own_server("demo", "--port", str(port), shown=True, starter=starter) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
+    ):
+        wait_until_ready(client, server)
+        right = converse(client, console, script(SEED), out)
         if not exit_after:
-            serve_on(console, server, port)
+            serve_on(console, server, port, out)
         return 0 if right else 1
-    finally:
-        if server.poll() is None:
-            server.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                server.wait(60)
-            server.kill()
 
 
 SEED = 2
@@ -251,15 +256,24 @@ def half_blocks(image: Image.Image, width: int) -> Text:
     return text
 
 
-def serve_on(console: Console, server: subprocess.Popen[bytes], port: int) -> None:
+def serve_on(console: Console, server: subprocess.Popen[bytes], port: int, out: Path) -> None:
     """Wait for Ctrl-C, or for the server to end."""
-    url = f"http://127.0.0.1:{port}/v1"
-    console.print(
-        f"[bold]Serving at {url}[/bold] until Ctrl-C. Try:\n  saccade chat --base-url {url} "
-        "--image FILE 'What is in the picture?'"
-    )
+    url = f"http://127.0.0.1:{port}"
+    words = (*program(), "chat", "--base-url", f"{url}/v1", "--image", str(out / "picture-2.png"))
+    line = escape(shlex.join((*words, "Describe the picture.")))
+    told = f"[bold]Serving at {url}/v1[/bold] until Ctrl-C. Open {url}/ in a browser, or type:"
+    console.print(f"{told}\n  {line}", soft_wrap=True)
     with suppress(KeyboardInterrupt):
         server.wait()
+
+
+def program(path: Path = SCRIPT) -> tuple[str, ...]:
+    """Return the words that run `saccade` from this folder, whose script lies at `path`."""
+    if shutil.which("saccade") == str(path):
+        return ("saccade",)
+    if not path.exists():
+        return (sys.executable, "-m", "saccade")
+    return (str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path),)
 
 
 def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes]) -> None:

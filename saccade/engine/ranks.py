@@ -9,6 +9,7 @@ import logging
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +40,7 @@ def pick_device(
         return "cpu"
     if wanted == "cuda" and not devices:
         raise ConfigError(
-            "--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use "
+            f"--device cuda: torch sees no CUDA device: {_what_lacks(version('torch'))}, or use "
             "--device cpu"
         )
     if wanted == "auto" and not devices and NVIDIA.exists():
@@ -55,6 +56,16 @@ def pick_device(
             "each needs one"
         )
     return "cuda" if devices else "cpu"
+
+
+def _what_lacks(torch: str) -> str:
+    """Return why a `torch` of that version sees no GPU, and what to install."""
+    for_cpus = torch.endswith("+cpu")
+    if not NVIDIA.exists():
+        also = ", and a CUDA build of torch" if for_cpus else ""
+        return f"there is no NVIDIA driver (no {NVIDIA}); install it{also}"
+    found = "is a build for CPUs" if for_cpus else "cannot use the driver"
+    return f"torch {torch} {found}; install a CUDA build that the driver is new enough for"
 
 
 def share_hardware(ranks: Sequence[Hardware]) -> Hardware:

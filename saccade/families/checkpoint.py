@@ -116,8 +116,10 @@ def hub_errors(repo: str) -> Iterator[None]:
             "folder either"
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:
+        # What is below tells more: of a hub out of reach the hub's words are a paragraph.
+        why = str(error.__cause__ or error).partition("\n")[0]
         raise CheckpointError(
-            f"cannot download {repo} (you may fetch it elsewhere and give its folder): {error}"
+            f"cannot download {repo} (you may fetch it elsewhere and give its folder): {why}"
         ) from error
 
 

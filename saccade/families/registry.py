@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saccade.core.errors import CheckpointError, ConfigError
+from saccade.core.extras import how_to_install
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import Checkpoint, read_checkpoint
 from saccade.families.deepseek_vl2.spec import DeepseekSpec, deepseek_spec
@@ -158,8 +159,8 @@ def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:
     if family is TRANSFORMERS_ANY and find_spec("transformers") is None:
         raise CheckpointError(
             f"{checkpoint.config.where}: {architecture} is not supported; supported are "
-            f"{', '.join(ARCHITECTURES)}, and with transformers' own modules many more: pip "
-            "install '.[transformers]'"
+            f"{', '.join(ARCHITECTURES)}, and with transformers' own modules many more: "
+            + how_to_install(".[transformers]")
         )
     spec = family.spec(checkpoint)
     return spec.with_options(_read_options(options)) if options else spec

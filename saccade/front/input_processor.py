@@ -187,7 +187,7 @@ class InputProcessor:
             share,
             grammar="" if grammar is None else grammar.text,
             caching=replace(
-                _caching(ask, prompt, client),
+                _caching(ask, prompt),
                 prediction=await self.prompts.predicted(ask.prediction),
             ),
             prompt_logprobs=ask.prompt_logprobs,
@@ -452,9 +452,8 @@ class InputProcessor:
             )
 
 
-def _caching(ask: GenerationRequest, prompt: Prompt, client: Client) -> Caching:
-    wish, usual = ask.cache, client.salt("")
-    return Caching(prompt.breakpoints, wish.diagnose, wish.family, usual, ask.adapter)
+def _caching(ask: GenerationRequest, prompt: Prompt) -> Caching:
+    return Caching(prompt.breakpoints, ask.cache.diagnose, ask.cache.family, ask.adapter)
 
 
 def kept_tokens(ask: GenerationRequest, length: int, context_length: int) -> int:

@@ -270,7 +270,7 @@ def _prepared(
         client.salt(ask.cache_salt),
         time.monotonic(),
         client.share(ask.cache_salt),
-        caching=Caching(prompt.breakpoints, open_salt=client.salt("")),
+        caching=Caching(prompt.breakpoints),
         reading=reading,
     )
     return PreparedRequest(request, prompt.opened, prompt.places)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import CheckpointError, ConfigError
+from saccade.core.extras import how_to_install
 
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 """The name of a part of a model in several files, whose first part alone has metadata."""
@@ -117,7 +118,9 @@ def known_formats() -> dict[int, tuple[str, int, int]]:
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
-        raise ConfigError("GGUF files need the package gguf: pip install '.[gguf]'") from None
+        raise ConfigError(
+            f"GGUF files need the package gguf: {how_to_install('.[gguf]')}"
+        ) from None
     return {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
 
 
@@ -167,7 +170,7 @@ class _Reader:
         if number not in formats:
             raise self._refuse(
                 f"tensor {name} has format {number}, which the installed package gguf does not "
-                "know: pip install --upgrade gguf, or take another quantisation"
+                "know: upgrade that package, or take another quantisation"
             )
         kind, block, block_bytes = formats[number]
         values = math.prod(shape)

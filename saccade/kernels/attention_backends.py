@@ -115,7 +115,7 @@ BACKENDS: dict[AttentionName, Registered] = {
         captured=False,
         package="flashinfer",
         find=partial(find_spec, "flashinfer"),
-        install="pip install flashinfer-python; it compiles when it is first used, by nvcc",
+        install="python scripts/install.py flashinfer-python; nvcc compiles it when first used",
     ),
 }
 

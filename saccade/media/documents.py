@@ -23,6 +23,7 @@ from msgspec import Meta
 
 from saccade.core.config import MIB, PageView
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
+from saccade.core.extras import ask_operator
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
@@ -185,8 +186,7 @@ class Documents:
         if not has_renderer():
             raise InvalidRequest(
                 f"{param}: the file is a PDF, and this server has nothing to read it with: send "
-                "its pages as images, or have the server's operator install the extra `documents` "
-                "(pip install '.[documents]')",
+                f"its pages as images, or {ask_operator('documents')}",
                 param,
                 "no_document_reader",
             )

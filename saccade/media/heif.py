@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 from importlib.util import find_spec
 
+from saccade.core.extras import ask_operator
+
 INSTALLED = find_spec("pillow_heif") is not None
 FORMATS = ("HEIF",) if INSTALLED else ()
 """By Pillow's name."""
 MISSING = (
     "the image is a HEIC image, and this server has nothing to read it with: send it as JPEG, "
-    "or have the server's operator install the extra `heic` (pip install '.[heic]')"
+    f"or {ask_operator('heic')}"
 )
 NO_THREADS = (
     "it is a HEIC image, and the kernel of this server cannot bound the threads that its decoder "

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from blake3 import blake3
 
 from saccade.core.errors import ImageError, InvalidRequest
+from saccade.core.extras import ask_operator
 from saccade.core.family import FamilySpec
 from saccade.core.types import Image, ImageKey
 from saccade.core.video import MOST_FRAMES, FrameBudget, FrameTimes, VideoRules, images_of, stacked
@@ -24,7 +25,6 @@ from saccade.media.sources import VideoSource
 
 PAIR = b"saccade frames\0"
 FRAME = b"saccade frame\0"
-EXTRA = "the extra `video` (pip install '.[video]')"
 
 
 @cache
@@ -44,7 +44,8 @@ def check_decoder(param: str) -> None:
     """Raises InvalidRequest for an installation without a reader of video files."""
     if not has_decoder():
         raise InvalidRequest(
-            f"{param}: this server reads no video files: install {EXTRA}, or send frames as images",
+            f"{param}: this server reads no video files: send frames as images, or "
+            f"{ask_operator('video')}",
             param,
             "no_video_decoder",
         )

@@ -7,7 +7,6 @@ Knows nothing of Ray.
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from concurrent.futures import Future
 import httpx
 
 from saccade.core.errors import StartupError
+from saccade.core.tied import tied
 from saccade.edge.headers import INSTANCE_HEADER
 
 ANNOUNCED = "serving at "
@@ -44,7 +44,7 @@ class OwnedServer:
         if "--metrics-without-key" not in options:
             words.append("--metrics-without-key")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "saccade.route.tied", str(os.getpid()), *words],
+            tied([sys.executable, "-m", "saccade", *words]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

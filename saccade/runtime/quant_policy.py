@@ -14,6 +14,7 @@ import torch
 
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
+from saccade.core.extras import how_to_install
 from saccade.kernels.matrix import (
     DenseMatrix,
     Fp8Experts,
@@ -151,8 +152,8 @@ def check_made(made: Made, device: torch.device) -> None:
     check_int8(f"--quantization {made}", "--quantization auto", device)
     if made == "int4" and not runs_vnni():
         raise ConfigError(
-            "--quantization int4: it needs a processor with avx512_vnni, and llvmlite: pip install "
-            "'.[cpu]', or use --quantization int8"
+            "--quantization int4: it needs a processor with avx512_vnni, and llvmlite "
+            f"({how_to_install('.[cpu]')}), or use --quantization int8"
         )
 
 

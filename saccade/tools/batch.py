@@ -7,7 +7,6 @@ The server keeps the batch: what is lost here is only the sight of it. No file i
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from saccade.core.errors import ConfigError
 from saccade.core.given_paths import reason, regular, shown
+from saccade.core.own_server import own_server
 from saccade.tools.server import refusal, root, unreachable
 
 TIMEOUT = 60.0
@@ -44,7 +44,7 @@ def run_batch(
     console = Console(stderr=True)
     if base_url is not None:
         return _answered(root(base_url), api_key, file, endpoint, output, console)
-    with own_server(model) as address:
+    with served(model) as address:
         return _answered(address, None, file, endpoint, output, console)
 
 
@@ -66,28 +66,16 @@ def first_url(file: Path) -> str:
 
 
 @contextmanager
-def own_server(model: str) -> Iterator[str]:
+def served(model: str) -> Iterator[str]:
     """The address of a server of `model`, which ends with the context. Raises ConfigError."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
-    server = subprocess.Popen(
-        [sys.executable, "-m", "saccade", "serve", model, "--port", str(port), "--disable-page"],
-        start_new_session=True,
-        stdout=sys.stderr,
-    )
     address = f"http://127.0.0.1:{port}"
-    try:
+    options = (model, "--port", str(port), "--disable-page")
+    with own_server(*options, output=sys.stderr) as server:
         _wait_until_ready(address, server)
         yield address
-    finally:
-        if server.poll() is None:
-            server.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                server.wait(60)
-            server.kill()
-            server.wait()
 
 
 def _wait_until_ready(address: str, server: subprocess.Popen[bytes]) -> None:

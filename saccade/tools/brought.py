@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from saccade.core.errors import ConfigError
+from saccade.core.extras import how_to_install
 
 GROUP = "saccade.commands"
 """The group of entry points that join a command of another distribution to `saccade`: its name, and
@@ -26,7 +27,7 @@ MEASURING = {
 }
 
 
-MISSING = "Not installed: pip install ./bench in the folder of Saccade's source."
+MISSING = f"Not installed: {how_to_install('./bench')}."
 
 
 def join(app: App) -> None:

@@ -29,7 +29,7 @@ REFUSED = frozenset((400, 413, 415, 422))
 """What a server answers to a question that it will never take."""
 FOUND = {
     "none": "new",
-    "kv": "seen: whole prompt",
+    "kv": "seen: its part of the prompt",
     "embedding": "seen: embedding",
     "pixels": "seen: pixels",
     "encoder": "seen: by an encoder",

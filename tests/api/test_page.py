@@ -94,7 +94,10 @@ def test_a_server_without_the_page_answers_as_before() -> None:
     options = ServerOptions(port=0, served_model_name=("demo",), disable_page=True)
     with serving(options) as served:
         for path in PAGE_PATHS:
-            assert served.http.get(path).status_code == 404
+            answer = served.http.get(path)
+            assert answer.status_code == 404
+            told = f"there is no {path}; there is a description of its API at /docs"
+            assert answer.json()["error"]["message"] == told
         assert served.http.get("/health").status_code == 200
         assert served.http.get("/saccade/state").status_code == 200
 

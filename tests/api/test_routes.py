@@ -144,7 +144,15 @@ def test_what_other_servers_do_is_refused_with_what_this_one_does(
     message = answer.json()["error"]["message"]
     assert answer.status_code == 404 and message.startswith(f"there is no {path}: ")
     assert "/v1/chat/completions" in message
-    assert served.http.get("/v1/embed").json()["error"]["message"] == "there is no /v1/embed"
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/embed", "/index.html"])
+def test_a_path_that_nobody_has_is_refused_with_where_to_look(served: Served, path: str) -> None:
+    message = served.http.get(path).json()["error"]["message"]
+    assert message == (
+        f"there is no {path}; there is a page to try the server at / and a description of its "
+        "API at /docs"
+    )
 
 
 @pytest.mark.parametrize(

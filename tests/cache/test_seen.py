@@ -26,12 +26,10 @@ def test_what_was_encoded_has_been_evicted() -> None:
     assert seen.why_missing(key()) == seen.why_missing(key(settings=2)) == "evicted"
 
 
-def test_other_settings_and_the_empty_salt_are_named() -> None:
+def test_other_settings_are_named() -> None:
     seen = GhostList()
     seen.add(key())
     assert seen.why_missing(key(settings=2)) == "other settings"
-    assert seen.why_missing(key(salt="mine")) == "other salt"
-    assert seen.why_missing(key(settings=2, salt="mine")) == "never seen"
 
 
 def test_a_tenant_never_learns_what_another_has_sent() -> None:
@@ -39,6 +37,18 @@ def test_a_tenant_never_learns_what_another_has_sent() -> None:
     seen.add(key(salt="mine"))
     assert seen.why_missing(key(salt="yours")) == seen.why_missing(key()) == "never seen"
     assert seen.why_missing(key(settings=2, salt="mine")) == "other settings"
+    seen.add(key(digest=2))
+    for settings in (1, 2):
+        asked = key(2, settings, "mine")
+        assert seen.why_missing(asked) == "never seen", "without a salt is no less another's"
+
+
+def test_how_often_another_tenant_has_sent_it_changes_no_reason() -> None:
+    seen = GhostList()
+    seen.add(key(salt="mine"))
+    for settings in range(2 * KEYS_PER_DIGEST):
+        seen.add(key(settings=settings, salt="yours"))
+    assert seen.why_missing(key(salt="mine")) == "evicted"
 
 
 def test_memory_is_bounded_by_pictures_and_by_ways_to_see_one() -> None:

@@ -251,6 +251,25 @@ def test_a_gpu_that_torch_cannot_use_is_warned_of(
     assert "torch cannot use it" in caplog.text
 
 
+@pytest.mark.parametrize("driver", [True, False])
+@pytest.mark.parametrize("build", ["2.13.0", "2.13.0+cpu"])
+def test_without_a_gpu_it_says_what_lacks_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: bool, build: str
+) -> None:
+    monkeypatch.setattr(ranks, "NVIDIA", tmp_path / "nvidiactl")
+    monkeypatch.setattr(ranks, "version", {"torch": build}.get)
+    if driver:
+        (tmp_path / "nvidiactl").touch()
+    with pytest.raises(ConfigError) as refused:
+        ranks.pick_device("cuda", 0, 1)
+    told = str(refused.value)
+    assert ("no NVIDIA driver" in told) is not driver
+    assert ("install a CUDA build" in told or "and a CUDA build" in told) is (
+        driver or build.endswith("+cpu")
+    )
+    assert told.endswith("or use --device cpu")
+
+
 def test_the_host_tier_is_bounded_unless_told(spec: FamilySpec) -> None:
     gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 120 * GIB)
     assert decide(spec, gpu).embeddings.host_bytes == 8 * GIB

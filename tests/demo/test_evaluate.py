@@ -140,7 +140,9 @@ def test_a_server_that_is_not_there_or_refuses_ends_it_in_one_line(
     ):
         model = ["--model", "demo"] if url == refusing_server else []
         monkeypatch.setattr(
-            sys, "argv", ["evaluate", "--base-url", url, *model, "-n", "1", "--skills", "count"]
+            sys,
+            "argv",
+            ["evaluate", "--base-url", url, *model, "--num-prompts", "1", "--skills", "count"],
         )
         with pytest.raises(SystemExit) as ended:
             main()

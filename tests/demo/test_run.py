@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from saccade.demo.evaluate import ChatMessage, user_message
-from saccade.demo.run import SEED, ask, script
+from saccade.demo.run import SEED, ask, program, script
 from saccade_bench.fixtures.server import serving
 
 pytestmark = pytest.mark.more
@@ -29,6 +29,23 @@ def test_the_demo_answers_every_question_and_ends(tmp_path: Path) -> None:
         "picture-2.png",
         "picture-3.png",
     ]
+
+
+def test_the_command_to_type_works_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make demo` puts nothing on the path."""
+    script = tmp_path / "my clone" / ".venv" / "bin" / "saccade"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert program(script) == (sys.executable, "-m", "saccade")
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    assert program(script) == ("saccade",)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program(script) == (str(script),)
+    monkeypatch.chdir(script.parents[2])
+    assert program(script) == (".venv/bin/saccade",)
 
 
 @pytest.mark.slow

@@ -75,5 +75,5 @@ def test_without_the_extra_a_heic_is_refused_by_its_name_and_others_are_answered
     with serving("demo", tmp_path) as server:
         refused = ask(server, url)
         assert refused.status_code == 400
-        assert "pip install '.[heic]'" in refused.json()["error"]["message"]
+        assert "scripts/install.py '.[heic]'" in refused.json()["error"]["message"]
         assert content(ask(server, other))

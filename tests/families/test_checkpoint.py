@@ -53,8 +53,9 @@ def test_a_hub_id_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(
         CheckpointError, match=r"cannot download saccade-tests/absent.*give its folder"
-    ):
+    ) as refused:
         resolve_model("saccade-tests/absent")
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_an_unknown_architecture_lists_the_known_ones(

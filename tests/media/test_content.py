@@ -309,7 +309,7 @@ def test_heic_without_its_extra_is_refused_by_the_extras_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("saccade.media.heif.INSTALLED", False)
-    with pytest.raises(ImageError, match=r"HEIC.*pip install '\.\[heic\]'"):
+    with pytest.raises(ImageError, match=r"HEIC.*operator.*scripts/install\.py '\.\[heic\]'"):
         probe(encode(noise(64, 64), "HEIF"), LIMIT)
 
 

@@ -188,7 +188,9 @@ def test_int4_without_llvm_is_refused_with_what_to_install(
 ) -> None:
     monkeypatch.setattr(quant_policy, "runs_int8", lambda: True)
     monkeypatch.setattr(quant_policy, "runs_vnni", lambda: False)
-    with pytest.raises(ConfigError, match=r"--quantization int4: .*pip install '\.\[cpu\]'"):
+    with pytest.raises(
+        ConfigError, match=r"--quantization int4: .*scripts/install\.py .*'\.\[cpu\]'"
+    ):
         load(checkpoint("qwen3_vl"), "int4")
 
 

@@ -60,10 +60,10 @@ def test_a_command_that_is_not_installed_says_what_brings_it(tmp_path: Path) -> 
         assert done.stdout == ""
         (line,) = done.stderr.splitlines()
         assert line.startswith(f"error: saccade {command} is a command of saccade-bench. ")
-        assert "pip install ./bench" in line
-    assert run(PROGRAM.format(words=["--help"]), folder).stdout.count("pip install ./bench") == len(
-        MEASURING
-    )
+        assert "python scripts/install.py ./bench" in line
+    assert run(PROGRAM.format(words=["--help"]), folder).stdout.count(
+        "python scripts/install.py ./bench"
+    ) == len(MEASURING)
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ import dataclasses
 import os
 import subprocess
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 
 import pytest
 
-from saccade.commands import BASIC, SERVE_OPTIONS
+from saccade.commands import BASIC, HELP, SERVE_OPTIONS, app
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.tuning import option, tuning_values
 from saccade.tools.chat import ask_server
@@ -79,3 +80,33 @@ def test_help_shows_what_people_set_and_help_advanced_shows_every_option() -> No
     assert every <= {*advanced} and not no_options.intersection(advanced)
     assert tuning <= {word.rstrip(":") for word in advanced} and not tuning & {*brief}
     assert "--help-advanced" in brief
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["serve", "--hlep"], "--help"),
+        (["--hlep"], "--help"),
+        (["demo", "-help"], "--help"),
+        (["route", "--halp"], "--help"),
+        (["serve", "--help-advance"], "--help-advanced"),
+        (["serve", "--prot", "3"], "--port"),
+    ],
+)
+def test_a_misspelt_help_is_understood(
+    words: list[str],
+    meant: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["saccade", *words])
+    with pytest.raises(SystemExit) as ended:
+        app(words)
+    assert ended.value.code == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"Did you mean {meant}?" in told
+
+
+def test_no_option_is_taken_for_a_misspelt_help() -> None:
+    every = [option(each.name) for kind in SERVE_OPTIONS for each in dataclasses.fields(kind)]
+    assert [each for each in every if get_close_matches(each, HELP, n=1, cutoff=0.75)] == []

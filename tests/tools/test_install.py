@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -22,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.terminal import Terminal
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "install.py"
 
@@ -132,7 +136,7 @@ class Fresh:
         own = self._pip(folder / "path") if tool == "pip" else self._uv(folder / "cache")
         index = {f"{tool.upper()}_{'INDEX_URL' if tool == 'pip' else 'DEFAULT_INDEX'}": public}
         found = {} if links is None else {f"{tool.upper()}_FIND_LINKS": str(links)}
-        self._env = {**kept, **own, **index, **found, "no_proxy": "127.0.0.1"}
+        self.env = {**kept, **own, **index, **found, "no_proxy": "127.0.0.1"}
 
     @staticmethod
     def _pip(path: Path) -> dict[str, str]:
@@ -152,13 +156,21 @@ class Fresh:
             pytest.skip("no uv to install with")
         return {"PATH": programs, "PYTHONPATH": "", "UV_CACHE_DIR": str(cache), "UV_NO_CONFIG": "1"}
 
+    def command(self, *words: str) -> list[str]:
+        return [str(self._python), str(SCRIPT), *words, "-c", str(self._pins), "thing"]
+
     def install(self, *words: str) -> str:
         """What was said, by the script and the tool; they must succeed."""
-        command = [str(self._python), str(SCRIPT), *words, "-c", str(self._pins), "thing"]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, env=self._env, text=True, **streams)  # type: ignore[call-overload]
+        done = subprocess.run(
+            self.command(*words),
+            env=self.env,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert done.returncode == 0, done.stdout
-        return str(done.stdout)
+        return done.stdout
 
     def has(self) -> set[str]:
         """The packages that are there."""
@@ -228,7 +240,102 @@ def test_where_there_is_no_cpu_build_it_says_what_comes_instead_and_what_to_do(
     assert "torch 2.13.0 and what it needs: 0 MB" in said
     told = "2 packages of that are CUDA's, of no use here"
     assert told in said and said.index(told) < began(said)
-    assert f"({tool.upper()}_FIND_LINKS=FOLDER)" in said
+    python = re.escape(shlex.quote(str(fresh.command()[0])))
+    folder = f"{tool.upper()}_FIND_LINKS=FOLDER"
+    assert re.search(rf"(?m)^ +{folder} {python} scripts/install\.py thing$", said)
+    assert re.search(rf"(?m)^ +{python} scripts/install\.py --cpu-index URL thing$", said)
+    assert re.search(r"torch-2\.13\.0\+cpu-cp3\d+-cp3\d+-", said)
+
+
+@pytest.mark.more
+def test_at_a_terminal_it_asks_before_it_fetches_what_is_of_no_use(
+    tool: str, public: Index, builds: Path, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    fresh = Fresh(tmp_path, tool, public.url)
+    words = fresh.command("--torch", "cpu", "--cpu-index", nobody, "--goal", "make demo")
+    with Terminal(words, fresh.env) as terminal:
+        said = terminal.until("[y/N] ")
+        assert "FIND_LINKS=FOLDER make demo\n" in said and "make demo CPU_INDEX=URL\n" in said
+        terminal.type("\n")
+        assert terminal.ended() == 1
+        assert "nothing was installed" in terminal.shown
+    assert fresh.has() == set()
+    with Terminal(words, fresh.env) as terminal:
+        terminal.until("[y/N] ")
+        terminal.type("y\n")
+        assert terminal.ended() == 0, terminal.shown
+    assert fresh.has() == CUDA_SET
+
+
+OLD = (3, 10, 13)
+
+
+def test_a_python_that_is_too_old_is_told_which_line_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert install.too_old((3, 11, 0), None) is None
+    told = install.too_old(OLD, "make demo")
+    assert told.startswith("Saccade needs Python 3.11 or later; this is 3.10.13. No newer Python")
+    for name, status in (("python3.12", 127), ("python3.11", 0)):  # as shims of pyenv end
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    assert install.too_old(OLD, "make demo").endswith("3.10.13. Type: make demo PYTHON=python3.11")
+    told = install.too_old(OLD, None, ["-e", ".[cpu]"])
+    assert told.endswith(
+        "Type: python3.11 -m venv .venv && .venv/bin/python scripts/install.py -e '.[cpu]'"
+    )
+
+
+def test_an_older_python_reads_the_script_as_far_as_that_sentence() -> None:
+    """Its syntax is what Python 3.8 had, and nothing is imported that came later."""
+    source = SCRIPT.read_text()
+    ast.parse(source, feature_version=(3, 8))
+    imported = re.findall(r"(?m)^(?:import|from) (\w+)", source)
+    assert "tomllib" not in imported and "annotations" in source
+
+
+def test_an_environment_of_an_old_python_is_not_used(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ".venv"
+    python = folder / "bin" / "python"
+
+    def standing_in(version: str) -> None:
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.unlink(missing_ok=True)
+        python.write_text(f"#!/bin/sh\necho {version}\n")
+        python.chmod(0o755)
+
+    def made(folder: Path) -> int:
+        status: int = install.make_environment(folder, "make demo")
+        return status
+
+    standing_in("3 13 0")
+    assert made(folder) == 0 and python.read_text().endswith("3 13 0\n"), "one that will do is kept"
+    assert f"{folder} has Python 3.13.0 and is kept" in capfd.readouterr().out or (
+        sys.version_info[:2] == (3, 13)
+    )
+    standing_in("3 10 13")
+    with monkeypatch.context() as patch:
+        patch.setattr(install.sys, "version_info", OLD)
+        assert made(folder) == 2
+        assert "this is 3.10.13" in capfd.readouterr().err
+        assert install.make_environment(tmp_path / "none", None) != 0
+        assert not (tmp_path / "none").exists(), "nothing is made before the sentence"
+
+
+@pytest.mark.more
+def test_an_old_environment_is_made_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 3 10 13\n")
+    python.chmod(0o755)
+    assert install.make_environment(tmp_path / ".venv", None) == 0
+    assert "has Python 3.10.13: it is made anew" in capfd.readouterr().out
+    assert install.version_in(tmp_path / ".venv") == sys.version_info[:3]
 
 
 def test_a_driver_is_known_by_its_files_or_its_tool(

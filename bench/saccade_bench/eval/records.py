@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import ConfigError
+from saccade.core.extras import how_to_install
 
 Row = dict[str, Any]
 
@@ -65,7 +66,7 @@ def _read(path: Path) -> Iterator[tuple[Row, Path]]:
             parquet = importlib.import_module("pyarrow.parquet")
         except ImportError:
             raise ConfigError(
-                f"{path.name}: reading Parquet needs pyarrow: pip install pyarrow"
+                f"{path.name}: reading Parquet needs pyarrow: {how_to_install('pyarrow')}"
             ) from None
         for batch in parquet.ParquetFile(path).iter_batches(64):
             yield from ((row, path.parent) for row in batch.to_pylist())

@@ -9,7 +9,7 @@ Owns nothing but names; what needs torch is imported when called, so that `--hel
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from cyclopts import App
 
@@ -125,4 +125,7 @@ def make_checkpoint(
         make_folder(out)
         print(quantise_checkpoint(resolve_model(model), out))
     else:
-        raise ConfigError("name either --preset, or --model and --quantize")
+        raise ConfigError(
+            f"name either --preset, one of {', '.join(get_args(PresetName))}, or --model and "
+            "--quantize"
+        )

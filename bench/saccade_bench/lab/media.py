@@ -37,6 +37,7 @@ from rich.console import Console
 
 from saccade.core.arena import Arena
 from saccade.core.errors import ConfigError
+from saccade.core.extras import how_to_install
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
@@ -323,7 +324,8 @@ def load_processor(folder: Path) -> Callable[..., Any]:
         )
     except ImportError:
         raise ConfigError(
-            "the usual way needs transformers 5 with its Pillow processors: pip install '.[train]'"
+            "the usual way needs transformers 5 with its Pillow processors: "
+            + how_to_install(".[train]")
         ) from None
     try:
         processor: Callable[..., Any] = module.Qwen2VLImageProcessorPil.from_pretrained(folder)

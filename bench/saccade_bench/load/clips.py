@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from saccade.core.errors import ConfigError
+from saccade.core.extras import how_to_install
 from saccade_bench.load.images import DrawnImage, draw
 from saccade_bench.options import VideoForm
 
@@ -64,7 +65,7 @@ def clip_url(clip: DrawnClip) -> str:
 def encode_clip(clip: DrawnClip) -> bytes:
     """The clip as an mp4; an odd row or column is cut off. Raises ConfigError without PyAV."""
     if importlib.util.find_spec("av") is None:
-        raise ConfigError("clips as files need PyAV: pip install '.[cpu,video]'")
+        raise ConfigError(f"clips as files need PyAV: {how_to_install('.[video]')}")
     import av
 
     made = io.BytesIO()

@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from saccade.core.errors import ConfigError
+from saccade.core.extras import how_to_install
 from saccade_bench.load.words import WORDS
 from saccade_bench.options import Format, ImageContent
 
@@ -197,7 +198,8 @@ def photographs() -> tuple[Image.Image, ...]:
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "--image-content photo draws on scikit-image's photographs: pip install ./bench"
+            "--image-content photo draws on scikit-image's photographs: "
+            + how_to_install("./bench")
         )
     folder = Path(next(iter(spec.submodule_search_locations))) / "data"
     found = []

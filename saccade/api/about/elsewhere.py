@@ -5,6 +5,8 @@ Owns the words alone; `refusals.py` has their shape. Knows nothing of routes.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 _HERE = (
     "this server answers questions about images and text with one language model: POST "
     "/v1/chat/completions, /v1/responses or /v1/completions (GET /openapi.json describes them)"
@@ -23,6 +25,7 @@ _ABSENT = {
     "/v1/realtime": "there are no sessions here",
 }
 """Paths of OpenAI's API that are not here."""
+_FOR_PEOPLE = {"/": "a page to try the server", "/docs": "a description of its API"}
 _BASE = "the base URL of OpenAI's clients is this server's address with /v1 at its end"
 _ROOTLESS = ("/chat", "/completions", "/responses", "/models", "/files", "/embeddings")
 """Beginnings of OpenAI's paths where a base URL lacks its /v1."""
@@ -46,6 +49,12 @@ def advice(path: str) -> str:
     if _is_below(path, "/v1beta") or ":generateContent" in path or ":streamGenerate" in path:
         return f": this server does not speak Gemini's API: set the client to OpenAI's; {_BASE}"
     return ""
+
+
+def overview(routes: Set[str]) -> str:
+    """The words on where to look instead, for people: those of `routes` that are for them."""
+    there = [f"{what} at {path}" for path, what in _FOR_PEOPLE.items() if path in routes]
+    return f"; there is {' and '.join(there)}" if there else ""
 
 
 def _is_below(path: str, begin: str) -> bool:

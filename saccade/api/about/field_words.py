@@ -423,8 +423,8 @@ OWN: dict[tuple[str, str], str] = {
         "TextFormat",
         "type",
     ): "text: any; json_object: any JSON object; json_schema: JSON of a schema.",
-    ("MissReason", "type"): "Why: an earlier prompt went on differently, an image had another size "
-    "or another salt, or what was cached has gone.",
+    ("MissReason", "type"): "Why: an earlier prompt went on differently, an image had another "
+    "size, or what was cached has gone.",
     ("MissReason", "place"): "The part of the request in which the difference begins.",
     ("ErrorBody", "type"): "The kind of error: invalid_request_error, server_error and the like.",
     ("MessageErrorBody", "type"): "The kind of error, by Anthropic's names.",

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 
 from saccade.api.trace.request_trace import RequestTimeline
 from saccade.core.errors import ConfigError
+from saccade.core.extras import how_to_install
 from saccade.core.metrics import Metrics
 from saccade.core.shown_url import shown_url
 
@@ -39,7 +40,7 @@ def check_installed() -> None:
         missing = True
     if missing:
         raise ConfigError(
-            "--otlp-traces-endpoint needs OpenTelemetry's libraries: pip install '.[otel]'"
+            "--otlp-traces-endpoint needs OpenTelemetry's libraries: " + how_to_install(".[otel]")
         )
 
 

@@ -17,8 +17,8 @@ FA3_PACKAGES = ("flash_attn_interface", "sgl_kernel", "kernels")
 hopper of flash-attention's repository), sglang-kernel's, and Hugging Face's `kernels`.
 """
 FA3_INSTALL = (
-    "pip install kernels fetches a build once, sglang-kernel carries one, and so does the folder "
-    "hopper of flash-attention's repository"
+    "python scripts/install.py kernels: it fetches a build once; sglang-kernel carries one, and so "
+    "does the folder hopper of flash-attention's repository"
 )
 HUB_BUILD, HUB_VERSION = "kernels-community/flash-attn3", 1
 """What `kernels` fetches, from its own organisation on the hub."""

@@ -1,0 +1,133 @@
+"""A server that a command starts for itself: a process that ends with the command, whatever ends
+that.
+
+A terminal that closes (SIGHUP), a supervisor (SIGTERM), a reader of its output that leaves and a
+starter that dies end the command in order; where it is killed, the kernel kills the server. Knows
+nothing of what the server is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from select import POLLIN, poll
+from typing import IO, NoReturn
+
+from saccade.core.tied import tied
+
+GRACE_SECONDS = 60.0
+"""A server gets so long to end in order before it is killed."""
+ENDINGS = signal.SIGTERM, signal.SIGHUP
+STDOUT = 1
+
+
+@contextmanager
+def own_server(
+    *options: str,
+    output: IO[str] | None = None,
+    shown: bool = False,
+    starter: int | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `saccade serve OPTION...` within the context, which belongs to the main thread.
+
+    `output` takes what the server prints. `shown` ends the command with whoever reads what it
+    prints, `starter` with another process.
+    """
+    command = tied([sys.executable, "-m", "saccade", "serve", *options])
+    with endings_raised(), _watched(starter, shown):
+        # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
+        server = subprocess.Popen(command, start_new_session=True, stdout=output)
+        try:
+            yield server
+        finally:
+            _stop(server)
+
+
+@contextmanager
+def endings_raised() -> Iterator[None]:
+    """Let signals that end a process end the context first, as exceptions in the main thread.
+
+    Signals that are ignored (nohup) stay so.
+    """
+    before = {each: signal.getsignal(each) for each in ENDINGS}
+    taken = [each for each in ENDINGS if before[each] != signal.SIG_IGN]
+    for each in taken:
+        signal.signal(each, _leave)
+    try:
+        yield
+    finally:
+        for each in taken:
+            signal.signal(each, before[each])
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    _ignore_endings()
+    raise SystemExit(128 + number)
+
+
+def _ignore_endings() -> None:
+    """A command that is ending needs no second word."""
+    for each in ENDINGS:
+        signal.signal(each, signal.SIG_IGN)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    _ignore_endings()
+    try:
+        if server.poll() is None:
+            server.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(GRACE_SECONDS)
+    finally:
+        server.kill()
+        server.wait()
+
+
+@contextmanager
+def _watched(starter: int | None, shown: bool) -> Iterator[None]:
+    """Within the context, what no signal tells ends this process as SIGTERM does: the end of
+    `starter`, and of whoever reads what is `shown`.
+    """
+    over = os.eventfd(0)
+    gone = [_opened(starter)] if starter is not None else []
+    told = poll()
+    for each in (over, *gone):
+        told.register(each, POLLIN)
+    if shown and _is_read():
+        told.register(STDOUT, 0)  # errors and hang-ups are always told
+
+    def wait() -> None:
+        if over not in (each for each, _ in told.poll()):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    watch = threading.Thread(target=wait, daemon=True, name="saccade-watch")
+    watch.start()
+    try:
+        yield
+    finally:
+        os.eventfd_write(over, 1)
+        watch.join()
+        for each in (over, *gone):
+            os.close(each)
+
+
+def _opened(starter: int) -> int:
+    """A descriptor that tells the end of `starter`."""
+    try:
+        return os.pidfd_open(starter)
+    except ProcessLookupError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def _is_read() -> bool:
+    """True if another process reads what this one prints, as it comes."""
+    with suppress(OSError):
+        kind = os.fstat(STDOUT).st_mode
+        return stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
+    return False

@@ -1,0 +1,38 @@
+"""Processes that end with their starter, however the starter ends.
+
+`python -m saccade.core.tied PARENT COMMAND...`: the kernel kills the command when PARENT, the id of
+its starter, is gone. Knows nothing of the command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """Return the words that run `command` until it ends or the calling thread does."""
+    return [sys.executable, "-m", "saccade.core.tied", str(os.getpid()), *command]
+
+
+def end_with(parent: int) -> None:
+    """End this process when its starter `parent` ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def main() -> None:
+    """Become the command."""
+    end_with(int(sys.argv[1]))
+    command = sys.argv[2:]
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main()
