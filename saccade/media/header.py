@@ -154,6 +154,8 @@ def _what_else(data: Encoded) -> str:
         return "an HTML page"
     if start.startswith(b"%pdf"):
         return "a PDF document"
+    if head[:2] == b"\x1f\x8b":
+        return "gzip-compressed"
     if head[4:8] == b"ftyp":
         return "a HEIF image of another codec than HEVC"
     is_text = all(byte >= 32 or byte in b"\t\r\n" for byte in start) and "\ufffd" not in start[
