@@ -374,6 +374,8 @@ def decode(order: Decode, desk: Desk) -> str | None:
                 return str(error)
             except MemoryError:
                 return "decoding it takes more memory than an image of its size should"
+            except (ImportError, OSError) as error:  # what a library loads late: `warm_up`
+                return f"its decoder needs what image workers may not have: {type(error).__name__}"
             finally:
                 data.release()
     return None

@@ -27,7 +27,7 @@ from saccade.media.fetch import (
 from saccade.media.sources import FileId, ImageSource
 from tests.media.conftest import MakePath
 from tests.media.pictures import encode, noise
-from tests.media.test_fetch import PICTURE, fetcher, ok, origin
+from tests.media.origins import PICTURE, fetcher, ok, origin
 
 
 class Counted:
