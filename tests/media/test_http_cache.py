@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Callable
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 
@@ -208,6 +209,17 @@ def test_a_flight_is_shared_only_by_those_who_ask_while_it_is_under_way() -> Non
             assert [await one, await two] == [OLD, OLD]
             assert await fetch.fetch(server.url, "") == NEW
             assert len(server.requests) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_replaced_local_file_is_read(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "a.png"
+        async with fetcher(allowed_local_media_path=str(tmp_path)) as (fetch, _):
+            for content in (OLD, NEW):
+                file.write_bytes(content)
+                assert await fetch.fetch(file.as_uri(), "") == content
 
     asyncio.run(scenario())
 

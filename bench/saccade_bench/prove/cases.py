@@ -318,6 +318,8 @@ async def behind(trial: Trial) -> Finding:
     state that is taken for another image's answers about that. Also where nothing is read.
     """
     one, other = plain(trial.number()), plain(trial.number())
+    head, control = plain(trial.number()), plain(trial.number())
+    fresh = [await trial.asker.ask([each], LONG_QUESTION) for each in (head, control)][-1]
     before = await trial.asker.ask([one], LONG_QUESTION)
     again = await trial.asker.ask([one], LONG_QUESTION)
     after = await trial.asker.ask([other], LONG_QUESTION)
@@ -325,8 +327,8 @@ async def behind(trial: Trial) -> Finding:
         return _mixed(f"asked about {other.number}, it says {after.text!r}")
     if after.scores is not None and after.scores in (before.scores, again.scores):
         return _mixed(f"its figures for {other.number} are those for {one.number}")
-    if after.cached is not None and again.cached is not None and after.cached >= again.cached > 0:
-        return _mixed(f"{after.cached} tokens of a new image's prompt were cached")
+    if (witness := _cached(after, fresh)) is not None:
+        return witness
     if after.scores is None and not says(after.text, other.number):
         return _unread(other, after)
     return APART
