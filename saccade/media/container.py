@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import av
 import numpy as np
@@ -83,8 +83,9 @@ def _orientation(data: mmap.mmap) -> int:
             if number == MOST_UNDECODED:
                 break
             for frame in packet.decode():
-                found = frame.side_data.get(SideData.DISPLAYMATRIX)
-                return 1 if found is None else orientation_of(bytes(found))
+                told = cast("Mapping[Any, Any]", frame.side_data)  # PyAV's stubs name one kind
+                matrix = told.get(SideData.DISPLAYMATRIX)
+                return 1 if matrix is None else orientation_of(bytes(matrix))
     return 1
 
 

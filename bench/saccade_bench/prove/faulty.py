@@ -140,7 +140,7 @@ class AnswerCache:
         return [*(sorted(names) if self.fault.sorted_images else names), *texts]
 
     def _names(self, part: Mapping[str, Any]) -> list[str]:
-        video, uuid = part["type"] == "video", part.get("uuid")
+        video, uuid = part["type"] == "video", str(part.get("uuid") or "")
         if uuid and self.fault.by_uuid == "always":
             return [uuid]
         if not video and part["image_url"] is None:
