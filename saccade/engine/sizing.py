@@ -175,6 +175,12 @@ def resolve(
     context = min(context, (kv_pages - 1) * page_size)
     left = max(0, free - kv_pages * page_bytes - states) + embedded
     prefix_cache = not caches.disable_radix_cache and bool(snapshots.count or not states)
+    if caches.kv_cache_dir is not None and not prefix_cache:
+        why = "disable_radix_cache is set" if caches.disable_radix_cache else "no snapshot fits"
+        raise ConfigError(
+            f"--kv-cache-dir {caches.kv_cache_dir}: {why}, so that no KV would be kept there or "
+            "read; leave it out"
+        )
     host, host_pages = pick_host_bytes(hardware, ranks), hardware.host_free_bytes // HOST_KV_PART
     return EngineConfig(
         device=hardware.device,

@@ -41,6 +41,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     Raises CheckpointError that names the remedy.
     """
     folder = DEMO if model == "demo" else Path(model).expanduser()
+    check_revision(model, folder, revision)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise CheckpointError(
@@ -57,6 +58,15 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
             "Qwen/Qwen3-VL-2B-Instruct) either"
         )
     return _download(model, revision)
+
+
+def check_revision(model: str, path: Path, revision: str | None) -> None:
+    """Raises CheckpointError for a revision of what lies on this machine."""
+    if revision is not None and path.exists():
+        raise CheckpointError(
+            f"--revision {revision}: {model} is on this machine, and only a hub model has "
+            "revisions; leave it out, or give the hub id"
+        )
 
 
 def digest_weights(folder: Path) -> str:

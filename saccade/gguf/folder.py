@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from saccade.core.errors import CheckpointError
 from saccade.core.options import ModelOptions, cache_folder
-from saccade.families.checkpoint import ELSEWHERE, hub_errors, resolve_model
+from saccade.families.checkpoint import ELSEWHERE, check_revision, hub_errors, resolve_model
 from saccade.gguf.config import make_configs
 from saccade.gguf.header import SPLIT, GgufFile, part_of, read_header
 from saccade.gguf.names import made_tensors
@@ -43,6 +43,7 @@ def resolve_checkpoint(model: str, options: ModelOptions) -> Path:
     Raises CheckpointError that says what to do.
     """
     path = Path(model).expanduser()
+    check_revision(model, path, options.revision)
     if path.suffix.lower() == SUFFIX:
         if options.gguf_file is not None:
             raise CheckpointError(f"--gguf-file {options.gguf_file}: {model} is a file already")

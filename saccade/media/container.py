@@ -5,9 +5,9 @@ as RGB pixels (`decode_frames`). Runs in image workers only; PyAV comes with the
 A file is read from memory and opens nothing else: only the containers and codecs named in this file
 are tried (a playlist, a session description or a list of files is no container), anything that a
 container asks to open is refused, and no thread begins. Frame k is the k-th shown. Frames are
-converted by PyAV's `to_ndarray(format="rgb24")`, as in transformers' `load_video`; a rotation only
-asked for by the container is not applied, as in `load_video`. Knows nothing of processes, keys or
-families.
+converted by PyAV's `to_ndarray(format="rgb24")`, as in transformers' `load_video`, and turned
+upright as the file asks, as players do and `load_video` does not: a phone held upright writes
+frames that lie on their side. Knows nothing of processes, keys or families.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from __future__ import annotations
 import io
 import math
 import mmap
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import av
 import numpy as np
+from av.sidedata.sidedata import Type as SideData
 from av.stream import Discard
 
 from saccade.core.errors import ImageError
@@ -41,6 +43,10 @@ MOST_PACKETS = 1 << 20
 """Of all streams together: five hours of video with sound."""
 MOST_SECONDS = 24 * 3600.0
 MOST_SIDE = 16_384
+MOST_UNDECODED = 256
+"""Packets tried for a first frame: a recording may begin between key frames."""
+SKEW = 50
+"""So many times larger than the others are the two numbers of a turn by quarters: a degree off."""
 BROKEN = (av.FFmpegError, ArithmeticError, LookupError, TypeError)
 """PyAV raises these on malformed bytes."""
 USUAL_RATE = 24.0
@@ -55,25 +61,60 @@ def read_card(data: mmap.mmap, max_pixels: int) -> Probe:
         shown = len(_times(container, stream))
         seconds = _seconds(container, stream)
         sound = bool(container.streams.audio)
+        # here: a closed container's streams are no more
+        rate = stream.average_rate or stream.guessed_rate
+        kind = container.format.name.split(",")[0][:16]
+        mode = f"{kind} {stream.codec_context.name}"[:16]
     if not shown:
         raise ImageError("the video has no frames")
-    rate = stream.average_rate or stream.guessed_rate
     fps = float(rate) if rate else shown / seconds if seconds else USUAL_RATE
     if not 0 < fps < FASTEST_FILE:
         raise ImageError(f"the video says that it has {fps:g} frames a second")
-    kind = container.format.name.split(",")[0][:16]
-    mode = f"{kind} {stream.codec_context.name}"[:16]
-    return Probe(VIDEO, height, width, mode, 1, shown, fps, sound)
+    return Probe(VIDEO, height, width, mode, _orientation(data), shown, fps, sound)
+
+
+def _orientation(data: mmap.mmap) -> int:
+    """That of the first frame, as EXIF counts: only with a frame does PyAV tell the container's
+    matrix. 1 where no frame can be decoded.
+    """
+    with suppress(ImageError), opened(data) as container:
+        stream = _video(container)
+        for number, packet in enumerate(container.demux(stream)):
+            if number == MOST_UNDECODED:
+                break
+            for frame in packet.decode():
+                told = cast("Mapping[Any, Any]", frame.side_data)  # PyAV's stubs name one kind
+                matrix = told.get(SideData.DISPLAYMATRIX)
+                return 1 if matrix is None else orientation_of(bytes(matrix))
+    return 1
+
+
+def orientation_of(matrix: bytes) -> int:
+    """EXIF's number for a display matrix of quarter turns and flips; 1 for any other.
+
+    The matrix is nine int32, by rows: a stored point (x, y) is shown at (ax + cy, bx + dy).
+    """
+    a, b, _, c, d, *_ = struct.unpack("=9i", matrix)
+    sideways, straight = min(abs(b), abs(c)), min(abs(a), abs(d))
+    if straight > SKEW * max(abs(b), abs(c)):
+        return {(True, True): 1, (False, True): 2, (False, False): 3, (True, False): 4}[
+            a > 0, d > 0
+        ]
+    if sideways > SKEW * max(abs(a), abs(d)):
+        return {(True, True): 5, (False, True): 6, (False, False): 7, (True, False): 8}[
+            c > 0, b > 0
+        ]
+    return 1
 
 
 def decode_frames(
     data: mmap.mmap,
     wanted: Sequence[int],
-    upright: tuple[int, int],
+    stored: tuple[int, int],
     take: Callable[[int, np.ndarray], None],
 ) -> None:
     """Call `take(index, pixels)` for each of the `wanted` frames, in order, with uint8 RGB pixels
-    [height, width, 3]. Raises ValueError, with the reason, for missing frames.
+    [height, width, 3] as `stored`. Raises ValueError, with the reason, for missing frames.
     """
     left = sorted(set(wanted))
     with opened(data, ValueError) as container:
@@ -87,10 +128,10 @@ def decode_frames(
         while left and container.format.name != "mpegts":
             key = max((each for each in keys if each <= left[0]), default=0)
             container.seek(times[key][0], backward=True, any_frame=False, stream=stream)
-            _go_on(container, stream, numbers, left, keys, upright, take)
+            _go_on(container, stream, numbers, left, keys, stored, take)
     if left:
         with opened(data, ValueError) as container:
-            _go_on(container, _video(container), numbers, left, (), upright, take)
+            _go_on(container, _video(container), numbers, left, (), stored, take)
 
 
 def _go_on(
@@ -99,7 +140,7 @@ def _go_on(
     numbers: Mapping[int, int],
     left: list[int],
     keys: Sequence[int],
-    upright: tuple[int, int],
+    stored: tuple[int, int],
     take: Callable[[int, np.ndarray], None],
 ) -> None:
     """Decode onwards, and take frames of `left` as they come, unless the next wanted frame lies
@@ -111,7 +152,7 @@ def _go_on(
             break
         if number < left[0]:
             continue
-        if (frame.height, frame.width) != upright:
+        if (frame.height, frame.width) != stored:
             raise ValueError(
                 f"its frames change size in mid-stream, to {frame.width} x {frame.height}"
             )

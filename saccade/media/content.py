@@ -50,7 +50,7 @@ RAW_MAGIC = b"\x93SACRAW\n"
 @dataclass(frozen=True, slots=True)
 class Probe:
     """The header's facts. `height` and `width` are in pixels as stored; `orientation` is EXIF's, 1
-    to 8, 1 being upright.
+    to 8, 1 being upright; of a video it is what its file asks of a player.
 
     `frames` is None where counting them would mean reading the whole file; only the first is ever
     used. Of a video file (`VIDEO`) all are counted, `fps` is frames a second, and `sound` tells of

@@ -31,9 +31,10 @@ import pyspng  # type: ignore[import-untyped]
 import simplejpeg
 
 from saccade.core.recipe import BY_PILLOW, Box, ImageRecipe, ImageView, Resample
-from saccade.media import heif
+from saccade.media import heif, netpbm
 from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
-from saccade.media.header import MAX_PARTS, PNG_SIGNATURE, jpeg_segments
+from saccade.media.header import jpeg_segments
+from saccade.media.header_parsers import MAX_PARTS, PNG_SIGNATURE
 
 Pixels = npt.NDArray[np.uint8]
 Strips = Callable[[int, int], Pixels]
@@ -63,7 +64,10 @@ PILLOWS: dict[str, PIL.Image.Resampling] = {
     "lanczos": PIL.Image.Resampling.LANCZOS,
     "pillow_bicubic": PIL.Image.Resampling.BICUBIC,
 }
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", *heif.FORMATS)
+FORMATS = (
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO", "PPM"),
+    *heif.FORMATS,
+)
 
 
 Target = tuple[Pixels, ImageRecipe]
@@ -110,6 +114,8 @@ def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+            if netpbm.is_slow(image):
+                return _strips_of_image(netpbm.load(image, data), 1)
             image.load()
     except MemoryError:
         raise

@@ -28,6 +28,9 @@ BYTES_PER_PIXEL = {
     "WEBP": 20,
     "AVIF": 20,
     "HEIF": 20,
+    "JPEG2000": 32,
+    "ICO": 16,
+    "PPM": 16,
     VIDEO: 64,
 }
 """Most memory that decoding takes per pixel of the source, by format or format and mode: a little

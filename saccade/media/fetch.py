@@ -2,9 +2,10 @@
 folder.
 
 Owns limits (bytes, seconds, redirects, hosts) and the connections. One URL is one flight
-(`flights.py`), and waits for its turn (`turns.py`) before its clock starts. Allowed addresses are
-`address.py`'s policy; `http_cache.py` keeps answers as servers allow. Redirects are followed by
-hand, so that every hop passes the same checks. Knows nothing of the bytes' meaning.
+(`flights.py`), and waits for its turn (`fairness.py`) before its clock starts. Allowed addresses
+are `address.py`'s policy; `http_cache.py` keeps answers as servers allow, `content_coding.py`
+decodes them. Redirects are followed by hand, so that every hop passes the same checks. Knows
+nothing of the bytes' meaning.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.shown_url import shown_url
 from saccade.media.address import PinnedNetwork, Resolve, resolve
+from saccade.media.content_coding import ContentDecoder
 from saccade.media.fairness import FairPermits, Requester
 from saccade.media.flights import ByteFlight, Flights
 from saccade.media.http_cache import HttpAnswer, HTTPCache
@@ -232,11 +234,19 @@ class Fetcher:
             announced = int(length[:20]) if length.isascii() and length.isdigit() else 0
             self.check_size(announced)
             flight.grow(announced)
-            body = bytearray()
+            coding = ", ".join(fields.pop("content-encoding", [])) if response.status == 200 else ""
+            decoder = ContentDecoder(coding, str(url)[:200])
+            body, came = bytearray(), 0
             async for chunk in response.aiter_stream():
-                self.check_size(len(body) + len(chunk))
-                flight.grow(len(body) + len(chunk))
-                body += chunk
+                came += len(chunk)
+                self.check_size(came)
+                for piece in decoder.feed(chunk):
+                    self.check_size(len(body) + len(piece))
+                    flight.grow(max(came, len(body) + len(piece)))
+                    body += piece
+                    if coding:
+                        await asyncio.sleep(0)  # a chunk may stand for many megabytes
+            decoder.end()
             if response.status == 200:
                 self._metrics.inc("saccade_images_fetched_total")
             return HttpAnswer(response.status, hishel.Headers(fields), bytes(body))

@@ -2,34 +2,41 @@
 
 Bytes may be hostile, and some parsers are native code or quadratic. So the header is read in a
 process that may die, and only parts about size, mode and orientation reach Pillow: no compressed
-text, no repeated notes, no more segments than images have. The worker's clock ends anything that
-still takes long. Knows nothing of processes.
+text, no repeated notes, no more segments than images have; some formats are read without it
+(`header_parsers.py`). The worker's clock ends anything that still takes long. Knows nothing of
+processes.
 """
 
 from __future__ import annotations
 
 import io
-import mmap
-import struct
+import re
 import warnings
 from collections.abc import Callable, Iterator
 
-import PIL.Image
 from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
-    ExifTags,
     GifImagePlugin,
     ImageFile,
     JpegImagePlugin,
     PngImagePlugin,
+    PpmImagePlugin,
 )
 
 from saccade.core.errors import ImageError
 from saccade.media import heif
 from saccade.media.content import RAW_MAGIC, Probe, check_pixels, read_raw
+from saccade.media.header_parsers import (
+    JP2_SIGNATURE,
+    JPEG_2000_CODESTREAM,
+    MAX_PARTS,
+    PARSERS,
+    PNG_SIGNATURE,
+    Encoded,
+    exif_orientation,
+)
 
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_TEXTS = {b"tEXt", b"zTXt", b"iTXt"}
 PNG_ORIENTED = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
 """Keywords of the texts that may hold an orientation; all others are left unread."""
@@ -46,27 +53,13 @@ JPEG_SEGMENTS = {0xE0, 0xE1, 0xEE, JPEG_SCAN} | set(range(0xC0, 0xD0)) - {
     0xCC,
 }  # JFIF, EXIF and XMP, Adobe, scan, frame
 
-TIFF_WIDTH, TIFF_HEIGHT, TIFF_ORIENTATION = 256, 257, 274
-
 PREFIX_BYTES = 1 << 16
 """Bytes of a GIF or a BMP that are looked at."""
-MAX_PARTS = 1 << 15
-"""Most segments or chunks looked at: more than any camera writes, few enough to pass in
-milliseconds.
-"""
 MAX_KEPT = 1 << 10
 """Most chunks handed to Pillow."""
 MAX_NOTES = 1 << 18
 """Most bytes of notes handed to Pillow; it takes time that grows with their square."""
-MAX_TAGS = 1 << 12
-"""Most entries of a TIFF's directory looked at."""
-
-Encoded = bytes | mmap.mmap
-"""A slice of it is bytes."""
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
-
-WEBP_NOTE = 1 << 16
-"""Bytes of EXIF or XMP looked at: the orientation stands at their start."""
 
 # Opened by class, not by `PIL.Image.open`: no guessing among forty formats, and the pixel limit is
 # ours to word.
@@ -75,6 +68,7 @@ OPENERS: dict[str, Opener] = {
     "PNG": PngImagePlugin.PngImageFile,
     "GIF": GifImagePlugin.GifImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
+    "PPM": PpmImagePlugin.PpmImageFile,
     "AVIF": AvifImagePlugin.AvifImageFile,
 }
 if heif.INSTALLED:
@@ -89,7 +83,11 @@ VIDEO_STARTS = {
     b"\0\0\x01\xb3": "MPEG",
     b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "Windows Media",
 }
-READABLE = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF" + " (HEIC, too)" * heif.INSTALLED
+READABLE = (
+    "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000, ICO or PPM" + " (HEIC, too)" * heif.INSTALLED
+)
+NETPBM = re.compile(rb"P[1-6f]\s+(\d|#)")
+"""Letters alone might begin a text."""
 
 
 def probe(data: Encoded, max_pixels: int) -> Probe:
@@ -131,14 +129,20 @@ def sniff(data: Encoded) -> str | None:
         return "WEBP"
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return "GIF"
-    if head[:4] in (b"II*\x00", b"MM\x00*"):
+    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # of 32 bits, of 64
         return "TIFF"
+    if head.startswith((JP2_SIGNATURE, JPEG_2000_CODESTREAM)):
+        return "JPEG2000"
     if head[4:12] in (b"ftypavif", b"ftypavis"):
         return "AVIF"
     if heif.is_heic(data[:64]):
         return "HEIF"
     if head[:2] == b"BM":
         return "BMP"
+    if head[:4] == b"\0\0\1\0" and head[5:6] == b"\0" != head[4:5]:  # of 1 to 255 images
+        return "ICO"
+    if NETPBM.match(head):
+        return "PPM"
     return None
 
 
@@ -154,6 +158,8 @@ def _what_else(data: Encoded) -> str:
         return "an HTML page"
     if start.startswith(b"%pdf"):
         return "a PDF document"
+    if head[:2] == b"\x1f\x8b":
+        return "gzip-compressed"
     if head[4:8] == b"ftyp":
         return "a HEIF image of another codec than HEVC"
     is_text = all(byte >= 32 or byte in b"\t\r\n" for byte in start) and "\ufffd" not in start[
@@ -180,21 +186,11 @@ def _video(head: bytes) -> str | None:
 def _read_header(kind: str, data: Encoded) -> Probe:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of odd EXIF data
-        if kind in READERS:
-            return READERS[kind](data)
+        if kind in PARSERS:
+            return PARSERS[kind](data)
         with OPENERS[kind](io.BytesIO(REDUCERS[kind](data))) as image:
             width, height = image.size
-            return Probe(kind, height, width, image.mode, _orientation(image), _frames(image))
-
-
-def _orientation(image: PIL.Image.Image) -> int:
-    """EXIF's, or XMP's.
-
-    Pillow's own PNG method would decode the image to look for more: the header made here is
-    complete.
-    """
-    found = PIL.Image.Image.getexif(image).get(ExifTags.Base.Orientation)
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+            return Probe(kind, height, width, image.mode, exif_orientation(image), _frames(image))
 
 
 def _frames(image: ImageFile.ImageFile) -> int | None:
@@ -269,70 +265,12 @@ def _all_bytes(data: Encoded) -> bytes:
     return data[:]
 
 
-def _read_tiff_header(data: Encoded) -> Probe:
-    """Width, height and orientation from the first directory.
-
-    Pillow would build a list of every strip to open the file.
-    """
-    order = "<" if data[:2] == b"II" else ">"
-    (directory,) = struct.unpack_from(order + "I", data, 4)
-    (count,) = struct.unpack_from(order + "H", data, directory)
-    tags = {}
-    for at in range(directory + 2, directory + 2 + 12 * min(count, MAX_TAGS), 12):
-        tag, kind = struct.unpack_from(order + "HH", data, at)
-        if tag in (TIFF_WIDTH, TIFF_HEIGHT, TIFF_ORIENTATION):
-            (tags[tag],) = struct.unpack_from(order + ("H" if kind == 3 else "I"), data, at + 8)
-    orientation = tags.get(TIFF_ORIENTATION, 1)
-    return Probe(
-        "TIFF",
-        tags[TIFF_HEIGHT],
-        tags[TIFF_WIDTH],
-        "",
-        orientation if 1 <= orientation <= 8 else 1,
-        None,
-    )
-
-
-def _read_webp_header(data: Encoded) -> Probe:
-    """Canvas and orientation from the chunks. Pillow would allocate the canvas to open the file."""
-    size: tuple[int, int] | None = None  # (width, height)
-    alpha, frames = False, 0
-    notes = PIL.Image.Image()
-    at = 12
-    for _ in range(MAX_PARTS):
-        kind, length = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
-        part = data[at + 8 : at + 8 + min(length, WEBP_NOTE if kind in (b"EXIF", b"XMP ") else 10)]
-        if kind == b"VP8X":
-            size = int.from_bytes(part[4:7], "little") + 1, int.from_bytes(part[7:10], "little") + 1
-            alpha = bool(part[0] & 0x10)
-        elif kind == b"VP8 " and size is None:
-            size = (
-                int.from_bytes(part[6:8], "little") & 0x3FFF,
-                int.from_bytes(part[8:10], "little") & 0x3FFF,
-            )
-        elif kind == b"VP8L" and size is None:
-            bits = int.from_bytes(part[1:5], "little")
-            size, alpha = ((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1), bool(bits >> 28 & 1)
-        elif kind == b"EXIF":
-            notes.info["exif"] = part
-        elif kind == b"XMP ":
-            notes.info["xmp"] = part
-        frames += kind == b"ANMF"
-        at += 8 + length + length % 2
-        if at >= len(data):
-            break
-    if size is None or 0 in size:
-        raise ValueError("no size")
-    return Probe(
-        "WEBP", size[1], size[0], "RGBA" if alpha else "RGB", _orientation(notes), max(1, frames)
-    )
-
-
 REDUCERS: dict[str, Callable[[Encoded], bytes]] = {
     "JPEG": _jpeg_header,
     "PNG": _png_header,
     "GIF": _first_bytes,
     "BMP": _first_bytes,
+    "PPM": _first_bytes,
     "AVIF": _all_bytes,
     "HEIF": _all_bytes,
 }
@@ -340,8 +278,3 @@ REDUCERS: dict[str, Callable[[Encoded], bytes]] = {
 headers. libavif and libheif are left to the worker's limits: they give up early on bytes that are
 mostly header.
 """
-READERS: dict[str, Callable[[Encoded], Probe]] = {
-    "TIFF": _read_tiff_header,
-    "WEBP": _read_webp_header,
-}
-"""Formats whose headers are read here, without Pillow."""

@@ -1,14 +1,19 @@
 """Answers of web servers, kept and reused as RFC 9111 allows: hishel decides, this file holds the
-bytes.
+bytes, and says how long an answer is fresh.
 
-Knows nothing of addresses, redirects or images; the caller's `send` brings a request to the server.
+An answer is fresh for as long as its server says, from the question on, by this machine's steady
+clock. A server that says nothing is asked before each use: its image may have been replaced. Knows
+nothing of addresses, redirects or images; the caller's `send` brings a request to the server.
 """
 
 from __future__ import annotations
 
+import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from email.utils import formatdate, mktime_tz, parsedate_tz
 
 import hishel
 from cachetools import LRUCache
@@ -16,6 +21,15 @@ from cachetools import LRUCache
 OPTIONS = hishel.CacheOptions(
     shared=True
 )  # many users, one server: what an origin marks private is not kept
+DIRECTIVE = re.compile(r'([a-z-]+)(?:\s*=\s*(?:"([^"]*)"|([^,\s]*)))?', re.IGNORECASE)
+RULES = ("no-store", "no-cache", "private")
+"""Directives that hishel is to hear as they are; it hears freshness in one form."""
+MOST_FRESH = (1 << 31) - 1
+"""Seconds: RFC 9111's own most."""
+HEAD_BYTES = 2048
+"""Counted for an answer beside its body."""
+SETTLED = 2
+"""Seconds from which on a date of change is told from the next: dates are in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +43,56 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A stored response: hishel's metadata for its judgement, and the body."""
+    """A stored response. stale: when it must be checked, by `time.monotonic`. validators: headers
+    that tell its content from a later one.
+    """
 
-    entry: hishel.Entry
-    body: bytes
+    answer: HttpAnswer
+    stale: float
+    validators: dict[str, str]
+
+    @classmethod
+    def of(cls, answer: HttpAnswer, asked: float) -> Kept:
+        """asked: the time of the question, by `time.monotonic`."""
+        headers = answer.headers
+        began = time.time() - (time.monotonic() - asked)
+        names = ("etag", "last-modified") if settled(headers, began) else ("etag",)
+        validators = {name: headers[name] for name in names if name in headers}
+        return cls(answer, asked + freshness(headers, began), validators)
+
+    def judged(self) -> hishel.Response:
+        """The response as hishel is to judge it: its freshness in one form, no date to guess by."""
+        told = directives(self.answer.headers)
+        left = max(0, int(self.stale - time.monotonic()))
+        rules = [name for name in RULES if name in told] + [f"max-age={left}"]
+        headers = {"date": formatdate(usegmt=True), "cache-control": ", ".join(rules)}
+        if "vary" in self.answer.headers:
+            headers["vary"] = self.answer.headers["vary"]
+        return hishel.Response(self.answer.status, hishel.Headers(headers | self.validators))
+
+    def confirmed(self, told: hishel.Headers, asked: float) -> Kept:
+        """The same body after a 304, whose headers replace the stored ones."""
+        before = _lists(self.answer.headers)
+        for name in ("age", "date"):
+            before.pop(name, None)
+        headers = hishel.Headers(before | _lists(told))
+        return Kept.of(HttpAnswer(self.answer.status, headers, self.answer.body), asked)
+
+    @property
+    def useful(self) -> bool:
+        """False for an answer that could never spare another."""
+        fresh = self.stale > time.monotonic()
+        return (fresh or bool(self.validators)) and "no-store" not in directives(
+            self.answer.headers
+        )
 
 
 class HTTPCache:
-    """Responses by URL and tenant, the least recently used dropped beyond `size` bytes of
-    bodies.
-    """
+    """Responses by URL and tenant, the least recently used dropped beyond `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._kept: LRUCache[tuple[str, str], Kept] = LRUCache(
-            size, getsizeof=lambda kept: len(kept.body)
+            size, getsizeof=lambda kept: len(kept.answer.body) + HEAD_BYTES
         )
 
     async def get(
@@ -60,39 +110,87 @@ class HTTPCache:
         place = url, salt
         kept = self._kept.get(place)
         request = hishel.Request("GET", url, headers)
-        answer = HttpAnswer(0, headers, b"")
-        state: hishel.State | None = hishel.IdleClient(OPTIONS).next(
-            request, [kept.entry] if kept else []
-        )
+        stored = [hishel.Entry(uuid.uuid4(), request, kept.judged())] if kept else []
+        state: hishel.State | None = hishel.IdleClient(OPTIONS).next(request, stored)
+        answer, asked = HttpAnswer(0, headers, b""), 0.0
         while True:
             match state:
                 case hishel.CacheMiss() | hishel.NeedRevalidation():
+                    asked = time.monotonic()
                     answer = await send(state.request.headers)
-                    state = state.next(hishel.Response(answer.status, answer.headers))
+                    state = state.next(Kept.of(answer, asked).judged())
                 case hishel.NeedToBeUpdated():
                     assert kept is not None
-                    kept = Kept(state.updating_entries[-1], kept.body)
+                    kept = kept.confirmed(answer.headers, asked)
                     self._keep(place, kept)
                     state = state.next()
                 case hishel.InvalidateEntries():
-                    self._kept.pop(place, None)
                     state = state.next()
                 case hishel.FromCache():
                     assert kept is not None
-                    return HttpAnswer(
-                        state.entry.response.status_code, state.entry.response.headers, kept.body
-                    )
-                case hishel.StoreAndUse():
-                    if answer.status == 200 or 300 <= answer.status < 400:
-                        self._keep(
-                            place,
-                            Kept(hishel.Entry(uuid.uuid4(), request, state.response), answer.body),
-                        )
+                    return kept.answer
+                case hishel.StoreAndUse() if answer.status == 200 or answer.status // 100 == 3:
+                    self._keep(place, Kept.of(answer, asked))
                     return answer
                 case _:  # could not be stored
+                    if answer.status < 500:  # the server has something else there now
+                        self._kept.pop(place, None)
                     return answer
 
     def _keep(self, place: tuple[str, str], kept: Kept) -> None:
         self._kept.pop(place, None)
-        if len(kept.body) <= self._kept.maxsize:
+        if kept.useful and len(kept.answer.body) + HEAD_BYTES <= self._kept.maxsize:
             self._kept[place] = kept
+
+
+def freshness(headers: hishel.Headers, asked: float) -> int:
+    """Seconds from the question on for which its server calls an answer fresh; 0 if it does not
+    say. asked: by `time.time`.
+
+    Raises nothing: a number or a date that makes no sense means no freshness, as in RFC 9111, 4.2.
+    """
+    told = directives(headers)
+    if "no-cache" in told:
+        return 0
+    date, lifetime = _seconds(headers, "date"), 0.0
+    if (rule := told.get("s-maxage", told.get("max-age"))) is not None:
+        lifetime = _number(rule)
+    elif (expires := _seconds(headers, "expires")) is not None:
+        lifetime = expires - (asked if date is None else date)
+    age = max(_number(headers.get("age", "")), 0 if date is None else int(asked - date))
+    return int(min(max(0, lifetime - age), MOST_FRESH))
+
+
+def settled(headers: hishel.Headers, asked: float) -> bool:
+    """False where content may have changed again since its date of change, within that second.
+    asked: by `time.time`.
+    """
+    date, changed = _seconds(headers, "date"), _seconds(headers, "last-modified")
+    return changed is not None and (asked if date is None else date) - changed >= SETTLED
+
+
+def directives(headers: hishel.Headers) -> dict[str, str]:
+    """The directives of `Cache-Control`, of several of a name the first."""
+    found: dict[str, str] = {}
+    for name, quoted, plain in DIRECTIVE.findall(headers.get("cache-control", "")):
+        found.setdefault(name.lower(), quoted or plain)
+    return found
+
+
+def _lists(headers: hishel.Headers) -> dict[str, list[str]]:
+    return {name: headers.get_list(name) or [] for name in headers}
+
+
+def _number(text: str) -> int:
+    """Seconds as a header has them; 0 for all else."""
+    digits = text.strip().partition(",")[0]
+    return int(digits[:11]) if digits.isascii() and digits.isdigit() else 0
+
+
+def _seconds(headers: hishel.Headers, name: str) -> float | None:
+    """A header's date; None for none, or for no date."""
+    try:
+        found = parsedate_tz(headers.get(name, ""))
+        return None if found is None else mktime_tz(found)
+    except (ValueError, OverflowError, TypeError):
+        return None

@@ -316,8 +316,9 @@ class Media:
             raise at(error, source.param) from error
         if is_file:
             (file,) = (each.encoded for each in read)
+            turned = probes[0].orientation
             frames = [
-                SeenFrame(frame_name(file.digest, index), file, probes[0], recipe, index)
+                SeenFrame(frame_name(file.digest, index, turned), file, probes[0], recipe, index)
                 for index in times.indices
             ]
         else:

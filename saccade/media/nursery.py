@@ -475,9 +475,11 @@ def warm_up(decode: bool, processor: OwnProcessor | None) -> None:
     from saccade.media.header import probe
 
     images = [heif.SAMPLE] if heif.INSTALLED else []
-    for kind in set(FORMATS) - set(heif.FORMATS):
+    plain = [("RGB", kind) for kind in set(FORMATS) - set(heif.FORMATS)]
+    # L*a*b* has Pillow load its colour management
+    for mode, kind in [*plain, ("LAB", "TIFF")]:
         encoded = io.BytesIO()
-        PIL.Image.new("RGB", (64, 64)).save(encoded, kind)
+        PIL.Image.new(mode, (64, 64)).save(encoded, kind)
         images.append(encoded.getvalue())
     for image in images:
         probe(image, 64 * 64)

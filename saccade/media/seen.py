@@ -23,8 +23,8 @@ class SeenFiles:
         self.disk = CardDisk(folder)
         self._max_pixels = max_pixels
         self._images = CardShelf(CardDisk(None), "image", Probe)
-        # 2: with `sound`
-        self._videos = CardShelf(self.disk, f"video 2 {decoder_version()}", Probe)
+        # 2: with `sound`; 3: with the orientation that the file asks for
+        self._videos = CardShelf(self.disk, f"video 3 {decoder_version()}", Probe)
         self._same = CardShelf(self.disk, "same pixels", Image)
         self._asked: set[ImageKey] = set()
         self._recalled: dict[ImageKey, Image] = {}

@@ -51,9 +51,11 @@ def check_decoder(param: str) -> None:
         )
 
 
-def frame_name(file: bytes, index: int) -> bytes:
-    """The name of frame `index` of a file with this digest."""
-    return blake3(FRAME + decoder_version().encode() + b"\0" + file + index.to_bytes(8)).digest()
+def frame_name(file: bytes, index: int, orientation: int) -> bytes:
+    """The name of frame `index` of a file with this digest, whose frames are to be turned."""
+    turned = b"" if orientation == 1 else bytes([orientation])
+    name = FRAME + decoder_version().encode() + b"\0" + file + index.to_bytes(8) + turned
+    return blake3(name).digest()
 
 
 def rules_of(spec: FamilySpec, param: str) -> VideoRules:

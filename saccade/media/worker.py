@@ -374,6 +374,8 @@ def decode(order: Decode, desk: Desk) -> str | None:
                 return str(error)
             except MemoryError:
                 return "decoding it takes more memory than an image of its size should"
+            except (ImportError, OSError) as error:  # what a library loads late: `warm_up`
+                return f"its decoder needs what image workers may not have: {type(error).__name__}"
             finally:
                 data.release()
     return None
@@ -382,16 +384,19 @@ def decode(order: Decode, desk: Desk) -> str | None:
 def _decode_video(order: Decode, held: mmap.mmap, targets: Sequence[Target]) -> None:
     """Fill each target from a frame of the video. Raises ValueError."""
     from saccade.media.container import decode_frames
-    from saccade.media.decode import draw_into
+    from saccade.media.decode import draw_into, turn
 
+    height, width = order.upright
+    stored = (width, height) if order.orientation >= 5 else (height, width)
     wanted: dict[int, list[Target]] = {}
     for target, index in zip(targets, order.frames, strict=True):
         wanted.setdefault(index, []).append(target)
 
     def take(index: int, pixels: Bytes) -> None:
-        draw_into(wanted[index], order.upright, lambda top, bottom: pixels[top:bottom])
+        upright = turn(pixels, order.orientation)
+        draw_into(wanted[index], order.upright, lambda top, bottom: upright[top:bottom])
 
-    decode_frames(held, list(wanted), order.upright, take)
+    decode_frames(held, list(wanted), stored, take)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def load_net(
     )
     if load_format == "dummy":
         random = DummyWeights(dtype, device, policy=policy, ops=ops)
-        return check_tower(policy, model.build(random, shard, encoder_shard))
+        return check_language(policy, model.build(random, shard, encoder_shard))
     with CheckpointWeights(
         file or folder,
         model.canonical_name,
@@ -113,7 +113,7 @@ def load_net(
         weights.check_formats(lambda name: model.harmless(name))
         net = model.build(weights, shard, encoder_shard)
         _warn_of([name for name in weights.unused() if not model.harmless(name)], folder)
-    return check_tower(policy, net)
+    return check_language(policy, net)
 
 
 def load_tower(
@@ -153,6 +153,17 @@ def quantises_tower(wanted: TowerQuantization, device: torch.device) -> bool:
     if wanted == "int8":
         check_int8("--quantization-tower int8", "--quantization-tower none", device)
     return wanted == "int8"
+
+
+def check_language(policy: QuantPolicy, net: Net) -> Net:
+    """`net`. Raises ConfigError where matrices should be quantised, and there are none of ours."""
+    if policy.made and not policy.tally.kinds:
+        raise ConfigError(
+            f"--quantization {policy.made}: the language model has no matrices of Saccade's own "
+            "(transformers' modules compute it), so that nothing would be quantised; use "
+            "--quantization auto"
+        )
+    return check_tower(policy, net)
 
 
 def check_tower(policy: QuantPolicy, net: Net) -> Net:

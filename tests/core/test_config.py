@@ -126,6 +126,10 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
     ("options", "word"),
     [
         ({"context_length": 10**9}, "--context-length"),
+        (
+            {"kv_cache_dir": "/tmp/saccade-none", "disable_radix_cache": True},
+            "--kv-cache-dir /tmp/saccade-none: disable_radix_cache is set",
+        ),
         ({"mm_attention_backend": "flash"}, "--tune mm_attention_backend=flash.*--device cuda"),
         ({"mm_attention_backend": "triton"}, "--tune mm_attention_backend=triton.*--device cuda"),
         ({"mm_attention_backend": "cudnn"}, "--tune mm_attention_backend=cudnn.*--device cuda"),

@@ -44,6 +44,7 @@ from saccade.families.transformers_any.rope import keep_rope
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.reference import linear
+from saccade.kernels.reference.int8 import runs_int8
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
@@ -405,6 +406,18 @@ def test_what_a_layer_asks_of_attention_beside_is_refused_by_its_name() -> None:
 def test_masks_of_a_class_s_own_are_refused() -> None:
     with pytest.raises(Unservable, match="it has masks of its own"):
         refuse_type(said("doge"), transformers.DogeForCausalLM)
+
+
+@pytest.mark.parametrize("option", ["quantization", "quantization_tower"])
+@pytest.mark.skipif(not runs_int8(), reason="no products in 8 bits: refused for that already")
+def test_what_would_quantise_nothing_is_refused(
+    option: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = make_any(tmp_path_factory.mktemp("model") / "model", "mistral_near")
+    wanted = {"dtype": torch.float32, "device": torch.device("cpu"), option: "int8"}
+    name = option.replace("_", "-")
+    with pytest.raises(ConfigError, match=rf"--{name} int8: .*transformers"):
+        load_net(load_spec(folder), folder, **wanted)  # type: ignore[arg-type]
 
 
 def the_checkpoint(tmp_path: Path, **fields: Any) -> AnySpec:

@@ -20,9 +20,11 @@ def clip(
     fps: int = 8,
     keyframes: int = 12,
     sound: bool = False,
+    turned: tuple[int, bool, bool] | None = None,
 ) -> bytes:
-    """A noisy field that moves; each frame has a square of its own brightness. sound: there is a
-    stream of it, silent.
+    """A noisy field that moves; each frame has a square of its own brightness in its stored top
+    left corner. sound: there is a stream of it, silent. turned: what a player is asked for, degrees
+    and flips.
     """
     made, rng = io.BytesIO(), np.random.default_rng(0)
     field = rng.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
@@ -31,6 +33,8 @@ def clip(
         stream.width, stream.height = size
         stream.pix_fmt, stream.gop_size = "yuv420p", keyframes
         stream.codec_context.thread_count = 1
+        if turned is not None:
+            stream.set_display_rotation(*turned)
         heard: Any = file.add_stream("aac", rate=8000) if sound else None
         for number in range(frames):
             pixels = np.roll(field, 2 * number, axis=1)

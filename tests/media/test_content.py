@@ -4,12 +4,13 @@ alone.
 
 from __future__ import annotations
 
+import gzip
 import struct
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -19,8 +20,10 @@ import pytest
 
 from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec
+from saccade.core.recipe import whole
 from saccade.core.types import ImageKey
 from saccade.media.content import Budget, digest, encode_array, identify
+from saccade.media.decode import decode_into
 from saccade.media.header import probe
 from tests.media.pictures import chunk, encode, noise, photo, png, with_orientation
 
@@ -109,6 +112,9 @@ def test_arrays_have_keys_by_their_pixels(spec: FamilySpec) -> None:
     assert key(spec, encode_array(pixels)) != key(spec, encode_array(pixels.reshape(60, 50, 3)))
     with pytest.raises(ImageError, match="uint8"):
         encode_array(pixels.astype(np.float32))
+
+
+JP2 = b"\0\0\0\x0cjP  \r\n\x87\n"
 
 
 def bomb(height: int, width: int) -> bytes:
@@ -206,6 +212,27 @@ def heic_of_size(width: int, height: int) -> bytes:
     )
 
 
+def jpeg_2000_of_size(width: int, height: int, wrapped: bool) -> bytes:
+    """A JPEG 2000 of 64 x 64 px whose codestream says that it is larger, as its tile does."""
+    data = bytearray(encode(noise(64, 64), "JPEG2000", no_jp2=not wrapped))
+    at = data.index(b"\xff\x4f\xff\x51")
+    data[at + 8 : at + 16] = data[at + 24 : at + 32] = struct.pack(">II", width, height)
+    return bytes(data)
+
+
+def icon_of(png: bytes) -> bytes:
+    """An icon that its directory calls 16 x 16."""
+    return b"\0\0\1\0\1\0" + struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(png), 22) + png
+
+
+def tiff_of_one_strip(nbytes: int, big: bool) -> bytes:
+    """A TIFF of 16 x 16 px whose only strip is said to have so many bytes."""
+    data = encode(noise(16, 16), "TIFF", compression="tiff_lzw", big_tiff=big)
+    at = data.index(struct.pack("<H", 279), 16)  # the tag, its type and count, then its value
+    kind = struct.pack("<HQ" if big else "<HI", 4, 1)
+    return data[: at + 2] + kind + struct.pack("<I", nbytes) + data[at + 6 + len(kind) :]
+
+
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty"),
     "text": (b"hello, is this a picture?", "text"),
@@ -238,6 +265,21 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         jpeg_of(segment(0xC0, b"\x08\0\x10\0\x10\x03" + bytes(65_000)) * 500),
         "cut short",
     ),
+    "jpeg 2000 header cut": (encode(noise(64, 64), "JPEG2000")[:50], "cut short"),
+    "jpeg 2000 codestream cut": (b"\xff\x4f\xff\x51\0\x2f", "cut short"),
+    "jpeg 2000 60,000 x 60,000": (jpeg_2000_of_size(60_000, 60_000, False), "60000 x 60000 px"),
+    "jpeg 2000 of two sizes": (jpeg_2000_of_size(60_000, 60_000, True), "damaged"),
+    "jpeg 2000 of boxes": (JP2 + struct.pack(">I4s", 8, b"free") * 2**18, "damaged"),
+    "jpeg 2000 of endless boxes": (JP2 + struct.pack(">I4s", 2, b"free") * 9, "damaged"),
+    "ico of a bomb": (icon_of(bomb(40_000, 40_000)), "40000 x 40000 px"),
+    "ico of nothing": (b"\0\0\1\0\1\0" + bytes(16), "damaged|nothing to see"),
+    "ico cut": (encode(noise(64, 64), "ICO")[:20], "damaged"),
+    "ppm 60,000 x 60,000": (b"P6 60000 60000 255\n", "60000 x 60000 px"),
+    "ppm of a comment": (b"P6\n#" + bytes(2**22), "damaged"),
+    "ppm of no size": (b"P6\n# hello\n", "damaged"),
+    "a text about P6": (b"P6 is a format", "text"),
+    "tiff of 64 bits cut": (encode(noise(64, 64), "TIFF", big_tiff=True)[:12], "cut short"),
+    "gzip": (gzip.compress(b"picture"), "gzip-compressed"),
     "avif of 60,000 items": (avif_of_items(60_000), "cut short"),
     "gif of comments": (b"GIF89a" + bytes(7) + b"\x21\xfe" + b"\x01 " * 2**21, "cut short"),
 }
@@ -289,6 +331,26 @@ def test_hostile_bytes_are_refused_from_the_header(name: str) -> None:
     data, expected = HOSTILE[name]
     with few_calls(), pytest.raises(ImageError, match=expected):
         probe(data, LIMIT)
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_a_strip_that_claims_gigabytes_is_refused_or_read(big: bool) -> None:
+    """libtiff believes no more bytes than the file has."""
+    data = tiff_of_one_strip(0xF000_0000, big)
+    found = probe(data, LIMIT)
+    assert found.upright == (16, 16)
+    canvas = np.empty((16, 16, 3), np.uint8)
+    with suppress(ValueError):
+        decode_into([(canvas, whole((16, 16)))], memoryview(data), (16, 16), 1)
+        np.testing.assert_array_equal(canvas, noise(16, 16))
+
+
+@pytest.mark.parametrize("height", [40, -40])
+def test_an_icon_has_the_size_that_stands_in_it(height: int) -> None:
+    """A directory has a byte for each side, and may be wrong."""
+    assert probe(icon_of(png(300, 400, b"")), LIMIT).upright == (300, 400)
+    bitmap = struct.pack("<IiiHHI", 40, 50, 2 * height, 1, 32, 0) + bytes(16 + 4 * 50 * 40)
+    assert probe(icon_of(bitmap), LIMIT).upright == (40, 50)
 
 
 def test_only_the_header_is_read() -> None:

@@ -60,6 +60,23 @@ def sixteen_bit(pixels: np.ndarray) -> PIL.Image.Image:
     return PIL.Image.fromarray((pixels[..., 0].astype(np.uint16) << 8) + pixels[..., 1])
 
 
+def lab(pixels: np.ndarray) -> PIL.Image.Image:
+    height, width = pixels.shape[:2]
+    return PIL.Image.frombytes("LAB", (width, height), pixels.tobytes())
+
+
+def netpbm(pixels: np.ndarray, magic: bytes, largest: int | None, body: bytes) -> bytes:
+    height, width = pixels.shape[:2]
+    head = b"%s\n# a comment\n%d %d\n" % (magic, width, height)
+    return head + (b"" if largest is None else b"%d\n" % largest) + body
+
+
+def text(values: np.ndarray) -> bytes:
+    """Numbers and comments."""
+    words = " ".join(map(str, values.ravel().tolist()))
+    return words.replace("7 ", "7 #12 x\n ").encode()
+
+
 def frames(pixels: np.ndarray, format: str) -> bytes:
     later = [PIL.Image.fromarray(pixels[::-1].copy()), PIL.Image.fromarray(pixels[:, ::-1].copy())]
     return encode(pixels, format, save_all=True, append_images=later, duration=40)
@@ -176,6 +193,33 @@ MAKERS: dict[str, Callable[[np.ndarray], bytes]] = {
     "tiff float": lambda p: encode(PIL.Image.fromarray(p[..., 0].astype(np.float32)), "TIFF"),
     "avif": lambda p: encode(p, "AVIF", quality=60, speed=10),
     "png late orientation": late_exif,
+    "tiff lab": lambda p: encode(lab(p), "TIFF"),
+    "tiff of 64 bits": lambda p: encode(p, "TIFF", big_tiff=True),
+    "tiff of 64 bits lzw alpha": lambda p: encode(
+        alpha(p, "RGBA"), "TIFF", big_tiff=True, compression="tiff_lzw"
+    ),
+    "jpeg 2000": lambda p: encode(p, "JPEG2000"),
+    "jpeg 2000 lossy": lambda p: encode(p, "JPEG2000", irreversible=True, quality_layers=[20]),
+    "jpeg 2000 codestream": lambda p: encode(p, "JPEG2000", no_jp2=True),
+    "jpeg 2000 tiles": lambda p: encode(p, "JPEG2000", tile_size=(32, 32)),
+    "jpeg 2000 alpha": lambda p: encode(alpha(p, "RGBA"), "JPEG2000"),
+    "jpeg 2000 grey": lambda p: encode(PIL.Image.fromarray(p).convert("L"), "JPEG2000"),
+    "jpeg 2000 16 bit grey": lambda p: encode(sixteen_bit(p), "JPEG2000"),
+    "ico": lambda p: encode(alpha(p, "RGBA"), "ICO"),
+    "ico of bitmaps": lambda p: encode(alpha(p, "RGBA"), "ICO", bitmap_format="bmp"),
+    "ico of two colours": lambda p: encode(
+        PIL.Image.fromarray(p).convert("1"), "ICO", bitmap_format="bmp"
+    ),
+    "ppm": lambda p: encode(p, "PPM"),
+    "pbm": lambda p: encode(PIL.Image.fromarray(p).convert("1"), "PPM"),
+    "pgm 16 bit": lambda p: encode(sixteen_bit(p).convert("I"), "PPM"),
+    "pfm": lambda p: encode(PIL.Image.fromarray(p[..., 0].astype(np.float32)), "PPM"),
+    "ppm up to 200": lambda p: netpbm(p, b"P6", 200, (p // 2 + 90).tobytes()),
+    "ppm up to 1000": lambda p: netpbm(p, b"P6", 1000, p.astype(">u2").tobytes()),
+    "pgm up to 1000": lambda p: netpbm(p, b"P5", 1000, p[..., 0].astype(">u2").tobytes()),
+    "ppm as text": lambda p: netpbm(p, b"P3", 300, text(p)),
+    "pgm as text up to 4000": lambda p: netpbm(p, b"P2", 4000, text(p[..., 0])),
+    "pbm as text": lambda p: netpbm(p, b"P1", None, text(p[..., 0] // 128).replace(b" 1", b"1")),
     "heic": lambda p: encode(p, "HEIF", quality=70),
     "heic 4:4:4": lambda p: encode(p, "HEIF", quality=90, chroma=444),
     "heic alpha": lambda p: encode(alpha(p, "RGBA"), "HEIF"),
@@ -308,6 +352,32 @@ def test_black_strokes_on_transparency_stay_visible() -> None:
     target = np.empty((64, 64, 3), np.uint8)
     decode_into([on_canvas(target)], memoryview(encode(image)), (64, 64), 1)
     assert (target[0, 0].tolist(), target[32, 32].tolist()) == ([255] * 3, [0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("magic", "body", "words"),
+    [
+        (b"P3", b"1 2 3 4 5", "it has 5 of 12 values"),
+        (b"P3", b"1 2 3 4 5 6 7 8 9 10 11 256", "values beyond 0 to 255"),
+        (b"P3", b"1 2 3 4 5 6 7 8 9 10 11 -1", "values beyond 0 to 255"),
+        (b"P2", b"1 2 3 99999999999999999999", "values beyond 0 to 255"),
+        (b"P2", b"1 2 x 4", "unmatched"),
+        (b"P2", b"", "it has 0 of 4 values"),
+        (b"P6", b"123", "truncated"),
+    ],
+)
+def test_a_damaged_netpbm_says_so(magic: bytes, body: bytes, words: str) -> None:
+    data = netpbm(noise(2, 2), magic, 255, body)
+    with pytest.raises(ValueError, match=words):
+        decode(memoryview(data), 1)
+    with pytest.raises((ValueError, OSError)):
+        decoded(data)
+
+
+def test_words_of_a_netpbm_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.media.netpbm.PART", 5)
+    assert_as_reference(netpbm(noise(4, 5), b"P3", 255, text(noise(4, 5, seed=1))))
+    assert_as_reference(netpbm(noise(4, 5), b"P3", 255, text(noise(4, 5, seed=2)) + b" P3 5 4"))
 
 
 def test_a_jpeg_of_hundreds_of_scans_is_refused() -> None:

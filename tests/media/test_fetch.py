@@ -6,74 +6,17 @@ import asyncio
 import base64
 import ipaddress
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import hishel
 import pytest
 
 from saccade.core.errors import ImageError, RequestError, TooLarge
-from saccade.core.metrics import Metrics
-from saccade.core.options import MediaOptions
 from saccade.media import address
-from saccade.media.address import Resolve, is_public, resolve
-from saccade.media.fetch import Fetcher
-from saccade.media.http_cache import HttpAnswer, HTTPCache
+from saccade.media.address import is_public
+from saccade.media.http_cache import HEAD_BYTES, HttpAnswer, HTTPCache
 from tests.helpers.images import data_url
-
-Handler = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
-PICTURE = bytes(range(256)) * 20
-
-
-class Origin:
-    """A small HTTP server on loopback that counts connections and requests."""
-
-    def __init__(self, answer: Handler) -> None:
-        self.answer = answer
-        self.connections = 0
-        self.requests: list[str] = []
-        self.url = ""
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                path = head.split()[1].decode()
-                self.requests.append(head.decode())
-                await self.answer(path, writer)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def origin(answer: Handler, host: str = "127.0.0.1") -> AsyncIterator[Origin]:
-    made = Origin(answer)
-    server = await asyncio.start_server(made.serve, host, 0)
-    made.url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield made
-    finally:
-        server.close()
-
-
-@asynccontextmanager
-async def fetcher(
-    resolve: Resolve = resolve, **options: object
-) -> AsyncIterator[tuple[Fetcher, Metrics]]:
-    metrics = Metrics()
-    made = Fetcher(MediaOptions(**{"allow_private_media": True, **options}), metrics, resolve)  # type: ignore[arg-type]
-    try:
-        yield made, metrics
-    finally:
-        await made.close()
-
-
-async def ok(path: str, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(PICTURE) + PICTURE)
+from tests.media.origins import PICTURE, fetcher, ok, origin
 
 
 async def refusal(url: str, **options: object) -> RequestError:
@@ -311,7 +254,7 @@ def test_pictures_are_kept_as_their_servers_allow() -> None:
 def test_kept_pictures_are_bounded_by_bytes() -> None:
     async def scenario() -> None:
         sent: list[str] = []
-        cache = HTTPCache(250)
+        cache = HTTPCache(250 + 2 * HEAD_BYTES)
 
         async def get(url: str) -> None:
             async def send(headers: hishel.Headers) -> HttpAnswer:

@@ -5,9 +5,11 @@ no other's pixels, no key. And nothing that sound bytes need is out of reach.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -224,6 +226,11 @@ def of_every_kind() -> dict[str, bytes]:
         "TIFF deflate": encode(image, "TIFF", compression="tiff_deflate"),
         "TIFF jpeg": encode(image, "TIFF", compression="jpeg"),
         "TIFF group4": encode(image.convert("1"), "TIFF", compression="group4"),
+        "TIFF of 64 bits": encode(image, "TIFF", big_tiff=True, compression="tiff_lzw"),
+        "JPEG 2000 lossy": encode(image, "JPEG2000", irreversible=True, tile_size=(40, 40)),
+        "JPEG 2000 codestream": encode(image.convert("RGBA"), "JPEG2000", no_jp2=True),
+        "ICO of bitmaps": encode(image.convert("RGBA"), "ICO", bitmap_format="bmp"),
+        "PPM as text": b"P3 2 2 9 1 2 3 4 5 6 7 8 9 0 1 2",
     }
     plain = {kind: encode(image, kind) for kind in FORMATS}
     turned = {
@@ -249,6 +256,46 @@ def test_a_confined_worker_decodes_as_ever(arena: Arena) -> None:
                     np.testing.assert_array_equal(made, resized(decoded(data), size), told)
 
     asyncio.run(scenario())
+
+
+MODES = (
+    *("1", "L", "LA", "La", "P", "PA", "RGB", "RGBX", "RGBA", "RGBa", "CMYK", "YCbCr", "LAB"),
+    *("HSV", "I", "I;16", "F"),
+)
+"""Of Pillow's images."""
+
+
+def of_every_mode() -> Iterator[tuple[str, bytes]]:
+    """Each mode that Pillow itself writes, in each format that has it."""
+    image = PIL.Image.fromarray(photo(24, 40))
+    by_way_of = {"La": "LA", "RGBa": "RGBA", "PA": "LA", "I;16": "L", "I": "L", "F": "L"}
+    for mode, kind in product(MODES, set(FORMATS) - set(heif.FORMATS)):
+        made = PIL.Image.frombytes("LAB", image.size, image.tobytes())
+        if mode != "LAB":
+            made = image.convert(by_way_of.get(mode, "RGB")).convert(mode)
+        with contextlib.suppress(ValueError, OSError, KeyError):  # as Pillow says: not there
+            yield f"{kind} {mode}", encode(made, kind)
+
+
+@pytest.mark.more
+def test_a_confined_worker_has_loaded_what_every_mode_needs(arena: Arena) -> None:
+    """L*a*b* once had Pillow load its colour management, which a worker may not."""
+
+    async def scenario() -> set[str]:
+        seen = set()
+        async with running(arena, metrics := Metrics()) as pool:
+            for name, data in of_every_mode():
+                found = await pool.read_header(data, data)
+                await pool.decode(job(data), 0)
+                made = arena.view(PixelSlot(0, *found.upright))
+                np.testing.assert_array_equal(made, decoded(data), name)
+                seen.add(name)
+            assert metrics.value(RESTARTS) == 0
+        return seen
+
+    seen = asyncio.run(scenario())
+    assert {"TIFF LAB", "TIFF F", "JPEG2000 I;16", "PPM I", "ICO RGBA", "WEBP RGBX"} <= seen
+    assert len(seen) > 60
 
 
 @pytest.mark.more

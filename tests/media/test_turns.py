@@ -26,8 +26,8 @@ from saccade.media.fetch import (
 )
 from saccade.media.sources import FileId, ImageSource
 from tests.media.conftest import MakePath
+from tests.media.origins import PICTURE, fetcher, ok, origin
 from tests.media.pictures import encode, noise
-from tests.media.test_fetch import PICTURE, fetcher, ok, origin
 
 
 class Counted:

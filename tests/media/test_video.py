@@ -5,22 +5,40 @@ hostile or broken is a typed error and no more.
 from __future__ import annotations
 
 import asyncio
+import io
 import random
+import struct
 from pathlib import Path as Folder
 
+import av
 import numpy as np
+import PIL.Image
+import PIL.ImageOps
 import pytest
+from blake3 import blake3
 
 from saccade.core.errors import ImageError, InvalidRequest, RequestError
 from saccade.core.plan import PixelSlot
 from saccade.core.video import VideoWishes
 from saccade.media import video as media_video
+from saccade.media.container import orientation_of
 from saccade.media.opened import OpenedVideo
 from saccade.media.sources import ImageSource, VideoSource
+from saccade.media.video import FRAME
 from tests.media.clips import clip, shown
 from tests.media.conftest import MakePath, Path
 from tests.media.pictures import encode, resized
 
+MATRICES = {
+    1: (1, 0, 0, 1),
+    2: (-1, 0, 0, 1),
+    3: (-1, 0, 0, -1),
+    4: (1, 0, 0, -1),
+    5: (0, 1, 1, 0),
+    6: (0, 1, -1, 0),
+    7: (0, -1, -1, 0),
+    8: (0, -1, 1, 0),
+}
 FRAMES = "saccade_video_frames_decoded_total"
 HEADERS = "saccade_headers_read_total"
 RESTARTS = "saccade_image_worker_restarts_total"
@@ -88,6 +106,61 @@ def test_frames_of_a_file_are_pyavs_frames(
             assert path.metrics.value(HEADERS) == 1, "a seen file is not opened"
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("container", ["mp4", pytest.param("matroska", marks=pytest.mark.more)])
+@pytest.mark.parametrize("quarters", [0, 1, 2, 3])
+def test_a_video_is_turned_as_its_file_asks(
+    media_path: MakePath, quarters: int, container: str
+) -> None:
+    """As players do. The turn is the one that PyAV tells, counted against the clock."""
+    data = clip(8, container=container, turned=(90 * quarters, False, False))
+    with av.open(io.BytesIO(data), "r") as file:
+        stored = [*file.decode(video=0)]
+    turns = [
+        np.rot90(pixels, frame.rotation // 90).copy()
+        for pixels, frame in zip(shown(data), stored, strict=True)
+    ]
+    assert turns[0].shape[:2] == ((96, 64) if quarters % 2 else (64, 96))
+
+    async def scenario() -> None:
+        async with media_path() as path:
+            video = await opened(path, data, fps=8)
+            assert video.images[0].frames[0].probe.upright == turns[0].shape[:2]
+            for number, canvas in enumerate(await decode(path, video)):
+                pair, size = turns[2 * number : 2 * number + 2], (len(canvas) // 2, canvas.shape[1])
+                assert np.array_equal(canvas, np.concatenate([resized(p, size) for p in pair]))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_display_matrix_is_an_orientation(orientation: int) -> None:
+    """Where each corner of an image comes to lie: as EXIF's number says, to Pillow."""
+    a, b, c, d = MATRICES[orientation]
+    matrix = struct.pack("=9i", a << 16, b << 16, 0, c << 16, d << 16, 0, 64 << 16, 48 << 16, 1)
+    assert orientation_of(matrix) == orientation
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    corners = PIL.Image.fromarray(np.array([[1, 2, 3], [4, 5, 6]], np.uint8))
+    corners.info["exif"] = exif.tobytes()
+    shown = np.asarray(PIL.ImageOps.exif_transpose(corners))
+    places = {(a * x + c * y, b * x + d * y): 1 + x + 3 * y for x in range(3) for y in range(2)}
+    assert [places[x, y] for y, x in sorted((y, x) for x, y in places)] == shown.ravel().tolist()
+
+
+@pytest.mark.parametrize("matrix", [(0, 0, 0, 0), (1, 1, -1, 1), (7, 3, -3, 7), (1, 0, 0, 0)])
+def test_a_turn_by_another_angle_is_left_alone(matrix: tuple[int, ...]) -> None:
+    a, b, c, d = matrix
+    assert orientation_of(struct.pack("=9i", a, b, 0, c, d, 0, 0, 0, 1)) == 1
+
+
+def test_a_turned_file_has_other_names_than_its_frames_as_stored() -> None:
+    """What a server kept on disk of frames that lay on their side is not taken for these."""
+    names = {media_video.frame_name(b"file", 3, orientation) for orientation in range(1, 9)}
+    before = FRAME + media_video.decoder_version().encode() + b"\0file" + (3).to_bytes(8)
+    assert len(names) == 8
+    assert media_video.frame_name(b"file", 3, 1) == blake3(before).digest()
 
 
 def test_two_samplings_of_a_file_share_the_pairs_of_both(media_path: MakePath) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
@@ -26,6 +28,9 @@ SECOND = "What is the number in picture 2?"
 ABREAST = 8
 TRIES = 5
 FEW_PIXELS = 64 * 64
+LONG_AGO = 365 * 86_400
+LONG_QUESTION = "Look at the picture with care, for others are like it. " * 60 + QUESTION
+"""Some hundred tokens, behind which a hybrid model's cache keeps a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +264,76 @@ async def replaced(trial: Trial) -> Finding:
     return APART if says(second.text, other.number) else _unread(other, second)
 
 
+async def changed(trial: Trial) -> Finding:
+    """One URL whose server says nothing of freshness: when the image was changed, long ago, and its
+    tag. A cache that guesses takes it for fresh. Then the same by way of a redirect.
+    """
+    for path in ("image.png", "moved"):
+        one, other = plain(trial.number()), plain(trial.number())
+        with _shelf(trial.host, tagged=True) as (url, put):
+            url = url.replace("image.png", path)
+            put(one)
+            first = await trial.asker.ask([url])
+            if not says(first.text, one.number):
+                return _unread(one, first)
+            put(other)
+            second = await trial.asker.ask([url])
+        if says(second.text, one.number):
+            return _mixed(f"{other.number} lies at the URL by now, and it says {second.text!r}")
+        if not says(second.text, other.number):
+            return _unread(other, second)
+    return APART
+
+
+async def claimed(trial: Trial) -> Finding:
+    """A client's own name for an image: sent with another image, and named by another tenant."""
+    one, other = plain(trial.number()), plain(trial.number())
+    name = f"prove-{one.number}-{other.number}"
+
+    async def named(image: NumberImage | None, **extra: Any) -> JudgedAnswer:
+        address = None if image is None else {"url": url_of(image)}
+        part = {"type": "image_url", "image_url": address, "uuid": name}
+        return await trial.asker.say([part, {"type": "text", "text": QUESTION}], **extra)
+
+    first = await named(one, cache_salt="prove one")
+    if not says(first.text, one.number):
+        return _unread(one, first)
+    second = await named(other, cache_salt="prove one")
+    if says(second.text, one.number):
+        return _mixed(f"{other.number} came with the name, and it says {second.text!r}")
+    if not says(second.text, other.number):
+        return _unread(other, second)
+    try:
+        theirs = await named(None, cache_salt="prove two")
+    except Refused:
+        return APART
+    for shown in (one, other):
+        if says(theirs.text, shown.number):
+            return _mixed(f"another tenant's name alone shows it {shown.number}: {theirs.text!r}")
+    return APART
+
+
+async def behind(trial: Trial) -> Finding:
+    """Two images before the same long text: hybrid models keep states far behind an image, and a
+    state that is taken for another image's answers about that. Also where nothing is read.
+    """
+    one, other = plain(trial.number()), plain(trial.number())
+    head, control = plain(trial.number()), plain(trial.number())
+    fresh = [await trial.asker.ask([each], LONG_QUESTION) for each in (head, control)][-1]
+    before = await trial.asker.ask([one], LONG_QUESTION)
+    again = await trial.asker.ask([one], LONG_QUESTION)
+    after = await trial.asker.ask([other], LONG_QUESTION)
+    if says(after.text, one.number):
+        return _mixed(f"asked about {other.number}, it says {after.text!r}")
+    if after.scores is not None and after.scores in (before.scores, again.scores):
+        return _mixed(f"its figures for {other.number} are those for {one.number}")
+    if (witness := _cached(after, fresh)) is not None:
+        return witness
+    if after.scores is None and not says(after.text, other.number):
+        return _unread(other, after)
+    return APART
+
+
 async def filmed(trial: Trial) -> Finding:
     """An image, and a video of that one frame."""
     control, shown = plain(trial.number()), plain(trial.number())
@@ -315,19 +390,31 @@ async def many(trial: Trial) -> Finding:
 
 
 @contextmanager
-def _shelf(host: str) -> Iterator[tuple[str, Callable[[NumberImage], None]]]:
-    """A URL, and what puts an image there."""
+def _shelf(host: str, tagged: bool = False) -> Iterator[tuple[str, Callable[[NumberImage], None]]]:
+    """A URL, and what puts an image there. tagged: its images may be kept, and have a tag and a
+    date; and "moved" beside it leads for good to where the newest lies.
+    """
     lies: list[NumberImage] = []
+    since = formatdate(time.time() - LONG_AGO, usegmt=True)
 
     class Shelf(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            shown = lies[-1]
-            self.send_response(200)
-            self.send_header("content-type", shown.kind)
-            self.send_header("content-length", str(len(shown.encoded)))
-            self.send_header("cache-control", "no-store")
+            tag = f'"{len(lies)}"'
+            if self.path == "/moved":
+                self._answer(301, b"", {"location": f"/{len(lies)}.png", "last-modified": since})
+            elif tagged and self.headers["if-none-match"] == tag:
+                self._answer(304, b"", {"etag": tag})
+            else:
+                kept = {"etag": tag, "last-modified": since}
+                headers = kept if tagged else {"cache-control": "no-store"}
+                self._answer(200, lies[-1].encoded, {"content-type": lies[-1].kind, **headers})
+
+        def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(body))}.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(shown.encoded)
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -355,6 +442,9 @@ CASES: Sequence[TwinCase] = (
     TwinCase("tenant", "cache_salt", salted),
     TwinCase("adapter", "the model asked, of one server's several", adapted),
     TwinCase("url", "what lies at one URL", replaced),
+    TwinCase("changed", "what lies at a URL that says nothing of freshness", changed),
+    TwinCase("uuid", "a client's own name, sent with another image or by another", claimed),
+    TwinCase("behind", "the image before the same long text (states of hybrids)", behind),
     TwinCase("video", "an image, and a video of that one frame", filmed),
     TwinCase("many", "which of many images, at once and after eviction", many),
 )

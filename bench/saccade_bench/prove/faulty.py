@@ -33,18 +33,22 @@ BLOCK = 16
 class Fault:
     """`name`: of an image's file. `ignored`: fields of a request that the cache does not heed.
     `sorted_images`: it does not heed their order; `any_kind`: nor if a frame is an image's or a
-    video's; `by_url`: nor what lies at a URL. `slots`: answers are kept in so many, each taken by
-    newer requests while the older name still leads there. `shared`: requests at once share what
-    they ask.
+    video's; `by_url`: nor what lies at a URL, or ("guessed") at one that may be kept. `by_uuid`: a
+    client's own name is an image's, or ("alone") any client's where no image comes along. `slots`:
+    answers are kept in so many, each taken by newer requests while the older name still leads
+    there. `shared`: requests at once share what they ask. `long_text`: images before a text of so
+    many characters are not heeded.
     """
 
     name: Name
     ignored: tuple[Field, ...] = ()
     sorted_images: bool = False
     any_kind: bool = False
-    by_url: bool = False
+    by_url: Literal["always", "guessed", ""] = ""
+    by_uuid: Literal["always", "alone", ""] = ""
     slots: int = 1 << 30
     shared: bool = False
+    long_text: int = 1 << 30
 
 
 def by_bytes(encoded: bytes) -> bytes:
@@ -109,6 +113,7 @@ class AnswerCache:
     fault: Fault
     places: dict[str, int] = field(default_factory=dict)
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, name: str) -> dict[str, Any] | None:
@@ -122,26 +127,40 @@ class AnswerCache:
 
     def name(self, body: Mapping[str, Any]) -> str:
         heeded = ("model", "cache_salt", "mm_processor_kwargs")
-        asked = [body.get(each) for each in heeded if each not in self.fault.ignored]
         parts = [part for message in body["messages"] for part in message["content"]]
+        asked = [body.get(each) for each in heeded if each not in self.fault.ignored]
         return json.dumps([self._content(parts), asked])
 
     def _content(self, parts: list[dict[str, Any]]) -> list[str]:
         shown = [part for part in parts if part["type"] != "text"]
         names = [each for part in shown for each in self._names(part)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
+        if sum(map(len, texts)) > self.fault.long_text:
+            return texts
         return [*(sorted(names) if self.fault.sorted_images else names), *texts]
 
     def _names(self, part: Mapping[str, Any]) -> list[str]:
-        video = part["type"] == "video"
+        video, uuid = part["type"] == "video", str(part.get("uuid") or "")
+        if uuid and self.fault.by_uuid == "always":
+            return [uuid]
+        if not video and part["image_url"] is None:
+            return [self.kept.get(uuid, uuid) if self.fault.by_uuid else f"{uuid} alone"]
         urls: list[str] = part["video"] if video else [part["image_url"]["url"]]
         kind = "video " if video and not self.fault.any_kind else ""
-        return [kind + self._name(url) for url in urls]
+        names = [kind + self._name(url) for url in urls]
+        if uuid:
+            self.kept[uuid] = names[0]
+        return names
 
     def _name(self, url: str) -> str:
         if url.startswith("data:"):
             return self.fault.name(base64.b64decode(url.partition(",")[2])).hex()
-        return url if self.fault.by_url else self.fault.name(httpx.get(url).content).hex()
+        if self.fault.by_url == "always" or url in self.kept:
+            return url
+        found = httpx.get(url, follow_redirects=True)
+        if self.fault.by_url and "cache-control" not in found.headers:
+            return self.kept.setdefault(url, url)
+        return self.fault.name(found.content).hex()
 
 
 @contextmanager
