@@ -15,6 +15,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from saccade.core.types import ImageKey
@@ -47,7 +49,7 @@ class Slab:
         self._to_pin = self._pieces[:] if pin is not None else []
         self._wanted: SimpleQueue[torch.Tensor | None] = SimpleQueue()
         if pin is not None:
-            work = partial(_pin, self._wanted, self._pinned, pin)
+            work = partial(_pin, self._wanted, self._pinned, partial(Pinned, device=pin))
             threading.Thread(target=work, daemon=True, name="pin").start()
             weakref.finalize(self, self._wanted.put, None)
             self._pin_until(0)
@@ -103,10 +105,12 @@ class Slab:
 
 
 def _pin(
-    wanted: SimpleQueue[torch.Tensor | None], pinned: list[Pinned], device: torch.device
+    wanted: SimpleQueue[torch.Tensor | None],
+    pinned: list[Pinned],
+    pin: Callable[[npt.NDArray[np.uint8]], Pinned],
 ) -> None:
     while (piece := wanted.get()) is not None:
-        pinned.append(Pinned(piece.view(torch.uint8).view(-1).numpy(), device))
+        pinned.append(pin(piece.view(torch.uint8).view(-1).numpy()))
 
 
 class HostTier(Protocol):

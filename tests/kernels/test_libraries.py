@@ -429,7 +429,5 @@ def test_fa3_is_taken_from_whichever_package_has_it(packages: Callable[..., None
 def test_fa3_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "find_fa3", lambda: None)
     installed.load_fa3.cache_clear()
-    with pytest.raises(
-        ImportError, match=r"is not installed: .*install\.py kernels"
-    ):
+    with pytest.raises(ImportError, match=r"is not installed: .*install\.py kernels"):
         installed.load_fa3("flash_attn_varlen_func")

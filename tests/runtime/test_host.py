@@ -54,11 +54,12 @@ def test_a_piece_is_pinned_before_it_is_used_and_not_before_the_one_in_front_of_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registered: SimpleQueue[int] = SimpleQueue()
-    monkeypatch.setattr(host, "Pinned", lambda memory, _: registered.put(memory.ctypes.data))
+    monkeypatch.setattr(host, "Pinned", lambda memory, device: registered.put(memory.ctypes.data))
     monkeypatch.setattr(host, "PIECE_BYTES", 7 * LIKE.element_size() * 2)
+    others = threading.enumerate()
     slab = Slab(28, LIKE, torch.device("cpu"))
     pieces = [part.data_ptr() for part in slab.views([range(28)])]
-    (pin,) = [each for each in threading.enumerate() if each.name == "pin"]
+    (pin,) = [each for each in threading.enumerate() if each not in others]
     assert registered.get(timeout=30) == pieces[0]
     for taken, piece in ((5, 1), (9, 2)):
         assert slab.take(taken) and registered.get(timeout=30) == pieces[piece]

@@ -53,7 +53,7 @@ def test_pages_and_states_come_back_as_they_were() -> None:
 def test_what_leaves_is_copied_beside_the_steps(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "Pinned", lambda *_: None)
+    monkeypatch.setattr(host, "Pinned", lambda *_, **__: None)
     monkeypatch.setattr(page_host, "PAGE_PIECE_BYTES", 6)
     kept, _ = memory(stub.stream(), 8)
     kept.save([PageCopy(name(page), page) for page in range(3)])
@@ -68,7 +68,7 @@ def test_what_leaves_is_copied_beside_the_steps(
 def test_what_comes_back_is_waited_for_where_it_is_used(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "Pinned", lambda *_: None)
+    monkeypatch.setattr(host, "Pinned", lambda *_, **__: None)
     over: list[bool] = []
     monkeypatch.setattr(Event, "query", lambda _: bool(over), raising=False)
     kept, _ = memory(stub.stream())
