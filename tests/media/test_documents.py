@@ -8,8 +8,8 @@ import asyncio
 import random
 import sqlite3
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path as Folder
 
 import pytest
@@ -22,8 +22,9 @@ from saccade.media.content import Budget, digest
 from saccade.media.document_pool import DocumentBytes, DocumentPool
 from saccade.media.documents import OpenedPage
 from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
+from saccade.media.lanes import Lanes, WorkerLane
 from saccade.media.sources import SentFile
-from saccade.media.worker import PageWanted
+from saccade.media.worker import Order, PageWanted
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
 from saccade_bench.fixtures.tiny import picture
 from tests.helpers.stocks import image_stocks
@@ -42,6 +43,21 @@ async def pool(**options: object) -> AsyncIterator[DocumentPool]:
         yield made
     finally:
         await made.close()
+
+
+@contextmanager
+def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
+    """The orders that image workers get meanwhile."""
+    sent: list[Order] = []
+    send = Lanes.send
+
+    def counted(lanes: Lanes, lane: WorkerLane, order: Order) -> None:
+        sent.append(order)
+        send(lanes, lane, order)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lanes, "send", counted)
+        yield sent
 
 
 async def read(reader: DocumentPool, data: bytes) -> str:
@@ -254,18 +270,23 @@ def test_a_thousand_mutated_files_are_read_or_refused() -> None:
 
 
 @pytest.mark.more
-def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_while() -> None:
+def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         async with pool(decode_timeout=1.0) as reader:
             slow = endless()
             file = DocumentBytes(digest(slow), slow)
+            wanted = [PageWanted(0, (64, 64), text=False)]
             try:
                 first = await read(reader, slow)
             except EngineUnavailable:  # no processor time on a busy machine
                 return
             assert first == "document_too_large"
-            with pytest.raises(ImageError, match="takes longer than 1 s"):
-                await reader.sizes(file)
+            with orders(monkeypatch) as sent:
+                with pytest.raises(ImageError, match=r"page 1 of the PDF takes more than 0\.25 s"):
+                    await reader.pages(file, wanted)
+                assert not sent
             assert await read(reader, GOOD) == "read"
 
     asyncio.run(scenario())

@@ -1,0 +1,74 @@
+"""Turns of what waits for a worker: between clients, and between the requests of one client.
+
+Owns what waits. Knows nothing of its price, which `decode_queue.py` counts for pixels.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from saccade.media.fairness import Requester
+
+
+class Waiting(Protocol):
+    """What waits for a turn of its asker."""
+
+    @property
+    def asker(self) -> Requester: ...
+
+    @property
+    def wanted(self) -> bool:
+        """False where nobody waits for it any more."""
+        ...
+
+
+T = TypeVar("T", bound=Waiting)
+
+
+class Turns(Generic[T]):
+    """First come, first served among clients; who was served goes to the end of the line."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, dict[str, deque[T]]] = {}
+
+    def __iter__(self) -> Iterator[T]:
+        return (
+            item
+            for requests in self._clients.values()
+            for queue in requests.values()
+            for item in queue
+        )
+
+    def add(self, item: T) -> None:
+        requests = self._clients.setdefault(item.asker.client, {})
+        requests.setdefault(item.asker.request, deque()).append(item)
+
+    def put_back(self, item: T) -> None:
+        """Put an item first in line."""
+        client, request = item.asker.client, item.asker.request
+        requests = self._clients.pop(client, {})
+        queue = deque([item, *requests.pop(request, ())])
+        self._clients = {client: {request: queue, **requests}, **self._clients}
+
+    def take(self, fits: Callable[[T], bool] = lambda _: True) -> T | None:
+        """The next item that fits, out of the line; unwanted ones are dropped."""
+        for client, requests in [*self._clients.items()]:
+            for request, queue in [*requests.items()]:
+                while queue and not queue[0].wanted:
+                    queue.popleft()
+                item = queue.popleft() if queue and fits(queue[0]) else None
+                if item is not None or not queue:
+                    del requests[request]
+                if item is None:
+                    continue
+                del self._clients[client]
+                if queue:
+                    requests[request] = queue
+                if requests:
+                    self._clients[client] = requests
+                return item
+            if not requests:
+                del self._clients[client]
+        return None
