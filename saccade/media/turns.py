@@ -28,10 +28,14 @@ T = TypeVar("T", bound=Waiting)
 
 
 class Turns(Generic[T]):
-    """First come, first served among clients; who was served goes to the end of the line."""
+    """First come, first served among clients. Who was served goes behind those who have come until
+    the next is served; the same for the requests of a client.
+    """
 
     def __init__(self) -> None:
         self._clients: dict[str, dict[str, deque[T]]] = {}
+        self._served: tuple[str, str] | None = None
+        """The client, and the request, that had the last turn."""
 
     def __iter__(self) -> Iterator[T]:
         return (
@@ -51,24 +55,29 @@ class Turns(Generic[T]):
         requests = self._clients.pop(client, {})
         queue = deque([item, *requests.pop(request, ())])
         self._clients = {client: {request: queue, **requests}, **self._clients}
+        self._served = None
 
     def take(self, fits: Callable[[T], bool] = lambda _: True) -> T | None:
         """The next item that fits, out of the line; unwanted ones are dropped."""
+        self._go_behind()
         for client, requests in [*self._clients.items()]:
             for request, queue in [*requests.items()]:
                 while queue and not queue[0].wanted:
                     queue.popleft()
                 item = queue.popleft() if queue and fits(queue[0]) else None
-                if item is not None or not queue:
+                if not queue:
                     del requests[request]
-                if item is None:
-                    continue
-                del self._clients[client]
-                if queue:
-                    requests[request] = queue
-                if requests:
-                    self._clients[client] = requests
-                return item
-            if not requests:
-                del self._clients[client]
+                if not requests:
+                    del self._clients[client]
+                if item is not None:
+                    self._served = client, request
+                    return item
         return None
+
+    def _go_behind(self) -> None:
+        """Send whoever had the last turn to the end of the line."""
+        client, request = self._served or ("", "")
+        if self._served and (requests := self._clients.pop(client, {})):
+            if queue := requests.pop(request, deque()):
+                requests[request] = queue
+            self._clients[client] = requests

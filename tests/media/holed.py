@@ -87,6 +87,22 @@ while decodes:
         desk.outbox[:order.outbox[-1]] = 7
 """
 """Answers, and goes on."""
+SLEEP = """
+import time
+
+while True:
+    time.sleep(1)
+"""
+"""Takes no processor time, and never ends."""
+SPIN = """
+import signal
+
+signal.setitimer(signal.ITIMER_PROF, 0)
+signal.signal(signal.SIGPROF, signal.SIG_IGN)
+while True:
+    pass
+"""
+"""Stops its own clock, and takes processor time for ever."""
 THREAD = """
 import threading
 

@@ -17,6 +17,7 @@ import pytest
 
 from saccade.core.arena import Arena
 from saccade.core.client import Client
+from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
@@ -225,6 +226,40 @@ def test_a_videos_card_is_its_own_clients(holed_path: Holed) -> None:
             await film(path, MALLORY, holed.with_code(clip(), holed.BLACKEN))
             again = [await pixels_of(path, image) for image in hers.images]
             np.testing.assert_array_equal(found, again)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.more
+def test_no_images_header_waits_for_a_videos_card(holed_path: Holed) -> None:
+    async def scenario() -> None:
+        async with holed_path() as path:
+            held = asyncio.create_task(film(path, ANNA, holed.with_code(clip(), holed.SLEEP)))
+            while path.media._decoders.pool.cards.lanes.idle() is None:
+                await asyncio.sleep(0)
+            assert await show(path, ANNA, SECRET) is not None
+            assert not held.done()
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.more
+def test_a_reader_that_stops_its_own_clock_is_ended_by_the_nurserys(
+    holed_path: Holed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is refused from then on, to its own client."""
+    monkeypatch.setattr("saccade.media.header_pool.HEADER_SECONDS", 120.0)
+
+    async def scenario() -> None:
+        async with holed_path() as path:
+            evil = holed.with_code(encode(noise(64, 64)), holed.SPIN)
+            for _ in range(2):
+                with pytest.raises(ImageError, match="takes too long"):
+                    await opened(path, MALLORY, evil)
+            assert path.metrics.value(RESTARTS) == 1
+            await opened(path, ANNA, SECRET)
 
     asyncio.run(scenario())
 
