@@ -26,7 +26,6 @@ from saccade.media.header_pool import fail
 from saccade.media.lanes import NO_TIME, SLACK_BYTES, TRIES, Lanes, WorkerLane, WorkerLost
 from saccade.media.refused import RefusedBytes
 from saccade.media.stock import Stocks
-from saccade.media.turns import Turns
 from saccade.media.worker import (
     CARD_ROOM,
     SIZE_BYTES,
@@ -35,6 +34,7 @@ from saccade.media.worker import (
     ReadDocument,
     piece_room,
 )
+from saccade.media.worker_turns import Turns
 
 PAGE_BYTES = 512 * MIB
 """Memory that reading a page may take beside the file: a scan of 100 Mpx in colour fits."""

@@ -22,8 +22,8 @@ from saccade.media.lanes import BLAME, NO_TIME, SLACK_BYTES, TRIES, Lanes, Worke
 from saccade.media.reasons import Reason
 from saccade.media.refused import RefusedBytes
 from saccade.media.stock import Stocks
-from saccade.media.turns import Turns
 from saccade.media.worker import CARD_CPU_SECONDS, HEADER_BYTES, Header, ReadHeaders
+from saccade.media.worker_turns import Turns
 
 HEADER_SECONDS = 5.0
 """How long a worker may take over one header before it is taken for stuck, on a busy machine. (Its

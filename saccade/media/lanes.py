@@ -31,15 +31,15 @@ from saccade.media.worker import (
     Lost,
     NurseryWanted,
     Order,
-    Renew,
-    Renewed,
+    ReplaceWorker,
+    WorkerReplaced,
     WorkersReady,
 )
 
 log = logging.getLogger("saccade")
 
 Places = tuple[tuple[int, int], ...]
-Told = Header | Decoded | DocumentPiece | Renewed
+Told = Header | Decoded | DocumentPiece | WorkerReplaced
 
 START_SECONDS = 120.0
 """How long a nursery may take to be ready, its stock's import of torch included, on a machine where
@@ -225,8 +225,8 @@ class Lanes:
         self._turns += 1
         lane.turn = self._turns
         if lane.tenant not in (None, tenant):
-            self.send(lane, Renew(lane.number, lane.serial))
-            assert isinstance(await lane.answer(), Renewed)
+            self.send(lane, ReplaceWorker(lane.number, lane.serial))
+            assert isinstance(await lane.answer(), WorkerReplaced)
             lane.empty()
             self._metrics.inc("saccade_image_worker_renewals_total")
         lane.tenant = tenant

@@ -65,9 +65,9 @@ from saccade.media.worker import (
     Order,
     ReadDocument,
     ReadHeaders,
-    Renew,
-    Renewed,
+    ReplaceWorker,
     Work,
+    WorkerReplaced,
     WorkersReady,
     serve,
 )
@@ -163,7 +163,7 @@ class ImageWorker:
         """True if the worker may say so now."""
         if isinstance(answer, WorkersReady):
             return not self.ready
-        if isinstance(answer, Lost | Renewed) or self.order is None:
+        if isinstance(answer, Lost | WorkerReplaced) or self.order is None:
             return False
         if (answer.worker, answer.serial) != (self.number, self.serial):
             return False
@@ -258,11 +258,11 @@ class Nursery:
             if order.serial == worker.serial:
                 os.kill(worker.pid, signal.SIGKILL)
             return
-        if isinstance(order, Renew):
+        if isinstance(order, ReplaceWorker):
             os.kill(worker.pid, signal.SIGKILL)
             self._bury(worker)
             self.fork(worker.number)
-            self._front.send(Renewed(order.worker, order.serial))
+            self._front.send(WorkerReplaced(order.worker, order.serial))
             return
         worker.order, worker.told, worker.cpu = order, 0, cpu_seconds(worker.pid)
         if worker.gate is not None:

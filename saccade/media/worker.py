@@ -5,7 +5,7 @@ images or read documents, each one at a time, and may die of hostile bytes.
 `sandbox.py`. Left are a socket to the nursery, the encoded bytes from the front, to be read, and
 for pixels an outbox: memory of the worker's own, copied by the nursery into the arena; no worker
 ever has the arena. A worker reads the bytes of one tenant, and ends before another's come
-(`Renew`). All effects of hostile bytes (crash, hang, code that stays) end with the process.
+(`ReplaceWorker`). All effects of hostile bytes (crash, hang, code that stays) end with the process.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
-    """End a worker without an order, empty its outbox, and fork another. `Renewed` answers, once no
+class ReplaceWorker:
+    """End a worker without an order, empty its outbox, and fork another. `WorkerReplaced` answers, once no
     process is left that has read an earlier order.
     """
 
@@ -265,7 +265,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class WorkerReplaced:
     """A worker has a successor that has read nothing."""
 
     worker: int
@@ -280,8 +280,8 @@ class WorkersReady:
 
 
 Work = ReadHeaders | Decode | ReadDocument
-Order = Work | Kill | Renew
-Answer = Header | Decoded | DocumentPiece | Lost | Renewed | WorkersReady
+Order = Work | Kill | ReplaceWorker
+Answer = Header | Decoded | DocumentPiece | Lost | WorkerReplaced | WorkersReady
 FRONT: Codec[Order, Answer] = Codec(Order, Answer)
 NURSERY: Codec[Answer, Order] = Codec(Answer, Order)
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from saccade.media import nursery, stock, worker
 from saccade.media.worker import Desk, ReadHeaders
 
@@ -146,7 +148,7 @@ def main() -> int:
     serve = worker.serve
 
     def serving(channel: Any, desk: Desk) -> None:
-        scope = {"worker": worker, "channel": channel, "np": worker.np, "READERS": READERS}
+        scope = {"worker": worker, "channel": channel, "np": np, "READERS": READERS}
         for name in READERS:
             setattr(worker, name, execute(getattr(worker, name), scope))
         serve(channel, desk)

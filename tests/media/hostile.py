@@ -29,7 +29,7 @@ import numpy as np
 from saccade.core.child import Channel
 from saccade.media import nursery
 from saccade.media.reasons import Reason
-from saccade.media.worker import Answer, Decode, Decoded, Desk, Header, Order, Renewed
+from saccade.media.worker import Answer, Decode, Decoded, Desk, Header, Order, WorkerReplaced
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYSCALLS = {
@@ -220,7 +220,7 @@ def forged(channel: Channel[Answer, Order], order: Decode, how: str) -> None:
         case "a time that is none":
             channel.send(Decoded(order.worker, order.serial, None, math.nan))
         case "a successor":
-            channel.send(Renewed(order.worker, order.serial))
+            channel.send(WorkerReplaced(order.worker, order.serial))
         case "arrays in arrays":
             connection.sendall(struct.pack("<IB", 60_000, 1) + b"\x91" * 60_000)
         case "nonsense":

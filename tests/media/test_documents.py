@@ -28,8 +28,9 @@ from saccade.media.documents import OpenedPage
 from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
 from saccade.media.lanes import Lanes, WorkerLane
 from saccade.media.sources import SentFile
-from saccade.media.turns import Turns
 from saccade.media.worker import Order, PageWanted
+from saccade.media.worker_turns import Turns
+from saccade_bench.attacks.documents import masked, nested
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
 from saccade_bench.fixtures.tiny import picture
 from tests.helpers.stocks import image_stocks
@@ -104,32 +105,6 @@ def endless() -> bytes:
         6: stream(program, "/FunctionType 4 /Domain [0 1 0 1] /Range [0 1 0 1 0 1]"),
     }
     return page(b"/S sh", "/Resources << /Shading << /S 5 0 R >> >>", others)
-
-
-def nested(pages: int, times: int, depth: int = 3) -> bytes:
-    """One page many times, whose forms draw forms that draw forms."""
-    kids = "3 0 R " * pages
-    objects = {1: CATALOG, 2: f"<< /Type /Pages /Kids [{kids}] /Count {pages} >>".encode()}
-    told = "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 99 99] /Contents 4 0 R"
-    objects[3] = f"{told} /Resources << /XObject << /X 5 0 R >> >> >>".encode()
-    objects[4] = stream(b"/X Do " * times)
-    form = "/Type /XObject /Subtype /Form /BBox [0 0 99 99]"
-    for number in range(5, 5 + depth):
-        inner = f"/Resources << /XObject << /X {number + 1} 0 R >> >>"
-        objects[number] = stream(b"/X Do " * times, f"{form} {inner}")
-    objects[5 + depth] = stream(b"0 0 m 99 99 l S", form)
-    return assembled(objects)
-
-
-def masks(draws: int) -> bytes:
-    """A page of draws through a luminosity mask each."""
-    form = "/Type /XObject /Subtype /Form /BBox [0 0 612 792] /Group << /S /Transparency >>"
-    names = "/ExtGState << /G 5 0 R >> /XObject << /X 6 0 R >>"
-    others = {
-        5: b"<< /Type /ExtGState /SMask << /S /Luminosity /G 6 0 R >> >>",
-        6: stream(b"1 0 0 rg 0 0 612 792 re f", form),
-    }
-    return page(b"/G gs /X Do " * draws, f"/Resources << {names} >>", others)
 
 
 def deflated(mebibytes: int) -> bytes:
@@ -326,7 +301,7 @@ def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_while(
 
 SLOW = {
     "forms in forms": lambda: nested(150, 60, depth=4),
-    "luminosity masks": lambda: masks(100_000),
+    "luminosity masks": lambda: masked(100_000),
 }
 
 

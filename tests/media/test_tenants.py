@@ -235,8 +235,9 @@ def test_no_images_header_waits_for_a_videos_card(holed_path: Holed) -> None:
     async def scenario() -> None:
         async with holed_path() as path:
             held = asyncio.create_task(film(path, ANNA, holed.with_code(clip(), holed.SLEEP)))
-            while path.media._decoders.pool.cards.lanes.idle() is None:
-                await asyncio.sleep(0)
+            (lane,) = path.media._decoders.pool.cards.lanes._lanes
+            while not lane.busy:
+                await asyncio.sleep(0.01)
             assert await show(path, ANNA, SECRET) is not None
             assert not held.done()
             held.cancel()

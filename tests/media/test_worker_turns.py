@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.media.fairness import Requester
-from saccade.media.turns import Turns
+from saccade.media.worker_turns import Turns
 
 
 @dataclass(eq=False)
