@@ -219,18 +219,19 @@ class Media:
         documents = [found for found in measured if isinstance(found, MeasuredFile)]
         images = others + sum(found.images for found in documents)
         self._check_count(images, sources[-1].param)
-        fits([0 if isinstance(m, ImageSource) else self._tokens(m, images) for m in measured])
+        fits([self._tokens(found, images) for found in measured])
         opening = [
             asyncio.create_task(self.documents.open(found, source.param, salt, asker))
             for source, found in zip(sources, measured, strict=True)
         ]
         return await all_of(opening, ())
 
-    def _tokens(self, found: MeasuredFile, images: int) -> int:
+    def _tokens(self, found: MeasuredFile | ImageSource, images: int) -> int:
         """The tokens of a document's pages as images, in a prompt of so many."""
-        bounds = beside(found.budget, images, self._spec.pixel_bounds).apply(
-            self._spec.pixel_bounds
-        )
+        if isinstance(found, ImageSource) or not found.images:
+            return 0
+        bounds = self._spec.pixel_bounds
+        bounds = beside(found.budget, images, bounds).apply(bounds)
         recipes = (self._spec.recipe(*size, bounds) for size in found.drawn if size is not None)
         return sum(self._spec.num_tokens(recipe.grid) for recipe in recipes)
 

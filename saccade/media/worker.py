@@ -201,8 +201,8 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceWorker:
-    """End a worker without an order, empty its outbox, and fork another. `WorkerReplaced` answers, once no
-    process is left that has read an earlier order.
+    """End a worker without an order, empty its outbox, and fork another. `WorkerReplaced` answers,
+    once no process is left that has read an earlier order.
     """
 
     worker: int
