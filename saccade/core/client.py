@@ -38,8 +38,8 @@ class Client:
         return _hashed("" if self.shares_cache else self.name, given)
 
     def tenant(self, given: str) -> str:
-        """The name of those whose images may meet in one process: as `salt`, and each key's own
-        where keys share a cache.
+        """Name those whose images may meet in one process: as `salt`, and each key apart where keys
+        share a cache.
         """
         return _hashed(self.name, given)
 

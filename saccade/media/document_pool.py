@@ -94,7 +94,7 @@ class _Work:
 
     @property
     def use(self) -> str:
-        """What is refused where this is: a page that is slow to draw may have text."""
+        """Name what is refused with this work: a page that is slow to draw may have text."""
         if self.page is None:
             return "sizes"
         return "text" if self.page.size is None else "images"
@@ -192,7 +192,7 @@ class _Readers:
     async def do(
         self, works: Sequence[_Work], grow: Callable[[int], None] = lambda _: None
     ) -> list[bytes]:
-        """The pieces of one file, in order. Raises as `DocumentPool.pages`."""
+        """Read the pieces of one file, in order. Raises as `DocumentPool.pages`."""
         self._lanes.start()
         self._refused.check(works[0].asker.tenant, works[0].file.digest, works[0].use)
         for work in works:
@@ -250,7 +250,7 @@ class _Readers:
         self._dispatch()
 
     async def _read(self, lane: WorkerLane, work: _Work) -> bytes:
-        """The piece of one order. Raises ImageError, TimeoutError and WorkerLost."""
+        """Read the piece of one order. Raises ImageError, TimeoutError and WorkerLost."""
         data = work.file.data
         await self._lanes.prepare(lane, [data], work.asker.tenant, work.file.digest)
         order = ReadDocument(
@@ -278,7 +278,7 @@ class _Readers:
         return PAGE_SHARE * self._options.decode_timeout
 
     def _late(self, work: _Work) -> ImageError:
-        """The error of work that took all the processor time it may."""
+        """Say which work took all the processor time it may."""
         page, budget = work.page, work.budget
         if page is None:
             what, seconds = "opening the PDF takes", budget.seconds

@@ -217,8 +217,8 @@ class Documents:
     async def measure(
         self, source: SentFile, reading: Awaitable[EncodedBytes], salt: str, asker: Requester
     ) -> MeasuredFile | ImageSource:
-        """A PDF, with the sizes of its pages and none of them read; of any other file, the name as
-        an image. Raises ImageError, EngineUnavailable.
+        """Measure the pages of a PDF, and read none; return any other file as an image. Raises
+        ImageError, EngineUnavailable.
         """
         try:
             file = await reading
@@ -243,7 +243,7 @@ class Documents:
     async def open(
         self, found: MeasuredFile | ImageSource, param: str, salt: str, asker: Requester
     ) -> tuple[OpenedPage, ...] | ImageSource:
-        """The pages of a PDF. Raises as `measure`; Overloaded without room for the drawings."""
+        """Read the pages of a PDF. Raises as `measure`; Overloaded without room for drawings."""
         if isinstance(found, ImageSource):
             return found
         try:

@@ -89,7 +89,7 @@ class HeaderPool:
             reading.done.cancel()
 
     async def read(self, digest: bytes, data: bytes, asker: Requester) -> Probe:
-        """The header. `digest` names the bytes.
+        """Return the header of these bytes, which `digest` names.
 
         Raises ImageError for bytes of nothing decoded here, EngineUnavailable when no worker
         starts.
@@ -125,7 +125,7 @@ class HeaderPool:
             task.add_done_callback(self._tasks.discard)
 
     def _next(self) -> list[Reading]:
-        """The next order: headers of one tenant, one of each request in turn, as far as room
+        """Choose the next order: headers of one tenant, one of each request in turn, as far as room
         allows.
         """
         batch: list[Reading] = []
@@ -216,7 +216,7 @@ class HeaderPool:
 
 
 def _credible(probe: Probe, video: bool) -> bool:
-    """True if a sound worker can have sent the answer: hostile bytes may speak for theirs."""
+    """Check that a sound worker can have sent the answer: hostile bytes may speak for theirs."""
     return (
         probe.format in BYTES_PER_PIXEL
         and min(probe.height, probe.width) >= 0

@@ -194,8 +194,8 @@ class Media:
         others: int = 0,
         fits: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> list[tuple[OpenedPage, ...] | ImageSource]:
-        """Each file's pages, or the source of the image in the file. A file named several times is
-        read once.
+        """Return each file's pages, or the source of the image in the file. A file named several
+        times is read once.
 
         Before a page is read, `fits` hears the tokens that each file's images take, beside `others`
         in the prompt, and may raise. Raises as `open` does, for a file that is no image later.
@@ -227,7 +227,7 @@ class Media:
         return await all_of(opening, ())
 
     def _tokens(self, found: MeasuredFile | ImageSource, images: int) -> int:
-        """The tokens of a document's pages as images, in a prompt of so many."""
+        """Count the tokens of a document's pages as images, in a prompt of so many."""
         if isinstance(found, ImageSource) or not found.images:
             return 0
         bounds = self._spec.pixel_bounds

@@ -248,7 +248,7 @@ class Nursery:
             os.waitpid(worker.pid, 0)
 
     def _patience(self) -> float | None:
-        """Seconds until some worker may have had its processor time; None: never."""
+        """Return the seconds until some worker may have had its processor time; None: never."""
         left = min(worker.left for worker in self._workers.values())
         return None if left == math.inf else max(SOON, left)
 

@@ -133,7 +133,7 @@ class Reason:
 
     @property
     def valid(self) -> bool:
-        """True for a sentence there is, with as many numbers as places."""
+        """Check that there is the sentence, and a number for each place."""
         sentence = _SENTENCES.get(self.name)
         return (
             sentence is not None
@@ -147,7 +147,7 @@ class Reason:
 
     @property
     def code(self) -> str | None:
-        """The code of the refusal, where the sentence has its own."""
+        """Return the code of the refusal, where the sentence has its own."""
         return _SENTENCES[self.name].code or None
 
 
@@ -157,7 +157,7 @@ def _reason(name: str, numbers: tuple[int | float, ...]) -> Reason:
 
 
 class Unreadable(ImageError):
-    """A header, a card or a page that cannot be read."""
+    """Refuses a header, a card or a page that cannot be read."""
 
     def __init__(self, name: str, *numbers: int | float) -> None:
         self.reason = _reason(name, numbers)
@@ -165,7 +165,7 @@ class Unreadable(ImageError):
 
 
 class Undecodable(ValueError):
-    """An image whose pixels cannot be had."""
+    """Refuses an image whose pixels cannot be had."""
 
     def __init__(self, name: str, *numbers: int | float) -> None:
         self.reason = _reason(name, numbers)

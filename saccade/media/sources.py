@@ -141,7 +141,7 @@ def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Sourc
 
 
 def beside(budget: Budget, images: int, bounds: PixelBounds) -> Budget:
-    """The budget of an image in a prompt of so many."""
+    """Return the budget of an image in a prompt of so many."""
     shrunk = bounds.cut is not None and images > bounds.cut
     return Budget(max_pixels=bounds.least) if shrunk else budget
 

@@ -58,7 +58,7 @@ class Turns(Generic[T]):
         self._served = None
 
     def take(self, fits: Callable[[T], bool] = lambda _: True) -> T | None:
-        """The next item that fits, out of the line; unwanted ones are dropped."""
+        """Take the next item that fits out of the line, and drop unwanted ones."""
         self._go_behind()
         for client, requests in [*self._clients.items()]:
             for request, queue in [*requests.items()]:

@@ -216,7 +216,7 @@ def forged(channel: Channel[Answer, Order], order: Decode, how: str) -> None:
         case "another sentence's numbers":
             channel.send(Decoded(order.worker, order.serial, Reason("another size", (1,)), 0.0))
         case "numbers without end":
-            channel.send(Decoded(order.worker, order.serial, Reason("scans", (10**300,)), 0.0))
+            channel.send(Decoded(order.worker, order.serial, Reason("scans", (1e300,)), 0.0))
         case "a time that is none":
             channel.send(Decoded(order.worker, order.serial, None, math.nan))
         case "a successor":
