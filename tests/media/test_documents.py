@@ -300,11 +300,12 @@ def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_while(
 
 
 SLOW = {
-    "forms in forms": lambda: nested(150, 60, depth=4),
+    "forms in forms": lambda: nested(150, 60),
     "luminosity masks": lambda: masked(100_000),
 }
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("name", SLOW)
 def test_a_page_ends_with_its_processor_time_and_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str
@@ -346,7 +347,7 @@ def test_a_document_ends_with_its_processor_time(monkeypatch: pytest.MonkeyPatch
     async def scenario() -> None:
         metrics = Metrics()
         async with pool(metrics) as reader:
-            many = nested(90, 12)
+            many = nested(90, 20)
             file = DocumentBytes(digest(many), many)
             wanted = [PageWanted(index, (64, 64), text=True) for index in range(90)]
             with orders(monkeypatch) as sent, pytest.raises(ImageError) as caught:

@@ -12,7 +12,7 @@ from saccade_bench.abuse import attack
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
 
 
-def nested(pages: int, times: int, depth: int = 3) -> bytes:
+def nested(pages: int, times: int, depth: int = 2) -> bytes:
     """One page many times, whose forms draw forms that draw forms."""
     kids = "3 0 R " * pages
     objects = {1: b"<< /Type /Catalog /Pages 2 0 R >>"}
@@ -77,9 +77,9 @@ def beside(url: str, hostile: list[bytes]) -> str:
     return f"{', '.join(told)}; another client's page {other}"
 
 
-@attack("three PDFs of forms in forms", "--max-total-tokens", "16384")
+@attack("three PDFs of forms in forms")
 def forms(url: str) -> str:
-    return beside(url, [nested(40 + number, 30) for number in range(3)])
+    return beside(url, [nested(6 + number, 60) for number in range(3)])
 
 
 @attack("three PDFs of 2,000 luminosity masks")
