@@ -136,7 +136,8 @@ def arena() -> Iterator[Arena]:
     """Each test's own; and no worker of a test before it is left, so that `worker_process` finds
     the right one: a killed one needs a moment until it is gone.
     """
-    psutil.wait_procs(workers(), timeout=10)
+    for _ in range(3):  # a nursery on its way may fork one more
+        psutil.wait_procs(workers(), timeout=10)
     assert not workers()
     arena = Arena.create(128 << 20)
     yield arena

@@ -70,7 +70,7 @@ def beside(url: str, hostile: list[bytes]) -> str:
     ]
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    time.sleep(3.0)  # they are being drawn
     other = ask(url, pdf([Sheet(["a page"])]), "other")
     for thread in threads:
         thread.join()
@@ -79,7 +79,7 @@ def beside(url: str, hostile: list[bytes]) -> str:
 
 @attack("three PDFs of forms in forms")
 def forms(url: str) -> str:
-    return beside(url, [nested(6 + number, 60) for number in range(3)])
+    return beside(url, [nested(5 + number, 60) for number in range(3)])
 
 
 @attack("three PDFs of 2,000 luminosity masks")
