@@ -35,6 +35,7 @@ MODULES = (
     "saccade_bench.attacks.edge",
     "saccade_bench.attacks.sources",
     "saccade_bench.attacks.images",
+    "saccade_bench.attacks.documents",
 )
 """Where attacks are defined; a module may hold any number of them."""
 LONGEST = 260

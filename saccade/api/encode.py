@@ -116,9 +116,10 @@ class EmbeddingDoor:
 
     async def _open(self, wanted: EmbeddingWanted, body: bytes, held: Held) -> OpenedImage:
         """The image, opened as any client's. Raises OtherTower unless it is the wanted image."""
-        asker = Requester(held.client.share(""), held.client.name, held)
+        client, salt = held.client, wanted.image.key.salt
+        asker = Requester(client.share(""), client.name, held, client.tenant(salt))
         source = source_of(wanted, body, self._front.intake.spec.video)
-        (found,) = await self._media.open_all((source,), wanted.image.key.salt, asker)
+        (found,) = await self._media.open_all((source,), salt, asker)
         (opened,) = found.images
         if opened.image != wanted.image:
             raise OtherTower(

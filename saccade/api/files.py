@@ -163,7 +163,7 @@ class _Files:
             finally:
                 await form.close()
             if purpose not in DATA:
-                await self.media.check(data, "file")
+                await self.media.check(data, "file", client)
             stored = await self.media.files.save(
                 data, name, purpose, lifetime, client.name, share, _suffix(request)
             )

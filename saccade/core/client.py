@@ -35,10 +35,13 @@ class Client:
         """The salt that separates this client's cache: hexadecimal of fixed length, from the
         client's name and the given `cache_salt`; "" without either.
         """
-        name = "" if self.shares_cache else self.name
-        if not (name or given):
-            return ""
-        return blake3(json.dumps([name, given]).encode()).hexdigest(SALT_BYTES)
+        return _hashed("" if self.shares_cache else self.name, given)
+
+    def tenant(self, given: str) -> str:
+        """Name those whose images may meet in one process: as `salt`, and each key apart where keys
+        share a cache.
+        """
+        return _hashed(self.name, given)
 
     def share(self, given: str) -> str:
         """The name under which the client's requests take turns: the key's, else the salt's, else
@@ -47,6 +50,12 @@ class Client:
         if self.name:
             return f"key {self.name}"
         return f"salt {self.salt(given)}" if given else self.address
+
+
+def _hashed(name: str, given: str) -> str:
+    if not (name or given):
+        return ""
+    return blake3(json.dumps([name, given]).encode()).hexdigest(SALT_BYTES)
 
 
 def client_address(host: str) -> str:

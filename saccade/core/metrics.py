@@ -121,6 +121,11 @@ DECLARED: tuple[Metric, ...] = (
         "Image workers replaced after a crash, a hang or a memory blow-up",
     ),
     Metric(
+        "saccade_image_worker_renewals_total",
+        "counter",
+        "Image workers replaced before they read another client's bytes",
+    ),
+    Metric(
         "saccade_embedding_hits_total",
         "counter",
         "Image embeddings found in a tier by a sequence that needed them",

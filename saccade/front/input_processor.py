@@ -38,7 +38,7 @@ from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, Promp
 from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
 from saccade.media.media import Media
 from saccade.media.opened import Opened, OpenedImage, OpenedVideo
-from saccade.media.sources import Source
+from saccade.media.sources import ImageSource, Source
 from saccade.text import tool_calls
 from saccade.text.answer import PLAIN, ReadAs
 from saccade.text.answer_format import SILENT, AnswerFormat
@@ -166,7 +166,8 @@ class InputProcessor:
         room_read = context_length * (_COUNTED if cuts else 1)
         encoded = await self._fitting(ask, room_read, context_length)
         if isinstance(ask.prompt, Chat) and ask.prompt.files:
-            (ask,) = await self.with_files([ask], client, room)
+            told = len(encoded.tokens)
+            (ask,) = await self.with_files([ask], client, room, context_length, told + 1)
             self.media.check_sources(_sources(ask))
             encoded = await self._fitting(ask, room_read, context_length)
         until = self._tags.close if encoded.reasoning == "open" else None
@@ -274,7 +275,7 @@ class InputProcessor:
         reason. Raises a RequestError that names the field.
         """
         choose(_marks(ask), ask.cache)
-        (ask,) = await self.with_files([ask], client, room)
+        (ask,) = await self.with_files([ask], client, room, context_length, most=_COUNTED)
         encoded = await self.prompts.encode(ask, context_length)
         opened = await self.open_all(ask, _sources(ask), client, room)
         encoded = await self._with_videos(ask, encoded, opened, context_length)
@@ -288,17 +289,37 @@ class InputProcessor:
         return await self.in_thread(make) if least > context_length else make()
 
     async def with_files(
-        self, asks: Sequence[GenerationRequest], client: Client, room: MemoryBudget
+        self,
+        asks: Sequence[GenerationRequest],
+        client: Client,
+        room: MemoryBudget,
+        context_length: int,
+        told: int = 0,
+        most: int = 1,
     ) -> list[GenerationRequest]:
-        """The chat with all files opened: the visible part of each in its place. Raises a
-        RequestError that names the field.
+        """The chat with all files opened: the visible part of each in its place.
+
+        No page is read for a chat whose pages, with `told` tokens beside them, are more than `most`
+        contexts. Raises a RequestError that names the field.
         """
-        files = files_of([ask.prompt for ask in asks if isinstance(ask.prompt, Chat)])
+        chats = [ask.prompt for ask in asks if isinstance(ask.prompt, Chat)]
+        files = files_of(chats)
         if not files:
             return [*asks]
+
+        def fits(tokens: Sequence[int]) -> None:
+            of_file = {id(file): count for file, count in zip(files, tokens, strict=True)}
+            for ask in asks:
+                shown = ask.prompt.files if isinstance(ask.prompt, Chat) else ()
+                least = told + sum(of_file[id(file)] for file in shown)
+                if shown and least > most * context_length:
+                    param = ask.names["messages"]
+                    raise too_long(param, f"at least {least} tokens", context_length, True)
+
         salt = asks[0].cache_salt
-        asker = Requester(client.share(salt), client.name, room)
-        opened = await self.media.open_files(files, client.salt(salt), asker)
+        asker = _asker(client, salt, room)
+        others = sum(isinstance(each, ImageSource) for chat in chats for each in chat.sources)
+        opened = await self.media.open_files(files, client.salt(salt), asker, others, fits)
         parts = parts_of(files, opened)
         return [
             replace(ask, prompt=with_parts(chat, parts))
@@ -315,7 +336,7 @@ class InputProcessor:
         room: MemoryBudget,
     ) -> tuple[Opened, ...]:
         """These images and videos, for the asking client. Raises a RequestError."""
-        asker = Requester(client.share(ask.cache_salt), client.name, room)
+        asker = _asker(client, ask.cache_salt, room)
         salt = salted(client.salt(ask.cache_salt), ask.adapter)
         return await self.media.open_all(sources, salt, asker)
 
@@ -450,6 +471,10 @@ class InputProcessor:
             raise InvalidRequest(
                 f"{name}: token {outside[0]} is not within the vocabulary of {size}", name
             )
+
+
+def _asker(client: Client, salt: str, room: MemoryBudget) -> Requester:
+    return Requester(client.share(salt), client.name, room, client.tenant(salt))
 
 
 def _caching(ask: GenerationRequest, prompt: Prompt) -> Caching:

@@ -113,7 +113,7 @@ class PromptReader:
         self, asks: Sequence[ReadAsk], client: Client, room: MemoryBudget
     ) -> list[PreparedRequest]:
         intake, most = self._intake, self._front.check_ready().context_length
-        opened_files = await intake.with_files([ask.request for ask in asks], client, room)
+        opened_files = await intake.with_files([ask.request for ask in asks], client, room, most)
         asks = [replace(ask, request=each) for ask, each in zip(asks, opened_files, strict=True)]
         sources = {id(each): each for ask in asks for each in _sources(ask.request)}
         intake.media.check_sources(tuple(sources.values()))
@@ -156,7 +156,7 @@ class PromptReader:
         in company.
         """
         intake, most = self._intake, self._front.check_ready().context_length
-        (ask,) = await intake.with_files([asked.request], client, room)
+        (ask,) = await intake.with_files([asked.request], client, room, most)
         asked, sources = replace(asked, request=ask), _sources(ask)
         intake.media.check_sources(sources)
         head, tails = await intake.in_thread(partial(self._encode_shared, asked, most))

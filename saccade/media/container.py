@@ -26,8 +26,8 @@ import numpy as np
 from av.sidedata.sidedata import Type as SideData
 from av.stream import Discard
 
-from saccade.core.errors import ImageError
 from saccade.media.content import FASTEST_FILE, VIDEO, Probe
+from saccade.media.reasons import Undecodable, Unreadable
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -54,7 +54,7 @@ USUAL_RATE = 24.0
 
 
 def read_card(data: mmap.mmap, max_pixels: int) -> Probe:
-    """The facts of a video before a frame is decoded. Raises ImageError."""
+    """The facts of a video before a frame is decoded. Raises Unreadable."""
     with opened(data) as container:
         stream = _video(container)
         height, width = _size(stream, max_pixels)
@@ -66,10 +66,10 @@ def read_card(data: mmap.mmap, max_pixels: int) -> Probe:
         kind = container.format.name.split(",")[0][:16]
         mode = f"{kind} {stream.codec_context.name}"[:16]
     if not shown:
-        raise ImageError("the video has no frames")
+        raise Unreadable("no frames")
     fps = float(rate) if rate else shown / seconds if seconds else USUAL_RATE
     if not 0 < fps < FASTEST_FILE:
-        raise ImageError(f"the video says that it has {fps:g} frames a second")
+        raise Unreadable("frame rate", fps)
     return Probe(VIDEO, height, width, mode, _orientation(data), shown, fps, sound)
 
 
@@ -77,7 +77,7 @@ def _orientation(data: mmap.mmap) -> int:
     """That of the first frame, as EXIF counts: only with a frame does PyAV tell the container's
     matrix. 1 where no frame can be decoded.
     """
-    with suppress(ImageError), opened(data) as container:
+    with suppress(Unreadable), opened(data) as container:
         stream = _video(container)
         for number, packet in enumerate(container.demux(stream)):
             if number == MOST_UNDECODED:
@@ -114,14 +114,14 @@ def decode_frames(
     take: Callable[[int, np.ndarray], None],
 ) -> None:
     """Call `take(index, pixels)` for each of the `wanted` frames, in order, with uint8 RGB pixels
-    [height, width, 3] as `stored`. Raises ValueError, with the reason, for missing frames.
+    [height, width, 3] as `stored`. Raises Undecodable for missing frames.
     """
     left = sorted(set(wanted))
-    with opened(data, ValueError) as container:
+    with opened(data, Undecodable) as container:
         stream = _video(container)
         times = _times(container, stream)
         if left and left[-1] >= len(times):
-            raise ValueError(f"frame {left[-1]} is wanted of {len(times)}")
+            raise Undecodable("frame beyond", left[-1], len(times))
         keys = _keys(times)
         numbers = {time: number for number, (time, _) in enumerate(times)}
         # A transport stream has no index: what is sought there is found too late.
@@ -130,7 +130,7 @@ def decode_frames(
             container.seek(times[key][0], backward=True, any_frame=False, stream=stream)
             _go_on(container, stream, numbers, left, keys, stored, take)
     if left:
-        with opened(data, ValueError) as container:
+        with opened(data, Undecodable) as container:
             _go_on(container, _video(container), numbers, left, (), stored, take)
 
 
@@ -153,17 +153,17 @@ def _go_on(
         if number < left[0]:
             continue
         if (frame.height, frame.width) != stored:
-            raise ValueError(
-                f"its frames change size in mid-stream, to {frame.width} x {frame.height}"
-            )
+            raise Undecodable("frames change size", frame.width, frame.height)
         take(left.pop(0), frame.to_ndarray(format="rgb24", threads=1))
         if not left or max((key for key in keys if key <= left[0]), default=0) > number:
             return
-    raise ValueError(f"frame {left[0]} of it is not there, or cannot be decoded")
+    raise Undecodable("frame missing", left[0])
 
 
 @contextmanager
-def opened(data: mmap.mmap, error: type[Exception] = ImageError) -> Iterator[InputContainer]:
+def opened(
+    data: mmap.mmap, error: type[Unreadable | Undecodable] = Unreadable
+) -> Iterator[InputContainer]:
     """Open a container; PyAV's errors on malformed bytes become one `error`."""
     options = {
         "format_whitelist": CONTAINERS,
@@ -177,15 +177,13 @@ def opened(data: mmap.mmap, error: type[Exception] = ImageError) -> Iterator[Inp
     except MemoryError:
         raise
     except (*BROKEN, ValueError, OSError) as why:
-        raise error(
-            "it is no video that is read here (mp4, mov, mkv, webm, avi or ts), or damaged"
-        ) from why
+        raise error("no video here") from why
     try:
         yield container
     except MemoryError:
         raise
     except BROKEN as why:
-        raise error(f"the video is damaged or cut short ({why})"[:200]) from why
+        raise error("damaged video") from why
     finally:
         container.close()
 
@@ -195,14 +193,14 @@ def _refuse(*_: Any) -> NoReturn:
 
 
 def _video(container: InputContainer) -> VideoStream:
-    """The first stream of images. Raises ImageError."""
+    """The first stream of images. Raises Unreadable."""
     if len(container.streams) > MOST_STREAMS:
-        raise ImageError(f"the video has {len(container.streams)} streams; the limit is 16")
+        raise Unreadable("streams", len(container.streams), MOST_STREAMS)
     if not container.streams.video:
-        raise ImageError("the file has no video in it")
+        raise Unreadable("no video stream")
     stream = container.streams.video[0]
     if stream.codec_context is None or stream.codec_context.name not in CODECS:
-        raise ImageError("the video's codec is none of h264, hevc, vp8, vp9, av1, mjpeg, mpeg4")
+        raise Unreadable("codec")
     stream.codec_context.thread_count = 1
     stream.thread_type = "NONE"
     for other in container.streams:
@@ -214,11 +212,7 @@ def _video(container: InputContainer) -> VideoStream:
 def _size(stream: VideoStream, max_pixels: int) -> tuple[int, int]:
     height, width = stream.codec_context.height, stream.codec_context.width
     if min(height, width) < 1 or height * width > max_pixels or max(height, width) > MOST_SIDE:
-        raise ImageError(
-            f"the video's frames are {width} x {height} px; the limit is {MOST_SIDE} on a side and "
-            f"{max_pixels / 1e6:.0f} Mpx",
-            code="image_too_large",
-        )
+        raise Unreadable("frame size", width, height, MOST_SIDE, max_pixels / 1e6)
     return height, width
 
 
@@ -229,18 +223,18 @@ def _seconds(container: InputContainer, stream: VideoStream) -> float:
     elif container.duration:
         seconds = container.duration / 1e6
     if not math.isfinite(seconds) or abs(seconds) > MOST_SECONDS:
-        raise ImageError(f"the video says that it lasts {seconds:g} s; the limit is 24 hours")
+        raise Unreadable("length", seconds, MOST_SECONDS / 3600)
     return max(seconds, 0.0)
 
 
 def _times(container: InputContainer, stream: VideoStream) -> list[tuple[int, bool]]:
     """The time of each frame, in order, and True where decoding can begin; nothing is decoded.
-    Raises ImageError.
+    Raises Unreadable.
     """
     found: dict[int, bool] = {}
     for number, packet in enumerate(container.demux(stream)):
         if number > MOST_PACKETS:
-            raise ImageError(f"the video has more than {MOST_PACKETS} packets: cut it")
+            raise Unreadable("packets", MOST_PACKETS)
         time = packet.dts if packet.pts is None else packet.pts
         if packet.size and time is not None and not packet.is_discard:
             found[time] = packet.is_keyframe

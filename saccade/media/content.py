@@ -24,6 +24,7 @@ from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec, PixelBounds
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Image, ImageKey
+from saccade.media.reasons import Unreadable
 
 Detail = Literal["auto", "low", "high", "original"]
 
@@ -209,23 +210,19 @@ def to_rgb(image: PIL.Image.Image) -> npt.NDArray[np.uint8]:
 
 
 def read_raw(data: bytes | mmap.mmap) -> Probe:
-    """The header of our own format. Raises ImageError if cut short."""
+    """The header of our own format. Raises Unreadable if cut short."""
     if len(data) >= RAW_HEADER.size:
         _, height, width = RAW_HEADER.unpack(data[: RAW_HEADER.size])
         if len(data) == RAW_HEADER.size + 3 * height * width:
             return Probe("RAW", height, width, "RGB", 1, 1)
-    raise ImageError("the image is an array, and it is cut short")
+    raise Unreadable("cut array")
 
 
 def check_pixels(found: Probe, max_pixels: int) -> None:
-    """Raises ImageError for an image of no pixels, or of more than `max_pixels`."""
+    """Raises Unreadable for an image of no pixels, or of more than `max_pixels`."""
     pixels = found.height * found.width
     if pixels < 1:
-        raise ImageError(f"the image is {found.width} x {found.height} px: there is nothing to see")
+        raise Unreadable("no pixels", found.width, found.height)
     if pixels > max_pixels:
-        raise ImageError(
-            f"the image is {found.width} x {found.height} px ({pixels / 1e6:.0f} Mpx); the "
-            f"limit is {max_pixels / 1e6:.0f} Mpx: "
-            "resize it, or start the server with a larger --max-image-pixels",
-            code="image_too_large",
-        )
+        sizes = found.width, found.height, pixels / 1e6, max_pixels / 1e6
+        raise Unreadable("too many pixels", *sizes)

@@ -35,6 +35,7 @@ from saccade.media import heif, netpbm
 from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
 from saccade.media.header import jpeg_segments
 from saccade.media.header_parsers import MAX_PARTS, PNG_SIGNATURE
+from saccade.media.reasons import Undecodable
 
 Pixels = npt.NDArray[np.uint8]
 Strips = Callable[[int, int], Pixels]
@@ -79,8 +80,8 @@ def decode_into(
 ) -> None:
     """Write the image by each target's recipe on its canvas: one decode for all targets.
 
-    `upright` is the (height, width) that the header promised after orientation. Raises ValueError,
-    saying why, for bytes of another image.
+    `upright` is the (height, width) that the header promised after orientation. Raises Undecodable
+    for bytes of another image.
     """
     canvas, recipe = targets[0]
     as_stored = len(targets) == 1 and recipe.plain and orientation == 1
@@ -88,17 +89,14 @@ def decode_into(
         return
     size, strips = decode(data, orientation)
     if size != upright:
-        raise ValueError(
-            f"its header promised {upright[1]} x {upright[0]} px, its content has "
-            f"{size[1]} x {size[0]}"
-        )
+        raise Undecodable("another size", upright[1], upright[0], size[1], size[0])
     draw_into(targets, upright, strips)
 
 
 def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]:
     """The upright (height, width) of the first frame, and its pixels.
 
-    Raises ValueError when the bytes cannot be decoded.
+    Raises Undecodable when the bytes cannot be decoded.
     """
     if bytes(data[: len(RAW_MAGIC)]) == RAW_MAGIC:
         _, height, width = RAW_HEADER.unpack_from(data)
@@ -119,10 +117,8 @@ def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]
             image.load()
     except MemoryError:
         raise
-    except PIL.UnidentifiedImageError:  # its own words show the address of a Python object
-        raise ValueError("it is damaged or cut short") from None
     except Exception as error:  # Pillow's plugins raise what they please on malformed bytes
-        raise ValueError(str(error) or type(error).__name__) from error
+        raise Undecodable("truncated" if "truncated" in str(error) else "damaged") from error
     # Pillow turns TIFFs itself, as it loads them.
     return _strips_of_image(image, 1 if image.format == "TIFF" else orientation)
 
@@ -174,7 +170,7 @@ def _decode_jpeg(data: memoryview, target: Pixels | None) -> Pixels | None:
 
 
 def check_scans(data: memoryview) -> None:
-    """Raises ValueError for a JPEG of more scans than any encoder writes."""
+    """Raises Undecodable for a JPEG of more scans than any encoder writes."""
     try:
         *_, (_, _, begin) = jpeg_segments(data)
     except (ValueError, IndexError):
@@ -184,7 +180,7 @@ def check_scans(data: memoryview) -> None:
         if mark.group() == JPEG_END:
             return
         if number > MAX_SCANS:
-            raise ValueError(f"it has more than {MAX_SCANS} scans: save it again")
+            raise Undecodable("scans", MAX_SCANS)
 
 
 def _decode_png(data: memoryview) -> Pixels | None:
@@ -288,12 +284,15 @@ def _draw_through(
 
 
 def _draw_as_processors(targets: Sequence[Target], pixels: Pixels) -> None:
-    """Write what the checkpoint's own processor makes of an image. Raises ValueError."""
+    """Write what the checkpoint's own processor makes of an image. Raises Undecodable."""
     # here, not above: it is not there without the extra; the worker has loaded it
     from saccade.families.transformers_any.processor import draw
 
     for canvas, recipe in targets:
-        draw(canvas, recipe, pixels)
+        try:
+            draw(canvas, recipe, pixels)
+        except ValueError as error:
+            raise Undecodable("processor") from error
 
 
 def _place(canvas: Pixels, view: ImageView) -> Pixels:

@@ -67,7 +67,7 @@ Key = TypeVar("Key", bound=Hashable)
 @dataclass(slots=True, eq=False)
 class Job:
     """One image to decode, or frame number `frame` of a video, and the recipe of its pixels.
-    `digest` names the bytes.
+    `digest` names the bytes, which are `tenant`'s.
 
     `client` and `request` say the turn's owner. `ms`: the time taken, once done.
     """
@@ -83,6 +83,12 @@ class Job:
     overtaken: int = 0
     ms: float = 0.0
     frame: int | None = None
+    tenant: str = ""
+
+    @property
+    def name(self) -> tuple[str, bytes]:
+        """Equal for jobs that one decode may serve."""
+        return self.tenant, self.digest
 
     @property
     def pixels(self) -> int:
@@ -187,9 +193,9 @@ class JobQueue:
         self._clients.leave(job.client, price)
         self._requests.leave((job.client, job.request), price)
 
-    def take(self, memory_in_use: int, busy: Collection[bytes]) -> list[Job]:
-        """The next job and all jobs of the same bytes, as far as memory goes, or none: with memory
-        in use, waiting jobs may not fit. Bytes in `busy` are being decoded already.
+    def take(self, memory_in_use: int, busy: Collection[tuple[str, bytes]]) -> list[Job]:
+        """The next job and all jobs of its name, as far as memory goes, or none: with memory in
+        use, waiting jobs may not fit. Names in `busy` are being decoded already.
         """
         room = self._budget - memory_in_use
         for job in self._order(busy):
@@ -203,7 +209,7 @@ class JobQueue:
     def _take(self, first: Job, room: int) -> list[Job]:
         batch, recipes = [first], [first.recipe]
         for job in self._jobs:
-            if job is first or job.digest != first.digest or len(batch) == PART:
+            if job is first or job.name != first.name or len(batch) == PART:
                 continue
             if decoding_bytes(first.probe, len(first.data), [*recipes, job.recipe]) <= room:
                 batch.append(job)
@@ -212,7 +218,7 @@ class JobQueue:
             self.remove(job, first.pixels if job is first else 0.0)
         return batch
 
-    def _order(self, busy: Collection[bytes]) -> list[Job]:
+    def _order(self, busy: Collection[tuple[str, bytes]]) -> list[Job]:
         """The jobs that may be served, the next first: by the client's turn, the request's turn,
         small images, age.
         """
@@ -224,7 +230,7 @@ class JobQueue:
                 job.number,
             )
 
-        waiting = [job for job in self._jobs if job.digest not in busy]
+        waiting = [job for job in self._jobs if job.name not in busy]
         least: dict[str, int] = {}
         for job in waiting:
             least[job.client] = min(job.pixels, least.get(job.client, job.pixels))

@@ -1,45 +1,49 @@
 """Documents read by image workers of their own, which hostile bytes may kill: sizes of pages, their
 text, their pixels.
 
-Owns the work waiting for these workers, a few pages at a time, clients in turn, and the digests
-refused for a while because they cost a worker. The workers start with the first document. Knows
-nothing of names, or of the use of pages.
+Owns the work waiting for these workers: a page an order, so that clients take turns after each, and
+sizes, known in a moment, by a worker of their own. A page, and a document, may take so much
+processor time; what takes more, or costs a worker, is refused for a while. The workers start with
+the first document. Knows nothing of names, or of the use of pages.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from signal import SIGKILL
 from typing import TypeVar
 
 import msgspec
-from cachetools import TTLCache
 
 from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.media.lanes import Lanes, WorkerLane, WorkerLost
-from saccade.media.pool import (
-    BLAME,
-    NO_TIME,
-    REFUSED_IMAGES,
-    REFUSED_SECONDS,
-    SLACK_BYTES,
-    TRIES,
-)
+from saccade.media.fairness import Requester
+from saccade.media.header_pool import fail
+from saccade.media.lanes import NO_TIME, SLACK_BYTES, TRIES, Lanes, WorkerLane, WorkerLost
+from saccade.media.refused import RefusedBytes
 from saccade.media.stock import Stocks
-from saccade.media.worker import DocumentPiece, PageWanted, ReadDocument, piece_room
+from saccade.media.worker import (
+    CARD_ROOM,
+    SIZE_BYTES,
+    DocumentPiece,
+    PageWanted,
+    ReadDocument,
+    piece_room,
+)
+from saccade.media.worker_turns import Turns
 
 PAGE_BYTES = 512 * MIB
 """Memory that reading a page may take beside the file: a scan of 100 Mpx in colour fits."""
 OUTBOX_BYTES = 256 * MIB
-"""The most that one order may answer with."""
-ORDER_PAGES, ORDER_BYTES = 8, 64 * MIB
-"""Most pages of an order, and bytes of their answers, unless it has one page only."""
+"""The most that one page may answer with."""
+PAGE_SHARE, DOCUMENT_SHARE = 0.25, 3.0
+"""Of `decode_timeout`: the processor time that a page may take, and that a document may."""
+PATIENCE = 2.0
+"""Of `decode_timeout`: how long a page may wait for its processor time, on a busy machine."""
 
 T = TypeVar("T")
 LOST = "the PDF cannot be read: its reader crashed, or took more memory than a page may"
@@ -49,23 +53,51 @@ _PAGE = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentBytes:
-    """A file, and the client whose turn the reading takes."""
+    """A file, and who asks for it."""
 
     digest: bytes
     data: bytes
-    client: str = ""
+    asker: Requester = field(default_factory=Requester)
+
+
+@dataclass(slots=True, eq=False)
+class _Budget:
+    """What reading a document may take: `left` of `seconds` of processor time, for `pages`."""
+
+    seconds: float
+    pages: int
+    left: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.seconds
 
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """Some pages of a file, or the sizes of all. `tries` counts workers lost."""
+    """A page of a file, or the sizes of all (None). `tries` counts workers lost."""
 
     file: DocumentBytes
-    pages: tuple[PageWanted, ...]
-    done: asyncio.Future[list[bytes]] = field(
+    page: PageWanted | None
+    budget: _Budget
+    done: asyncio.Future[bytes] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     tries: int = 0
+
+    @property
+    def asker(self) -> Requester:
+        return self.file.asker
+
+    @property
+    def wanted(self) -> bool:
+        return not self.done.done()
+
+    @property
+    def use(self) -> str:
+        """Name what is refused with this work: a page that is slow to draw may have text."""
+        if self.page is None:
+            return "sizes"
+        return "text" if self.page.size is None else "images"
 
 
 class DocumentPool:
@@ -80,37 +112,23 @@ class DocumentPool:
         assert stocks is not None
         self._options = options
         self._metrics = metrics
-        memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
-        self._lanes = Lanes(
-            stocks.readers,
-            None,
-            options.workers,
-            memory,
-            metrics,
-            self._dispatch,
-            self._fail,
-            OUTBOX_BYTES,
+        self._refused = RefusedBytes()
+        room = CARD_ROOM + SIZE_BYTES * options.max_pages
+        self._measuring = _Readers(stocks, options, metrics, self._refused, 1, room)
+        self._reading = _Readers(
+            stocks, options, metrics, self._refused, options.workers, OUTBOX_BYTES
         )
-        self._started = False
-        self._queues: dict[str, deque[_Work]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._refused: TTLCache[bytes, str] = TTLCache(REFUSED_IMAGES, REFUSED_SECONDS)
 
     async def close(self) -> None:
         """End the workers, and cancel all waiting work."""
-        for task in (tasks := [*self._tasks]):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._started:
-            await self._lanes.close()
+        await asyncio.gather(self._measuring.close(), self._reading.close())
         if self._own_stocks is not None:
             await asyncio.to_thread(self._own_stocks.close)
-        for work in self._waiting():
-            work.done.cancel()
 
     async def sizes(self, file: DocumentBytes) -> list[tuple[float, float]]:
         """(height, width) of each page in points. Raises ImageError, EngineUnavailable."""
-        (piece,) = await self._do([_Work(file, ())])
+        budget = _Budget(PAGE_SHARE * self._options.decode_timeout, self._options.max_pages)
+        (piece,) = await self._measuring.do([_Work(file, None, budget)])
         sizes = _read(_SIZES, piece)
         if not 1 <= len(sizes) <= self._options.max_pages or not all(
             0 < side < 1e9 for size in sizes for side in size
@@ -127,157 +145,167 @@ class DocumentPool:
         """Text and PNG of these pages. `grow` hears the number of bytes, as pieces come. Raises as
         `sizes`, and as `grow`.
         """
-        works = [_Work(file, part) for part in _parts(wanted)]
-        found = [_read(_PAGE, piece) for piece in await self._do(works, grow)]
-        drawn = sum(page.size is not None for page in wanted)
-        self._metrics.inc("saccade_pages_rendered_total", drawn)
-        return found
+        for page in wanted:
+            if piece_room(page) > OUTBOX_BYTES:
+                raise ImageError(
+                    f"page {page.index + 1} of the PDF would be {page.size} px: ask with a smaller "
+                    "max_pixels",
+                    code="image_too_large",
+                )
+        budget = _Budget(DOCUMENT_SHARE * self._options.decode_timeout, len(wanted))
+        works = [_Work(file, page, budget) for page in wanted]
+        return [_read(_PAGE, piece) for piece in await self._reading.do(works, grow)]
 
-    async def _do(
+
+class _Readers:
+    """Workers for documents, and the work that waits for them."""
+
+    def __init__(
+        self,
+        stocks: Stocks,
+        options: MediaOptions,
+        metrics: Metrics,
+        refused: RefusedBytes,
+        workers: int,
+        outbox: int,
+    ) -> None:
+        """`outbox`: bytes that an order may answer with."""
+        memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
+        self._lanes = Lanes(
+            stocks.readers, None, workers, memory, metrics, self._dispatch, self._fail, outbox
+        )
+        self._options = options
+        self._metrics = metrics
+        self._refused = refused
+        self._turns: Turns[_Work] = Turns()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End the workers, and cancel all waiting work."""
+        for task in (tasks := [*self._tasks]):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._lanes.close()
+        for work in self._turns:
+            work.done.cancel()
+
+    async def do(
         self, works: Sequence[_Work], grow: Callable[[int], None] = lambda _: None
     ) -> list[bytes]:
-        if not self._started:
-            self._started = True
-            self._lanes.start()
-        if why := self._refused.get(works[0].file.digest):
-            raise ImageError(why, code="invalid_document")
+        """Read the pieces of one file, in order. Raises as `DocumentPool.pages`."""
+        self._lanes.start()
+        self._refused.check(works[0].asker.tenant, works[0].file.digest, works[0].use)
         for work in works:
-            self._queues.setdefault(work.file.client, deque()).append(work)
+            self._turns.add(work)
         self._dispatch()
         pieces: list[bytes] = []
+        nbytes = 0
         try:
             for work in works:
-                pieces += await work.done
-                grow(sum(map(len, pieces)))
+                pieces.append(await work.done)
+                nbytes += len(pieces[-1])
+                grow(nbytes)
         finally:  # the first that fails ends the others
             for work in works:
                 if not work.done.cancel() and not work.done.cancelled():
                     work.done.exception()  # looked at
         return pieces
 
-    # ---- who is next
-
-    def _waiting(self) -> Iterator[_Work]:
-        return (work for queue in self._queues.values() for work in queue)
-
-    def _next(self) -> _Work | None:
-        """The next work of the client at the front of the line, who then goes to the end."""
-        while self._queues:
-            client = next(iter(self._queues))
-            queue = self._queues.pop(client)
-            while queue and queue[0].done.done():
-                queue.popleft()
-            if queue:
-                work = queue.popleft()
-                if queue:
-                    self._queues[client] = queue
-                return work
-        return None
-
     def _dispatch(self) -> None:
         """Give work to idle workers."""
-        while (lane := self._lanes.idle()) and (work := self._next()):
+        while self._lanes.idle() and (work := self._turns.take()):
+            lane = self._lanes.idle(work.asker.tenant)
+            assert lane is not None
             lane.busy = True
             task = asyncio.create_task(self._run(lane, work))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _fail(self, why: str) -> None:
-        for work in self._waiting():
-            _tell(work, EngineUnavailable(why))
-        self._queues.clear()
+        while work := self._turns.take():
+            fail(work.done, EngineUnavailable(why))
 
     # ---- one order
 
     async def _run(self, lane: WorkerLane, work: _Work) -> None:
         try:
             found = await self._read(lane, work)
-            if not work.done.done():
+            if work.wanted:
                 work.done.set_result(found)
         except ImageError as error:
-            _tell(work, error)
+            fail(work.done, error)
         except TimeoutError:
-            self._late(work, await self._lanes.kill(lane))
+            work.budget.left -= await self._lanes.kill(lane)
+            self._again(work, EngineUnavailable(NO_TIME))
         except WorkerLost as lost:
-            self._lost(work, lost.signal)
+            work.budget.left -= lost.cpu
+            if lost.late:
+                self._refuse(work, self._late(work))
+            elif self._again(work, crash := ImageError(LOST, code="invalid_document")) and (
+                lost.signal != SIGKILL
+            ):
+                self._refuse(work, crash)
         finally:
-            lane.busy = False
-            lane.empty()
+            lane.free()
         self._dispatch()
 
-    async def _read(self, lane: WorkerLane, work: _Work) -> list[bytes]:
-        """The pieces of one order. Raises ImageError, TimeoutError and WorkerLost."""
-        await self._lanes.prepare(lane, [work.file.data])
-        memory = PAGE_BYTES + 2 * len(work.file.data)
+    async def _read(self, lane: WorkerLane, work: _Work) -> bytes:
+        """Read the piece of one order. Raises ImageError, TimeoutError and WorkerLost."""
+        data = work.file.data
+        await self._lanes.prepare(lane, [data], work.asker.tenant, work.file.digest)
         order = ReadDocument(
             lane.number,
             lane.serial,
-            len(work.file.data),
+            len(data),
             self._options.max_pages,
-            work.pages,
-            memory,
+            () if work.page is None else (work.page,),
+            PAGE_BYTES + 2 * len(data),
+            max(0.0, min(self._page_seconds, work.budget.left)),
         )
         self._lanes.send(lane, order)
-        pieces = []
-        for place in range(order.pieces):
-            async with asyncio.timeout(self._options.decode_timeout):
-                answer = await lane.answer()
-            assert isinstance(answer, DocumentPiece)
-            if work.done.done():  # nobody waits for it any more
-                await self._lanes.kill(lane)
-                return []
-            if answer.error:
-                if place + 1 < order.pieces:
-                    await self._lanes.kill(lane)
-                raise ImageError(answer.error, code=answer.code or "invalid_document")
-            at = order.answer_at + order.outbox[place]
-            pieces.append(await lane.answered(at, answer.nbytes))
-        return pieces
+        async with asyncio.timeout(PATIENCE * self._options.decode_timeout):
+            answer = await lane.answer()
+        assert isinstance(answer, DocumentPiece)
+        work.budget.left -= answer.cpu
+        if answer.reason is not None:
+            raise ImageError(answer.reason.text, code=answer.reason.code)
+        if work.use == "images":
+            self._metrics.inc("saccade_pages_rendered_total")
+        return await lane.answered(order.answer_at, answer.nbytes)
 
-    def _late(self, work: _Work, cpu: float) -> None:
-        """The worker was given up after `cpu` seconds of processor time."""
-        limit = self._options.decode_timeout
-        if cpu >= BLAME * limit:
-            why = f"the PDF cannot be read: a page of it takes longer than {limit:g} s"
-            self._refused[work.file.digest] = why
-            _tell(work, ImageError(why, code="document_too_large"))
+    @property
+    def _page_seconds(self) -> float:
+        return PAGE_SHARE * self._options.decode_timeout
+
+    def _late(self, work: _Work) -> ImageError:
+        """Say which work took all the processor time it may."""
+        page, budget = work.page, work.budget
+        if page is None:
+            what, seconds = "opening the PDF takes", budget.seconds
+        elif budget.left > 0:
+            what, seconds = f"page {page.index + 1} of the PDF takes", self._page_seconds
         else:
-            self._again(work, EngineUnavailable(NO_TIME))
+            what = f"the PDF's first {page.index + 1} of {budget.pages} pages take"
+            seconds = budget.seconds
+        return ImageError(
+            f"{what} more than {seconds:g} s of processor time: send pages that are simpler, or "
+            "fewer, or start the server with a larger --tune decode_timeout=SECONDS",
+            code="document_too_large",
+        )
 
-    def _lost(self, work: _Work, signal: int) -> None:
-        """The worker has ended."""
-        if self._again(work, ImageError(LOST, code="invalid_document")) and signal != SIGKILL:
-            self._refused[work.file.digest] = LOST
+    def _refuse(self, work: _Work, error: ImageError) -> None:
+        """Tell an error, and remember it."""
+        self._refused.add(work.asker.tenant, work.file.digest, error, work.use)
+        fail(work.done, error)
 
     def _again(self, work: _Work, error: Exception) -> bool:
         """Have the work done once more, or tell `error`: returns True if no try is left."""
         work.tries += 1
         if work.tries >= TRIES:
-            _tell(work, error)
+            fail(work.done, error)
             return True
-        self._queues.setdefault(work.file.client, deque()).appendleft(work)
+        self._turns.put_back(work)
         return False
-
-
-def _parts(wanted: Sequence[PageWanted]) -> Iterator[tuple[PageWanted, ...]]:
-    """Pages of one order each. Raises ImageError for a page too large for any order."""
-    part: list[PageWanted] = []
-    room = 0
-    for page in wanted:
-        nbytes = piece_room(page)
-        if nbytes > OUTBOX_BYTES:
-            raise ImageError(
-                f"page {page.index + 1} of the PDF would be {page.size} px: ask with a smaller "
-                "max_pixels",
-                code="image_too_large",
-            )
-        if part and (len(part) == ORDER_PAGES or room + nbytes > ORDER_BYTES):
-            yield tuple(part)
-            part, room = [], 0
-        part.append(page)
-        room += nbytes
-    if part:
-        yield tuple(part)
 
 
 def _read(decoder: msgspec.msgpack.Decoder[T], piece: bytes) -> T:
@@ -286,8 +314,3 @@ def _read(decoder: msgspec.msgpack.Decoder[T], piece: bytes) -> T:
         return decoder.decode(piece)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise ImageError(LOST, code="invalid_document") from None
-
-
-def _tell(work: _Work, error: Exception) -> None:
-    if not work.done.done():
-        work.done.set_exception(error)

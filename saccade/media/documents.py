@@ -84,6 +84,24 @@ class OpenedPage:
     image: DrawnPage | None
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredFile:
+    """A PDF whose pages' sizes are known. drawn: (height, width) in pixels of each page; None: of
+    its text alone. `begun`: when it was opened.
+    """
+
+    file: EncodedBytes
+    view: PageView
+    budget: Budget
+    drawn: tuple[tuple[int, int] | None, ...]
+    begun: float
+
+    @property
+    def images(self) -> int:
+        """Pages shown as images."""
+        return sum(size is not None for size in self.drawn)
+
+
 @dataclass(slots=True)
 class _Known:
     """The known part of a file's pages; None: not yet known, or not wanted."""
@@ -196,41 +214,47 @@ class Documents:
         """True if the view has images."""
         return (view or self._options.documents) != "text"
 
-    async def open_file(
+    async def measure(
         self, source: SentFile, reading: Awaitable[EncodedBytes], salt: str, asker: Requester
-    ) -> tuple[OpenedPage, ...] | ImageSource:
-        """The pages of a PDF; of any other file, the name as an image. Raises as `open`."""
+    ) -> MeasuredFile | ImageSource:
+        """Measure the pages of a PDF, and read none; return any other file as an image. Raises
+        ImageError, EngineUnavailable.
+        """
         try:
             file = await reading
             if not self.takes(file.data, source.param):
                 return ImageSource(file.data, source.param, source.budget)
-            return await self.open(file, source.view, source.budget, salt, asker)
+            self._metrics.inc("saccade_documents_opened_total")
+            view = source.view or self._options.documents
+            begun = time.monotonic()
+            sizes = await self._sizes(file, salt, asker)
+            drawn = tuple(
+                self._drawn_size(size, source.budget, index) if view != "text" else None
+                for index, size in enumerate(sizes)
+            )
+            return MeasuredFile(file, view, source.budget, drawn, begun)
         except (ImageError, TooLarge, NotFound) as error:
             raise at(error, source.param) from error
 
-    async def check(self, file: EncodedBytes) -> None:
+    async def check(self, file: EncodedBytes, salt: str, asker: Requester) -> None:
         """Raises ImageError for a PDF that no request could name, EngineUnavailable."""
-        await self._sizes(file, "", Requester())
+        await self._sizes(file, salt, asker)
 
     async def open(
-        self,
-        file: EncodedBytes,
-        view: PageView | None,
-        budget: Budget,
-        salt: str,
-        asker: Requester,
+        self, found: MeasuredFile | ImageSource, param: str, salt: str, asker: Requester
+    ) -> tuple[OpenedPage, ...] | ImageSource:
+        """Read the pages of a PDF. Raises as `measure`; Overloaded without room for drawings."""
+        if isinstance(found, ImageSource):
+            return found
+        try:
+            return await self._open(found, salt, asker)
+        except (ImageError, TooLarge, NotFound) as error:
+            raise at(error, param) from error
+
+    async def _open(
+        self, found: MeasuredFile, salt: str, asker: Requester
     ) -> tuple[OpenedPage, ...]:
-        """The pages of a PDF. Raises ImageError, EngineUnavailable; Overloaded without room for the
-        drawings.
-        """
-        self._metrics.inc("saccade_documents_opened_total")
-        view = view or self._options.documents
-        begun = time.monotonic()
-        sizes = await self._sizes(file, salt, asker)
-        drawn = [
-            self._drawn_size(size, budget, index) if view != "text" else None
-            for index, size in enumerate(sizes)
-        ]
+        file, view, drawn, begun = found.file, found.view, found.drawn, found.begun
         known = await self._known(file, drawn, view != "images", salt, asker)
         pages = []
         for index, size in enumerate(drawn):
@@ -248,9 +272,9 @@ class Documents:
             )
         return tuple(pages)
 
-    async def draw(self, page: PageOfFile, client: str) -> bytes:
+    async def draw(self, page: PageOfFile, asker: Requester) -> bytes:
         """The PNG of a page drawn before and wanted again. Raises as `open`."""
-        file = DocumentBytes(page.file.digest, page.file.data, client)
+        file = DocumentBytes(page.file.digest, page.file.data, asker)
         ((_, png),) = await self._pool.pages(file, [PageWanted(page.index, page.size, False)])
         return png
 
@@ -263,7 +287,7 @@ class Documents:
         if (sizes := await self._cards.find(name, _SIZES)) is None:
 
             async def measure(_: ByteFlight) -> bytes:
-                bytes_of = DocumentBytes(file.digest, file.data, asker.client)
+                bytes_of = DocumentBytes(file.digest, file.data, asker)
                 found = await self._pool.sizes(bytes_of)
                 self._cards.put(name, found)
                 return msgspec.msgpack.encode(found)
@@ -300,7 +324,7 @@ class Documents:
         ]
 
         async def read(flight: ByteFlight) -> bytes:
-            bytes_of = DocumentBytes(file.digest, file.data, asker.client)
+            bytes_of = DocumentBytes(file.digest, file.data, asker)
             return msgspec.msgpack.encode(await self._pool.pages(bytes_of, wanted, flight.grow))
 
         flight = of_texts, of_names, ask_text, ask_names
@@ -344,4 +368,5 @@ def at(error: RequestError, param: str) -> RequestError:
     """The same error at this request's place: one error of a shared fetch may reach several
     requests.
     """
-    return type(error)(error.message, error.param or param, error.code)
+    kind = ImageError if isinstance(error, ImageError) else type(error)
+    return kind(error.message, error.param or param, error.code)

@@ -39,13 +39,14 @@ _requests = itertools.count()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requester:
-    """One request. `client` is the sender, as far as fairness goes; `owner` has the readable files.
-    `request` tells the client's requests apart.
+    """One request. `client` is the sender, as far as fairness goes; `owner` has the readable files;
+    `tenant`'s bytes meet no other's in a process. `request` tells the client's requests apart.
     """
 
     client: str = ""
     owner: str = ""
     room: MemoryBudget = BOUNDLESS
+    tenant: str = ""
     request: str = field(default_factory=lambda: str(next(_requests)))
 
 

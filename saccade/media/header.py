@@ -24,7 +24,6 @@ from PIL import (
     PpmImagePlugin,
 )
 
-from saccade.core.errors import ImageError
 from saccade.media import heif
 from saccade.media.content import RAW_MAGIC, Probe, check_pixels, read_raw
 from saccade.media.header_parsers import (
@@ -36,6 +35,7 @@ from saccade.media.header_parsers import (
     Encoded,
     exif_orientation,
 )
+from saccade.media.reasons import Unreadable
 
 PNG_TEXTS = {b"tEXt", b"zTXt", b"iTXt"}
 PNG_ORIENTED = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
@@ -83,9 +83,6 @@ VIDEO_STARTS = {
     b"\0\0\x01\xb3": "MPEG",
     b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "Windows Media",
 }
-READABLE = (
-    "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000, ICO or PPM" + " (HEIC, too)" * heif.INSTALLED
-)
 NETPBM = re.compile(rb"P[1-6f]\s+(\d|#)")
 """Letters alone might begin a text."""
 
@@ -93,11 +90,11 @@ NETPBM = re.compile(rb"P[1-6f]\s+(\d|#)")
 def probe(data: Encoded, max_pixels: int) -> Probe:
     """Read a header.
 
-    Raises ImageError when the bytes are no image we read, are cut short, or claim more than
+    Raises Unreadable when the bytes are no image we read, are cut short, or claim more than
     `max_pixels`.
     """
     if not data:
-        raise ImageError("the image is empty (0 bytes)")
+        raise Unreadable("empty")
     found = read_raw(data) if data[: len(RAW_MAGIC)] == RAW_MAGIC else _read(data)
     check_pixels(found, max_pixels)
     return found
@@ -106,16 +103,13 @@ def probe(data: Encoded, max_pixels: int) -> Probe:
 def _read(data: Encoded) -> Probe:
     kind = sniff(data)
     if kind is None:
-        raise ImageError(f"the image is {_what_else(data)}; images must be {READABLE}")
+        raise Unreadable(f"no image: {_what_else(data)}")
     if kind == "HEIF" and not heif.INSTALLED:
-        raise ImageError(heif.MISSING)
+        raise Unreadable("no heic")
     try:
         return _read_header(kind, data)
     except Exception as error:  # a parser's way to say "malformed" is any exception at all
-        raise ImageError(
-            f"the image starts like a {kind} but its header cannot be read: it is damaged or "
-            "cut short"
-        ) from error
+        raise Unreadable(f"bad header: {kind}") from error
 
 
 def sniff(data: Encoded) -> str | None:

@@ -1,8 +1,9 @@
 """Image workers as processes: a lane for each, taking one order at a time and hearing of its end,
 even if the process dies.
 
-Has a stock (`media/stock.py`) fork a nursery, and a new nursery after its end. Knows nothing of the
-purpose of orders.
+Has a stock (`media/stock.py`) fork a nursery, and a new nursery after its end. A worker reads the
+bytes of one tenant: before another's come, it has ended, and its memory is empty. Knows nothing of
+the purpose of orders.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from signal import SIGKILL
 
 from saccade.core.arena import Arena
 from saccade.core.child import AsyncChannel, Disconnected
+from saccade.core.config import MIB
 from saccade.core.metrics import Metrics
 from saccade.media.stock import NurseryLink, Stock
 from saccade.media.worker import (
@@ -29,10 +31,15 @@ from saccade.media.worker import (
     Lost,
     NurseryWanted,
     Order,
+    ReplaceWorker,
+    WorkerReplaced,
     WorkersReady,
 )
 
 log = logging.getLogger("saccade")
+
+Places = tuple[tuple[int, int], ...]
+Told = Header | Decoded | DocumentPiece | WorkerReplaced
 
 START_SECONDS = 120.0
 """How long a nursery may take to be ready, its stock's import of torch included, on a machine where
@@ -45,6 +52,18 @@ RESTART_SECONDS = 1.0
 END_SECONDS = 5.0
 """How long the nursery may take to end its workers."""
 
+TRIES = 2
+"""Tries per image that loses its worker: the second tells a bad image from bad luck. There is none
+after a time-out in which the worker has computed.
+"""
+BLAME = 0.25
+"""Share of a time limit that a worker must have computed for its image to bear the blame. Else the
+worker was stopped, or the machine was: what time has passed says nothing of an image.
+"""
+NO_TIME = "the image workers get no processor time: try again"
+SLACK_BYTES = 128 * MIB
+"""Address space of a worker beside the price of its images, for what the allocator rounds up."""
+
 PAGE_BYTES = 4096
 INLINE_BYTES = 1 << 20
 """Bytes that are copied on the event loop; more go through a thread."""
@@ -54,26 +73,30 @@ KEPT_INBOX_BYTES = 64 << 20
 
 class WorkerLost(Exception):
     """A worker ended before its order was done. `signal` is the killing signal, or 0; `cpu` the
-    seconds of processor time taken by the order, or by its rest.
+    seconds of processor time taken by the order, or by its rest; `late`: more than it may take.
     """
 
-    def __init__(self, signal: int, cpu: float = 0.0) -> None:
+    def __init__(self, signal: int, cpu: float = 0.0, late: bool = False) -> None:
         super().__init__(f"signal {signal}")
         self.signal = signal
         self.cpu = cpu
+        self.late = late
 
 
 class WorkerLane:
     """One worker's place. The user takes the lane (`busy`), fills the memory file, sends one order,
-    and reads answers.
+    and reads answers. `tenant`: whose bytes the worker or the file may have; None: nobody's.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.inbox = os.memfd_create("saccade-inbox", os.MFD_CLOEXEC)
         self.busy = False
-        self.serial = self.life = 0
-        self._answers: asyncio.Queue[Header | Decoded | DocumentPiece | Lost] = asyncio.Queue()
+        self.tenant: str | None = None
+        self.serial = self.life = self.turn = 0
+        self._content: tuple[bytes, Places] = b"", ()
+        """Name and places of the file's parts, if they have a name."""
+        self._answers: asyncio.Queue[Told | Lost] = asyncio.Queue()
 
     def begin(self, life: int) -> None:
         """Number the next order, to the nursery of `life`. Answers to earlier orders are void."""
@@ -81,7 +104,7 @@ class WorkerLane:
         self.life = life
         self._answers = asyncio.Queue()
 
-    def put(self, answer: Header | Decoded | DocumentPiece | Lost) -> None:
+    def put(self, answer: Told | Lost) -> None:
         """Take an answer of this lane's worker."""
         if answer.serial == self.serial:
             self._answers.put_nowait(answer)
@@ -90,15 +113,20 @@ class WorkerLane:
         """The nursery has ended, and this lane's worker too."""
         self._answers.put_nowait(Lost(self.number, self.serial, signal))
 
-    async def answer(self) -> Header | Decoded | DocumentPiece:
+    async def answer(self) -> Told:
         """The next answer to the order. Raises WorkerLost."""
         answer = await self._answers.get()
         if isinstance(answer, Lost):
-            raise WorkerLost(answer.signal, answer.cpu)
+            raise WorkerLost(answer.signal, answer.cpu, answer.late)
         return answer
 
-    async def fill(self, parts: Sequence[bytes]) -> tuple[tuple[int, int], ...]:
-        """Write encoded bytes into the memory file: (offset, bytes) of each."""
+    async def fill(self, parts: Sequence[bytes], name: bytes = b"") -> Places:
+        """Write encoded bytes into the memory file, unless they lie there by the same name:
+        (offset, bytes) of each.
+        """
+        if name and name == self._content[0]:
+            return self._content[1]
+        self._content = b"", ()
         places, end = [], 0
         for part in parts:
             places.append((end, len(part)))
@@ -108,7 +136,8 @@ class WorkerLane:
             _write(inbox, parts, places)
         else:
             await asyncio.to_thread(_write, inbox, parts, places)
-        return tuple(places)
+        self._content = name, tuple(places)
+        return self._content[1]
 
     async def answered(self, at: int, nbytes: int) -> bytes:
         """A worker's answer, from byte `at` of the memory file on."""
@@ -117,10 +146,16 @@ class WorkerLane:
             return _take(inbox, at, nbytes)
         return await asyncio.to_thread(_take, inbox, at, nbytes)
 
-    def empty(self) -> None:
-        """Give back the memory of a large order."""
+    def free(self) -> None:
+        """Take the lane out of use, and give back the memory of a large order."""
+        self.busy = False
         if os.fstat(self.inbox).st_size > KEPT_INBOX_BYTES:
-            os.ftruncate(self.inbox, 0)
+            self.empty()
+
+    def empty(self) -> None:
+        """Give back the memory: what is written next lies among zeros."""
+        self._content = b"", ()
+        os.ftruncate(self.inbox, 0)
 
     def close(self) -> None:
         os.close(self.inbox)
@@ -155,17 +190,21 @@ class Lanes:
         self._unusable = unusable
         self._lanes = tuple(WorkerLane(number) for number in range(workers))
         self._channel: AsyncChannel[Order, Answer] | None = None
-        self._life = 0
+        self._life = self._turns = 0
         self._task: asyncio.Task[None] | None = None
 
-    def idle(self) -> WorkerLane | None:
-        """An idle lane; None while workers take no orders."""
+    def idle(self, tenant: str = "") -> WorkerLane | None:
+        """An idle lane, `tenant`'s own or a fresh one if any; None while workers take no orders."""
         lanes = self._lanes if self._channel is not None else ()
-        return next((lane for lane in lanes if not lane.busy), None)
+        # Whose last use is longest ago, first.
+        idle = sorted((lane for lane in lanes if not lane.busy), key=lambda lane: lane.turn)
+        fit = [lane for kept in (tenant, None) for lane in idle if lane.tenant == kept]
+        return next(iter([*fit, *idle]), None)
 
     def start(self) -> None:
-        """Start the nursery in the background, on the running loop."""
-        self._task = asyncio.create_task(self._keep_alive())
+        """Start the nursery in the background, on the running loop, unless started."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_alive())
 
     async def close(self) -> None:
         """End the nursery and its workers."""
@@ -176,11 +215,22 @@ class Lanes:
             lane.close()
 
     async def prepare(
-        self, lane: WorkerLane, parts: Sequence[bytes]
-    ) -> tuple[tuple[int, int], ...]:
-        """Number a lane's next order and fill its memory file: (offset, bytes) of each part."""
+        self, lane: WorkerLane, parts: Sequence[bytes], tenant: str, name: bytes = b""
+    ) -> Places:
+        """Number a lane's next order and fill its memory file with the tenant's bytes: (offset,
+        bytes) of each part. `name`: of parts that several orders read. Raises WorkerLost after the
+        nursery's end.
+        """
         lane.begin(self._life)
-        return await lane.fill(parts)
+        self._turns += 1
+        lane.turn = self._turns
+        if lane.tenant not in (None, tenant):
+            self.send(lane, ReplaceWorker(lane.number, lane.serial))
+            assert isinstance(await lane.answer(), WorkerReplaced)
+            lane.empty()
+            self._metrics.inc("saccade_image_worker_renewals_total")
+        lane.tenant = tenant
+        return await lane.fill(parts, name)
 
     def send(self, lane: WorkerLane, order: Order) -> None:
         """Give the prepared order to its worker. Raises WorkerLost after the nursery's end."""

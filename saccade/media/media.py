@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 from cachetools import LRUCache
 
 from saccade.core.arena import Arena
+from saccade.core.client import ANYBODY, Client
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, TooLarge
 from saccade.core.family import FamilySpec
@@ -43,7 +44,7 @@ from saccade.media.content import (
 )
 from saccade.media.decode_dedup import Decoders
 from saccade.media.decode_queue import check_memory
-from saccade.media.documents import Documents, OpenedPage, at, has_renderer
+from saccade.media.documents import Documents, MeasuredFile, OpenedPage, at, has_renderer
 from saccade.media.encoders import Encoders, question
 from saccade.media.fairness import Requester
 from saccade.media.fetch import Fetcher
@@ -71,6 +72,7 @@ from saccade.media.sources import (
     Source,
     VideoSource,
     addresses_of,
+    beside,
     comes_along,
     in_company,
     is_video_file,
@@ -172,7 +174,7 @@ class Media:
         """
         self.check_sources(sources)
         sources = in_company(sources, self._spec.pixel_bounds)
-        asker, reads = asker or Requester(salt), dict[Hashable, asyncio.Task[_Read]]()
+        asker, reads = asker or Requester(salt, tenant=salt), dict[Hashable, asyncio.Task[_Read]]()
         for source in sources:
             video = is_video_file(source)
             for url in addresses_of(source):
@@ -193,10 +195,18 @@ class Media:
         return opened
 
     async def open_files(
-        self, sources: Sequence[SentFile], salt: str, asker: Requester
+        self,
+        sources: Sequence[SentFile],
+        salt: str,
+        asker: Requester,
+        others: int = 0,
+        fits: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> list[tuple[OpenedPage, ...] | ImageSource]:
-        """Each file's pages, or the source of the image in the file. A file named several times is
-        read once. Raises as `open` does, for a file that is no image later.
+        """Return each file's pages, or the source of the image in the file. A file named several
+        times is read once.
+
+        Before a page is read, `fits` hears the tokens that each file's images take, beside `others`
+        in the prompt, and may raise. Raises as `open` does, for a file that is no image later.
         """
         self._check_count(len(sources), sources[-1].param)
         if not self._spec.sees_images:
@@ -206,13 +216,32 @@ class Media:
         for source in sources:
             if (name := name_of(source.url)) not in reads:
                 reads[name] = asyncio.create_task(self._read_bytes(source.url, salt, asker))
-        opening = [
+        measuring = [
             asyncio.create_task(
-                self.documents.open_file(source, reads[name_of(source.url)], salt, asker)
+                self.documents.measure(source, reads[name_of(source.url)], salt, asker)
             )
             for source in sources
         ]
-        return await all_of(opening, reads.values())
+        measured = await all_of(measuring, reads.values())
+        others += sum(isinstance(found, ImageSource) for found in measured)
+        documents = [found for found in measured if isinstance(found, MeasuredFile)]
+        images = others + sum(found.images for found in documents)
+        self._check_count(images, sources[-1].param)
+        fits([self._tokens(found, images) for found in measured])
+        opening = [
+            asyncio.create_task(self.documents.open(found, source.param, salt, asker))
+            for source, found in zip(sources, measured, strict=True)
+        ]
+        return await all_of(opening, ())
+
+    def _tokens(self, found: MeasuredFile | ImageSource, images: int) -> int:
+        """Count the tokens of a document's pages as images, in a prompt of so many."""
+        if isinstance(found, ImageSource) or not found.images:
+            return 0
+        bounds = self._spec.pixel_bounds
+        bounds = beside(found.budget, images, bounds).apply(bounds)
+        recipes = (self._spec.recipe(*size, bounds) for size in found.drawn if size is not None)
+        return sum(self._spec.num_tokens(recipe.grid) for recipe in recipes)
 
     async def _read_bytes(self, url: Address, salt: str, asker: Requester) -> EncodedBytes:
         return await self._named(await self._bytes(url, salt, asker))
@@ -345,7 +374,7 @@ class Media:
                 if (name := name_of(url)) in found or (name, False) in reads:
                     continue
                 encoded, begun, fetched = await self._encode(url, salt, asker)
-                probe = self.seen.get(encoded.digest)
+                probe = self.seen.get(encoded.digest, asker.tenant)
                 if probe is None:
                     rest = self._with_header(encoded, begun, fetched, asker)
                     found[name] = asyncio.create_task(rest)
@@ -388,7 +417,7 @@ class Media:
         asker: Requester,
         video: bool = False,
     ) -> _Read:
-        found = await self._header(encoded.digest, encoded.data, asker.request, video)
+        found = await self._header(encoded.digest, encoded.data, asker, video)
         done = time.monotonic()
         times = ReadTimes((fetched - begun) * 1e3, (done - fetched) * 1e3, begun)
         return _Read(encoded, found, times)
@@ -413,20 +442,22 @@ class Media:
         encoded = self._encoded.get(name) or EncodedBytes(b"", name)
         return _Read(encoded, probe, ReadTimes(0.0, 0.0, time.monotonic()))
 
-    async def _header(self, name: bytes, data: bytes, request: str, video: bool = False) -> Probe:
+    async def _header(
+        self, name: bytes, data: bytes, asker: Requester, video: bool = False
+    ) -> Probe:
         """The header of these bytes: read by an image worker, once. Raises ImageError."""
         if not data:
             raise ImageError(f"the {'video' if video else 'image'} is empty (0 bytes)")
-        found = await self.seen.find(name, video)
+        found = await self.seen.find(name, video, asker.tenant)
         if found is None:
             # Our own format, without a parser; its bytes may be many.
             raw = data.startswith(RAW_MAGIC)
             found = (
                 read_raw(data)
                 if raw and not video
-                else await self._decoders.pool.read_header(name, data, request, video)
+                else await self._decoders.pool.read_header(name, data, asker, video)
             )
-            self.seen.put(name, video, found)
+            self.seen.put(name, video, asker.tenant, found)
         return found
 
     async def _bytes(self, url: Address, salt: str, asker: Requester) -> bytes:
@@ -456,21 +487,23 @@ class Media:
 
         return await self._reads.join(stored.digest, asker, read)
 
-    async def check(self, data: bytes, param: str) -> None:
-        """Check that a request could name these bytes as an image, a video, or a document.
+    async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> None:
+        """Check that a request of this client could name these bytes as an image, a video, or a
+        document.
 
         Raises InvalidRequest, ImageError or TooLarge with the reason.
         """
+        asker = Requester(client.share(""), client.name, tenant=client.tenant(""))
         try:
             self._fetcher.check_size(len(data))
             if self.documents.takes(data, param):
-                await self.documents.check(await self._named(data))
+                await self.documents.check(await self._named(data), client.salt(""), asker)
                 return
             self._check_seen(param)
             if video := looks_like_video(data) and self._spec.video is not None:
                 check_decoder(param)
             name = await asyncio.to_thread(digest, data)
-            await self._header(name, data, Requester().request, video)
+            await self._header(name, data, asker, video)
         except (ImageError, TooLarge) as error:
             raise at(error, param) from error
 
@@ -567,10 +600,10 @@ class Media:
     async def _draw_again(self, key: ImageKey) -> OpenedImage | None:
         """A held image drawn from a document's page, with the bytes. Raises as `decode`."""
         for opened in self._held[key]:
-            (frame, *others), client = opened.frames, opened.asker.client
+            frame, *others = opened.frames
             if others or (page := frame.encoded.page) is None:
                 continue
-            png = await self.documents.draw(page, client)
+            png = await self.documents.draw(page, opened.asker)
             if digest(png) != frame.encoded.digest:
                 raise ImageError("a page of the PDF is not drawn as it was before: send it again")
             encoded = self._drawn(replace(frame.encoded, data=png))

@@ -4,9 +4,11 @@ Started by `media/stock.py` as `python -m saccade.media.nursery`. The process, a
 workers' libraries and forks nurseries, which fork the workers. Stocks are two: one for workers that
 read headers or documents, without torch and ready in a moment, and one for workers that decode. A
 nursery passes orders on, and answers that fit the order; copies pixels from a worker's outbox into
-the arena, and a document's pieces behind the document; ends a worker when told, and replaces an
-ended worker in milliseconds. A nursery never looks at an image, and believes no worker: messages
-are bounded, and nobody waits for the rest of a message. A stock does nothing but fork a nursery
+the arena, and a document's pieces behind the document; ends a worker when told, or when an order
+takes too much processor time, and replaces an ended worker in milliseconds. A successor finds
+nothing of what its place was used for: its memory is empty, and no image's bytes have been in the
+nursery's own. A nursery never looks at an image, and believes no worker: messages are bounded, and
+nobody waits for the rest of a message. A stock does nothing but fork a nursery
 when asked, and tell its exit status, so that nothing is loaded again after a kill. Encoded bytes
 lie in memory files, one per worker, that the front fills.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import math
 import mmap
 import os
 import selectors
@@ -26,7 +29,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from math import prod
 from typing import NoReturn
@@ -62,6 +65,9 @@ from saccade.media.worker import (
     Order,
     ReadDocument,
     ReadHeaders,
+    ReplaceWorker,
+    Work,
+    WorkerReplaced,
     WorkersReady,
     serve,
 )
@@ -74,6 +80,8 @@ MOST_SAID = 1 << 16
 """Bytes of a worker's answer."""
 ORDER_SECONDS = 2.0
 """How long a worker may take to take an order that its socket has no room for."""
+SOON = 0.001
+"""Seconds after which a worker's processor time is looked at again, at least."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
@@ -90,6 +98,11 @@ class Outbox:
         os.ftruncate(self._file, nbytes)
         self._memory = mmap.mmap(self._file, nbytes)
         self._memory.madvise(mmap.MADV_DONTFORK)  # no other worker's
+        os.ftruncate(self._file, 0)
+        self._size = 0
+
+    def empty(self) -> None:
+        """Give the memory back: what is lent next begins as zeros."""
         os.ftruncate(self._file, 0)
         self._size = 0
 
@@ -126,7 +139,7 @@ class ImageWorker:
     frames: Frames[Order, Answer]
     gate: ThreadGate | None
     ready: bool = False
-    order: ReadHeaders | Decode | ReadDocument | None = None
+    order: Work | None = None
     told: int = 0
     cpu: float = 0.0
     strange: bool = False
@@ -139,25 +152,31 @@ class ImageWorker:
     def serial(self) -> int:
         return -1 if self.order is None else self.order.serial
 
+    @property
+    def left(self) -> float:
+        """Seconds of processor time left for the next answer; infinite while none is due."""
+        if self.order is None or self.told == self.order.answers or self.order.cpu == math.inf:
+            return math.inf
+        return self.order.cpu - (cpu_seconds(self.pid) - self.cpu)
+
     def fits(self, answer: Answer) -> bool:
         """True if the worker may say so now."""
         if isinstance(answer, WorkersReady):
             return not self.ready
-        if isinstance(answer, Lost) or self.order is None:
+        if isinstance(answer, Lost | WorkerReplaced) or self.order is None:
             return False
         if (answer.worker, answer.serial) != (self.number, self.serial):
             return False
+        if self.told == self.order.answers or not (answer.reason is None or answer.reason.valid):
+            return False
         if isinstance(answer, Header):
-            asked = isinstance(self.order, ReadHeaders) and len(self.order.places)
-            return answer.place == self.told < asked
+            return isinstance(self.order, ReadHeaders) and answer.place == self.told
         if isinstance(answer, DocumentPiece):
             if not isinstance(self.order, ReadDocument) or answer.place != self.told:
                 return False
-            places = self.order.outbox
-            return answer.place < self.order.pieces and (
-                0 <= answer.nbytes <= places[answer.place + 1] - places[answer.place]
-            )
-        return isinstance(self.order, Decode) and not self.told
+            start, end = self.order.outbox[self.told : self.told + 2]
+            return 0 <= answer.nbytes <= end - start
+        return isinstance(self.order, Decode) and 0 <= answer.ms < math.inf
 
 
 class Nursery:
@@ -189,6 +208,8 @@ class Nursery:
             outbox = self._workers[number].outbox
         elif nbytes := self._cradle.wanted.outbox_bytes:
             outbox = Outbox(nbytes)
+        if outbox is not None:
+            outbox.empty()
         ours, theirs = socket.socketpair()
         nursery = os.getpid()
         with contextlib.nullcontext() if outbox is None else outbox.lent():
@@ -208,7 +229,7 @@ class Nursery:
         """Until the front has gone. No worker is left then."""
         with contextlib.suppress(Disconnected):
             while True:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(self._patience()):
                     if key.data is None:
                         self._pass_on(self._front.receive())
                     elif key.data is not self._workers[key.data.number]:
@@ -217,16 +238,31 @@ class Nursery:
                         self._begin_thread(key.data)
                     else:
                         self._hear(key.data)
+                for worker in [*self._workers.values()]:
+                    if worker.left <= 0:
+                        os.kill(worker.pid, signal.SIGKILL)
+                        self._replace(worker, late=True)
         for worker in self._workers.values():
             os.kill(worker.pid, signal.SIGKILL)
         for worker in self._workers.values():
             os.waitpid(worker.pid, 0)
+
+    def _patience(self) -> float | None:
+        """Return the seconds until some worker may have had its processor time; None: never."""
+        left = min(worker.left for worker in self._workers.values())
+        return None if left == math.inf else max(SOON, left)
 
     def _pass_on(self, order: Order) -> None:
         worker = self._workers[order.worker]
         if isinstance(order, Kill):
             if order.serial == worker.serial:
                 os.kill(worker.pid, signal.SIGKILL)
+            return
+        if isinstance(order, ReplaceWorker):
+            os.kill(worker.pid, signal.SIGKILL)
+            self._bury(worker)
+            self.fork(worker.number)
+            self._front.send(WorkerReplaced(order.worker, order.serial))
             return
         worker.order, worker.told, worker.cpu = order, 0, cpu_seconds(worker.pid)
         if worker.gate is not None:
@@ -248,12 +284,15 @@ class Nursery:
             self._replace(worker)
             return
         try:
-            for answer in worker.frames.feed(data):
-                if not worker.fits(answer):
-                    raise ValueError("nobody has asked for that")
-                self._answer(worker, answer)
-        except (ValueError, IndexError, msgspec.MsgspecError):
+            answers = worker.frames.feed(data)
+        except Exception:  # decoders raise what they please on malformed bytes
             self._end(worker)
+            return
+        for answer in answers:
+            if not worker.fits(answer):
+                self._end(worker)
+                return
+            self._answer(worker, answer)
 
     def _begin_thread(self, worker: ImageWorker) -> None:
         """A worker would begin a thread."""
@@ -276,11 +315,12 @@ class Nursery:
                 self._front.send(WorkersReady(tuple(sorted(self._exposed))))
             return
         worker.told += 1
-        worker.cpu = cpu_seconds(worker.pid)
-        if isinstance(answer, Decoded) and answer.error is None:
+        before, worker.cpu = worker.cpu, cpu_seconds(worker.pid)
+        if isinstance(answer, Decoded) and answer.reason is None:
             self._deliver(worker)
         elif isinstance(answer, DocumentPiece):
             self._deliver_piece(worker, answer)
+            answer = replace(answer, cpu=max(0.0, worker.cpu - before))
         self._front.send(answer)
 
     def _deliver(self, worker: ImageWorker) -> None:
@@ -294,18 +334,31 @@ class Nursery:
             self._arena[offset : offset + nbytes] = made[start : start + nbytes]
 
     def _deliver_piece(self, worker: ImageWorker, answer: DocumentPiece) -> None:
-        """Copy a worker's pieces to the front's memory."""
+        """Copy a worker's piece to the front's memory, by the kernel: a worker forked later has
+        all that was in this process's own.
+        """
         assert isinstance(worker.order, ReadDocument)
         assert worker.outbox is not None
         start = worker.order.outbox[answer.place]
-        read = worker.outbox.pixels[start : start + answer.nbytes].tobytes()
-        inbox, at = self._cradle.inboxes[worker.number], worker.order.answer_at + start
-        written = 0
-        while written < len(read):
-            written += os.pwrite(inbox, memoryview(read)[written:], at + written)
+        end = start + answer.nbytes
+        inbox, offset = self._cradle.inboxes[worker.number], worker.order.answer_at
+        while start < end:
+            piece = worker.outbox.pixels[start:end].data
+            start += os.pwrite(inbox, piece, offset + start)
 
-    def _replace(self, worker: ImageWorker) -> None:
-        """A worker has ended, or was killed."""
+    def _replace(self, worker: ImageWorker, late: bool = False) -> None:
+        """A worker has ended, or was killed: for its order's processor time, if `late`."""
+        status, used = self._bury(worker)
+        self.fork(worker.number)
+        fate = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        cpu = max(0.0, used - worker.cpu)
+        fate = signal.SIGSYS if worker.strange else fate
+        self._front.send(Lost(worker.number, worker.serial, fate, cpu, late))
+
+    def _bury(self, worker: ImageWorker) -> tuple[int, float]:
+        """Wait for a worker's end, and let go of it: returns the wait status, and its processor
+        time. Nothing of the worker's writes any more.
+        """
         self._selector.unregister(worker.socket)
         worker.channel.close()
         if worker.gate is not None:
@@ -314,11 +367,7 @@ class Nursery:
         _, status, used = os.wait4(worker.pid, 0)
         if os.WIFEXITED(status) and not worker.ready:
             raise RuntimeError("an image worker does not start")
-        self.fork(worker.number)
-        fate = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        cpu = max(0.0, used.ru_utime + used.ru_stime - worker.cpu)
-        fate = signal.SIGSYS if worker.strange else fate
-        self._front.send(Lost(worker.number, worker.serial, fate, cpu))
+        return status, used.ru_utime + used.ru_stime
 
     def _be_worker(
         self, number: int, connection: socket.socket, outbox: Outbox | None, nursery: int

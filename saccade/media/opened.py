@@ -160,6 +160,7 @@ def jobs_of(opened: OpenedImage) -> list[Job]:
             asker.client,
             asker.request,
             frame=frame.index,
+            tenant=asker.tenant,
         )
         for frame in opened.frames
     ]

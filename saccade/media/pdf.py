@@ -22,7 +22,7 @@ import numpy as np
 import PIL.Image
 import pypdfium2_raw as pdfium
 
-from saccade.core.errors import ImageError
+from saccade.media.reasons import Unreadable
 
 MOST_TEXT = 1 << 18
 """Characters of a page's text: a hundred times those of a full page."""
@@ -49,7 +49,7 @@ def library() -> Any:
 
 @contextmanager
 def opened(data: mmap.mmap) -> Iterator[Any]:
-    """Open a document. Raises ImageError for an unreadable one."""
+    """Open a document. Raises Unreadable for an unreadable one."""
     pdf = library()
     # Read in place: a mapping that is not to be written has no address for ctypes.
     view = np.frombuffer(data, np.uint8)
@@ -65,28 +65,19 @@ def opened(data: mmap.mmap) -> Iterator[Any]:
         del view
 
 
-def _unreadable(why: int) -> ImageError:
-    if why in (NO_PASSWORD, NO_SCHEME):
-        return ImageError(
-            "the PDF is encrypted, and passwords are not taken: send it without one",
-            code="encrypted_document",
-        )
-    return ImageError("the PDF is damaged or cut short: save it again", code="invalid_document")
+def _unreadable(why: int) -> Unreadable:
+    return Unreadable("encrypted" if why in (NO_PASSWORD, NO_SCHEME) else "damaged document")
 
 
 def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
-    """Of all pages. Raises ImageError for a file of none, or of more than `most_pages`."""
+    """Of all pages. Raises Unreadable for a file of none, or of more than `most_pages`."""
     pdf = library()
     with opened(data) as document:
         count = pdf.FPDF_GetPageCount(document)
         if count < 1:
-            raise ImageError("the PDF has no pages", code="invalid_document")
+            raise Unreadable("no pages")
         if count > most_pages:
-            raise ImageError(
-                f"the PDF has {count} pages; the limit is {most_pages}: send fewer, or start the "
-                "server with a larger --tune max_pages=PAGES",
-                code="too_many_pages",
-            )
+            raise Unreadable("pages", count, most_pages)
         sizes, size = [], pdf.FS_SIZEF()
         for index in range(count):
             found = pdf.FPDF_GetPageSizeByIndexF(document, index, size)
@@ -94,11 +85,7 @@ def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
             if not found or not all(
                 math.isfinite(side) and 0 < side <= LONGEST_SIDE for side in (height, width)
             ):
-                raise ImageError(
-                    f"page {index + 1} of the PDF is {width:g} x {height:g} points: save it again "
-                    "on paper of a usual size",
-                    code="invalid_document",
-                )
+                raise Unreadable("page size", index + 1, width, height)
             sizes.append((height, width))
         return sizes
 
@@ -106,15 +93,12 @@ def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
 def read_page(
     data: mmap.mmap, index: int, size: tuple[int, int] | None, text: bool
 ) -> tuple[str, bytes]:
-    """A page's text, if wanted, and a PNG of `size` (height, width), if any. Raises ImageError."""
+    """A page's text, if wanted, and a PNG of `size` (height, width), if any. Raises Unreadable."""
     pdf = library()
     with opened(data) as document, _form(document) as form:
         page = pdf.FPDF_LoadPage(document, index)
         if not page:
-            raise ImageError(
-                f"page {index + 1} of the PDF cannot be read: save it again",
-                code="invalid_document",
-            )
+            raise Unreadable("page", index + 1)
         try:
             return (
                 _text(page, index) if text else "",
@@ -149,11 +133,7 @@ def _text(page: Any, index: int) -> str:
     try:
         count = pdf.FPDFText_CountChars(found)
         if count > MOST_TEXT:
-            raise ImageError(
-                f"page {index + 1} of the PDF has {count} characters; the limit is {MOST_TEXT}: "
-                'ask with documents "images"',
-                code="too_much_text",
-            )
+            raise Unreadable("characters", index + 1, count, MOST_TEXT)
         if count < 1:
             return ""
         held = (ctypes.c_ushort * (count + 1))()

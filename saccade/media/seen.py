@@ -1,12 +1,14 @@
 """Memory of seen files: their headers, and the names of images' pixels. Kept in memory, and, where
 embeddings outlive the server, on disk beside embeddings (`cards.py`): of videos, the dearest to
-open, and of pixels.
+open, and of pixels. A header is believed by the tenant alone whose bytes its reader had read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+
+from blake3 import blake3
 
 from saccade.core.messages import Same
 from saccade.core.types import Image, ImageKey
@@ -29,11 +31,11 @@ class SeenFiles:
         self._asked: set[ImageKey] = set()
         self._recalled: dict[ImageKey, Image] = {}
 
-    async def find(self, digest: bytes, video: bool) -> Probe | None:
+    async def find(self, digest: bytes, video: bool, tenant: str) -> Probe | None:
         """Raises ImageError for a size beyond the limit of this server."""
         if not video:
-            return self.get(digest)
-        card = await self._videos.find(digest)
+            return self.get(digest, tenant)
+        card = await self._videos.find(_of_tenant(digest, tenant))
         if card is None or not (
             card.format == VIDEO and card.frames and 0 < card.fps < FASTEST_FILE
         ):
@@ -41,14 +43,14 @@ class SeenFiles:
         check_pixels(card, self._max_pixels)
         return card
 
-    def get(self, digest: bytes) -> Probe | None:
+    def get(self, digest: bytes, tenant: str) -> Probe | None:
         """Of an image."""
-        return self._images.get(digest)
+        return self._images.get(_of_tenant(digest, tenant))
 
-    def put(self, digest: bytes, video: bool, found: Probe) -> None:
+    def put(self, digest: bytes, video: bool, tenant: str, found: Probe) -> None:
         """Raises ImageError for a size beyond the limit of this server."""
         check_pixels(found, self._max_pixels)
-        (self._videos if video else self._images).put(digest, found)
+        (self._videos if video else self._images).put(_of_tenant(digest, tenant), found)
 
     # ---- whose pixels an image has, which the engine finds and forgets when it ends
 
@@ -77,6 +79,10 @@ class SeenFiles:
     def close(self) -> None:
         """Once all is written."""
         self.disk.close()
+
+
+def _of_tenant(digest: bytes, tenant: str) -> bytes:
+    return blake3(tenant.encode() + b"\0" + digest).digest() if tenant else digest
 
 
 def _name(key: ImageKey) -> bytes:

@@ -131,10 +131,19 @@ def comes_along(url: Address) -> bool:
 
 def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Source]:
     """The images of a prompt, each as small as the model shows it beside the others."""
-    if bounds.cut is None or sum(isinstance(s, ImageSource) for s in sources) <= bounds.cut:
-        return sources
-    few = Budget(max_pixels=bounds.least)
-    return [replace(s, budget=few) if isinstance(s, ImageSource) else s for s in sources]
+    images = sum(isinstance(source, ImageSource) for source in sources)
+    return [
+        replace(source, budget=beside(source.budget, images, bounds))
+        if isinstance(source, ImageSource)
+        else source
+        for source in sources
+    ]
+
+
+def beside(budget: Budget, images: int, bounds: PixelBounds) -> Budget:
+    """Return the budget of an image in a prompt of so many."""
+    shrunk = bounds.cut is not None and images > bounds.cut
+    return Budget(max_pixels=bounds.least) if shrunk else budget
 
 
 def addresses_of(source: Source) -> tuple[Address, ...]:

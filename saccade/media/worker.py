@@ -4,13 +4,14 @@ images or read documents, each one at a time, and may die of hostile bytes.
 `media/nursery.py` forks them. Before the first order a worker gives up everything named by
 `sandbox.py`. Left are a socket to the nursery, the encoded bytes from the front, to be read, and
 for pixels an outbox: memory of the worker's own, copied by the nursery into the arena; no worker
-ever has the arena. A worker keeps nothing between orders; all effects of hostile bytes (crash,
-hang, blow-up) end with the process.
+ever has the arena. A worker reads the bytes of one tenant, and ends before another's come
+(`ReplaceWorker`). All effects of hostile bytes (crash, hang, code that stays) end with the process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import resource
@@ -21,15 +22,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from saccade.core.child import Channel, Codec, Disconnected
-from saccade.core.errors import ImageError
 from saccade.core.recipe import ImageRecipe, OwnProcessor
 from saccade.media.content import Probe
+from saccade.media.reasons import Reason, Undecodable, Unreadable
 
 HEADER_BYTES = 512 << 20
 """Memory that reading a header may take."""
@@ -46,9 +48,6 @@ decoding.
 OUTBOX_SPARE = 1 << 20
 """Bytes of an outbox beyond the arena's: each target begins at a multiple of `OUTBOX_STEP`."""
 OUTBOX_STEP = 64
-MOST_TOLD = 2000
-"""Characters of a reason."""
-
 
 CARD_ROOM, SIZE_BYTES = 64, 18
 """Of the outbox, for the sizes of pages: msgpack's head, and each page's two numbers."""
@@ -99,6 +98,20 @@ class ReadHeaders:
     max_pixels: int
     videos: bool = False
 
+    @property
+    def answers(self) -> int:
+        return len(self.places)
+
+    @property
+    def seconds(self) -> float:
+        """Processor time for each header, by the worker's own clock."""
+        return CARD_CPU_SECONDS if self.videos else HEADER_CPU_SECONDS
+
+    @property
+    def cpu(self) -> float:
+        """The same for code that goes on when told to stop."""
+        return 2 * self.seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Decode:
@@ -116,6 +129,8 @@ class Decode:
     memory: int
     threads: int = 0
     frames: tuple[int, ...] = ()
+    answers: ClassVar[int] = 1
+    cpu: ClassVar[float] = math.inf
 
     @property
     def outbox(self) -> tuple[int, ...]:
@@ -144,8 +159,8 @@ def piece_room(page: PageWanted) -> int:
 @dataclass(frozen=True, slots=True)
 class ReadDocument:
     """Read these pages of the document of `nbytes` in the inbox; none: the sizes of all, which may
-    be `most_pages`. The order may take `memory` bytes. Pieces come behind the document, a piece for
-    each page.
+    be `most_pages`. The order may take `memory` bytes, and each piece `cpu` seconds of processor
+    time. Pieces come behind the document, a piece for each page.
     """
 
     worker: int
@@ -154,9 +169,10 @@ class ReadDocument:
     most_pages: int
     pages: tuple[PageWanted, ...]
     memory: int
+    cpu: float
 
     @property
-    def pieces(self) -> int:
+    def answers(self) -> int:
         return max(1, len(self.pages))
 
     @property
@@ -184,6 +200,16 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaceWorker:
+    """End a worker without an order, empty its outbox, and fork another. `WorkerReplaced` answers,
+    once no process is left that has read an earlier order.
+    """
+
+    worker: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """The header of the image at `place` in an order, or the reason against the image.
 
@@ -194,46 +220,56 @@ class Header:
     serial: int
     place: int
     probe: Probe | None
-    error: str = ""
-    code: str = ""
+    reason: Reason | None = None
     slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An order is done, after `ms`: `error` is None when the pixels lie in the outbox (as the front
-    hears it: in the arena).
+    """An order is done, after `ms`: `reason` is None when the pixels lie in the outbox (as the
+    front hears it: in the arena).
     """
 
     worker: int
     serial: int
-    error: str | None
+    reason: Reason | None
     ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentPiece:
-    """Piece `place` of the order's document has `nbytes`, or the reason for none."""
+    """Piece `place` of the order's document has `nbytes`, or the reason for none. `cpu`: seconds of
+    processor time that the piece took, as the nursery says.
+    """
 
     worker: int
     serial: int
     place: int
     nbytes: int
-    error: str = ""
-    code: str = ""
+    reason: Reason | None = None
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
     """A worker has ended, by signal `signal`, or 0, and has a successor; the last order was
     `serial`. Nothing writes for the order any more. `cpu`: seconds of processor time since the
-    order, or since its last answer.
+    order, or since its last answer. `late`: these were more than the order allows.
     """
 
     worker: int
     serial: int
     signal: int
     cpu: float = 0.0
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReplaced:
+    """A worker has a successor that has read nothing."""
+
+    worker: int
+    serial: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +279,9 @@ class WorkersReady:
     exposed: tuple[str, ...] = ()
 
 
-Order = ReadHeaders | Decode | ReadDocument | Kill
-Answer = Header | Decoded | DocumentPiece | Lost | WorkersReady
+Work = ReadHeaders | Decode | ReadDocument
+Order = Work | Kill | ReplaceWorker
+Answer = Header | Decoded | DocumentPiece | Lost | WorkerReplaced | WorkersReady
 FRONT: Codec[Order, Answer] = Codec(Order, Answer)
 NURSERY: Codec[Answer, Order] = Codec(Answer, Order)
 
@@ -275,14 +312,13 @@ def serve(channel: Channel[Answer, Order], desk: Desk) -> None:
                 for place in range(len(order.places)):
                     channel.send(read_header(order, place, desk))
             elif isinstance(order, ReadDocument):
-                for place in range(order.pieces):
+                for place in range(order.answers):
                     channel.send(read_piece(order, place, desk))
             elif isinstance(order, Decode):
                 begun = time.perf_counter()
-                error = decode(order, desk)
+                reason = decode(order, desk)
                 ms = (time.perf_counter() - begun) * 1e3
-                error = error and error[:MOST_TOLD]
-                channel.send(Decoded(order.worker, order.serial, error, ms))
+                channel.send(Decoded(order.worker, order.serial, reason, ms))
 
 
 class TimeUp(BaseException):
@@ -299,8 +335,8 @@ def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
 
     offset, nbytes = order.places[place]
 
-    def answer(found: Probe | None, error: str = "", code: str = "", slow: bool = False) -> Header:
-        return Header(order.worker, order.serial, place, found, error, code, slow)
+    def answer(found: Probe | None, reason: Reason | None = None, slow: bool = False) -> Header:
+        return Header(order.worker, order.serial, place, found, reason, slow)
 
     with limited_memory(HEADER_BYTES + 2 * nbytes, desk.statm):
         try:
@@ -308,23 +344,23 @@ def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
                 return answer(probe(b"", order.max_pixels))
             with (
                 mmap.mmap(desk.inbox, nbytes, prot=mmap.PROT_READ, offset=offset) as data,
-                limited_time(CARD_CPU_SECONDS if order.videos else HEADER_CPU_SECONDS),
+                limited_time(order.seconds),
             ):
                 return answer(probe(data, order.max_pixels))
-        except ImageError as error:
-            return answer(None, error.message, error.code or "")
+        except Unreadable as error:
+            return answer(None, error.reason)
         except MemoryError:
-            return answer(None, "reading the image's header takes too much memory")
+            return answer(None, Reason("header memory"))
         except TimeUp:
-            return answer(None, "reading the image's header takes too long", slow=True)
+            return answer(None, Reason("header time"), slow=True)
 
 
 def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
     """Read one page of a document, or the sizes of all, into the outbox."""
     from saccade.media import pdf  # here, not above: where the extra is not installed
 
-    def answer(nbytes: int, error: str = "", code: str = "") -> DocumentPiece:
-        return DocumentPiece(order.worker, order.serial, place, nbytes, error, code)
+    def answer(nbytes: int, reason: Reason | None = None) -> DocumentPiece:
+        return DocumentPiece(order.worker, order.serial, place, nbytes, reason)
 
     with (
         limited_memory(order.memory, desk.statm),
@@ -341,23 +377,20 @@ def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
             if len(told) > end - start:
                 raise MemoryError
             desk.outbox[start : start + len(told)] = np.frombuffer(told, np.uint8)
-        except ImageError as error:
-            return answer(0, error.message[:MOST_TOLD], error.code or "")
+        except Unreadable as error:
+            return answer(0, error.reason)
         except MemoryError:
-            return answer(
-                0, "reading a page of the PDF takes too much memory", "document_too_large"
-            )
+            return answer(0, Reason("page memory"))
         return answer(len(told))
 
 
-def decode(order: Decode, desk: Desk) -> str | None:
+def decode(order: Decode, desk: Desk) -> Reason | None:
     """Do one order; returns the reason for a failure."""
     # here, not above: the worker that reads headers has no use for it
-    from saccade.media import heif
     from saccade.media.decode import decode_into
 
     if order.threads and not desk.threads:
-        return heif.NO_THREADS
+        return Reason("no threads")
     with mmap.mmap(desk.inbox, order.nbytes, prot=mmap.PROT_READ) as held:
         data = memoryview(held)
         targets: list[Target] = []
@@ -370,19 +403,21 @@ def decode(order: Decode, desk: Desk) -> str | None:
                     _decode_video(order, held, targets)
                 else:
                     decode_into(targets, data, order.upright, order.orientation)
-            except ValueError as error:
-                return str(error)
+            except Undecodable as error:
+                return error.reason
+            except ValueError:
+                return Reason("damaged")
             except MemoryError:
-                return "decoding it takes more memory than an image of its size should"
-            except (ImportError, OSError) as error:  # what a library loads late: `warm_up`
-                return f"its decoder needs what image workers may not have: {type(error).__name__}"
+                return Reason("memory")
+            except (ImportError, OSError):  # what a library loads late: `warm_up`
+                return Reason("late load")
             finally:
                 data.release()
     return None
 
 
 def _decode_video(order: Decode, held: mmap.mmap, targets: Sequence[Target]) -> None:
-    """Fill each target from a frame of the video. Raises ValueError."""
+    """Fill each target from a frame of the video. Raises Undecodable."""
     from saccade.media.container import decode_frames
     from saccade.media.decode import draw_into, turn
 

@@ -31,11 +31,12 @@ from saccade.front.input_processor import InputProcessor, PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.media.media import Media
-from saccade.media.sources import ImageSource
+from saccade.media.sources import ImageSource, SentFile
 from saccade.text.answer_format import SILENT, AnswerFormat
 from saccade.text.grammar import OutputConstraint
 from saccade.text.prompt import ChatTemplate, Tokenizer
 from saccade.text.tools import NO_TOOLS, ToolSet, read_tools
+from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.helpers.images import png
 from tests.helpers.stocks import image_stocks
 
@@ -166,6 +167,37 @@ def test_nothing_is_decoded_and_a_prompt_beyond_the_context_says_both_figures() 
         prepare(GenerationRequest(chat))
     assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
     assert METRICS.value("saccade_images_decoded_total") == 0, "by no test of this file"
+
+
+def pages_drawn() -> float:
+    return METRICS.value("saccade_pages_rendered_total")
+
+
+def some_pages(count: int, side: float = 300.0) -> SentFile:
+    sheets = [Sheet([f"page {number}"], size=(side, side)) for number in range(count)]
+    return SentFile(pdf(sheets), f"file of {count}")
+
+
+@pytest.mark.parametrize("counts", [(40,), (4, 5)])
+def test_pages_beyond_the_context_are_refused_before_one_is_drawn(counts: tuple[int, ...]) -> None:
+    """Of one file, or of several together."""
+    before = pages_drawn()
+    chat = Chat((user(*(some_pages(count) for count in counts), "hm"),))
+    with pytest.raises(InvalidRequest, match=r"at least \d{4,} tokens") as caught:
+        prepare(GenerationRequest(chat))
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+    assert pages_drawn() == before
+    few = 1 + len(counts)  # a file that no other case has sent
+    prepare(GenerationRequest(Chat((user(some_pages(few), "hm"),))))
+    assert pages_drawn() == before + few
+
+
+def test_more_pages_than_images_of_a_request_are_refused_before_one_is_drawn() -> None:
+    before = pages_drawn()
+    chat = Chat((user(some_pages(150, 24.0), ImageSource(png(), "0"), some_pages(106, 24.0)),))
+    with pytest.raises(InvalidRequest, match="257 images; the limit is 256") as caught:
+        prepare(GenerationRequest(chat), context=100_000)
+    assert (caught.value.code, pages_drawn()) == ("too_many_images", before)
 
 
 def test_the_answer_is_bounded_by_what_the_context_has_left() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import math
 import mmap
 import os
 import resource
@@ -23,9 +24,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from saccade.core.child import Channel
 from saccade.media import nursery
-from saccade.media.worker import Answer, Decode, Decoded, Desk, Header, Order, ReadHeaders
+from saccade.media.reasons import Reason
+from saccade.media.worker import Answer, Decode, Decoded, Desk, Header, Order, WorkerReplaced
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYSCALLS = {
@@ -195,7 +199,7 @@ def forged(channel: Channel[Answer, Order], order: Decode, how: str) -> None:
     connection = channel._socket
     match how:
         case "another's answer":
-            channel.send(Decoded(1 - order.worker, order.serial, "of another's image", 0.0))
+            channel.send(Decoded(1 - order.worker, order.serial, Reason("damaged"), 0.0))
         case "an answer before its order":
             channel.send(Decoded(order.worker, order.serial + 1, None, 0.0))
         case "an answer of another kind":
@@ -207,6 +211,18 @@ def forged(channel: Channel[Answer, Order], order: Decode, how: str) -> None:
             connection.sendall(struct.pack("<IB", 0xFFFF_FFF0, 1))
         case "no answer of any kind":
             connection.sendall(struct.pack("<IB", 3, 200) + b"abc")
+        case "words of its own":
+            channel.send(Decoded(order.worker, order.serial, Reason("of another's image"), 0.0))
+        case "another sentence's numbers":
+            channel.send(Decoded(order.worker, order.serial, Reason("another size", (1,)), 0.0))
+        case "numbers without end":
+            channel.send(Decoded(order.worker, order.serial, Reason("scans", (1e300,)), 0.0))
+        case "a time that is none":
+            channel.send(Decoded(order.worker, order.serial, None, math.nan))
+        case "a successor":
+            channel.send(WorkerReplaced(order.worker, order.serial))
+        case "arrays in arrays":
+            connection.sendall(struct.pack("<IB", 60_000, 1) + b"\x91" * 60_000)
         case "nonsense":
             connection.sendall(struct.pack("<IB", 3, 1) + b"\xc1\xc1\xc1")
     time.sleep(600)
@@ -216,12 +232,6 @@ def attack(channel: Channel[Answer, Order], desk: Desk) -> None:
     """In the place of a worker's life."""
     while True:
         order = channel.receive()
-        if isinstance(order, ReadHeaders):
-            answer = Header(
-                order.worker, order.serial, 0, None, attempt(partial(descriptors, desk))
-            )
-            channel.send(answer)
-            continue
         assert isinstance(order, Decode)
         with mmap.mmap(desk.inbox, order.nbytes, prot=mmap.PROT_READ) as held:
             kind, _, name = held[:].decode().partition(":")
@@ -237,7 +247,10 @@ def attack(channel: Channel[Answer, Order], desk: Desk) -> None:
             told = in_a_thread(name, desk)
         else:
             told = attempt(partial(do, name, desk))
-        channel.send(Decoded(order.worker, order.serial, told, 0.0))
+        desk.outbox[: order.outbox[-1]] = 0
+        said = told.encode()[: order.outbox[-1]]
+        desk.outbox[: len(said)] = np.frombuffer(said, np.uint8)
+        channel.send(Decoded(order.worker, order.serial, None, 0.0))
 
 
 if __name__ == "__main__":

@@ -6,42 +6,65 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import sqlite3
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path as Folder
+from typing import Any
 
+import psutil
 import pytest
 
 from saccade.core.errors import EngineUnavailable, ImageError, Overloaded
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
+from saccade.media import document_pool
 from saccade.media.cards import LARGEST
 from saccade.media.content import Budget, digest
 from saccade.media.document_pool import DocumentBytes, DocumentPool
 from saccade.media.documents import OpenedPage
 from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
+from saccade.media.lanes import Lanes, WorkerLane
 from saccade.media.sources import SentFile
-from saccade.media.worker import PageWanted
+from saccade.media.worker import Order, PageWanted
+from saccade.media.worker_turns import Turns
+from saccade_bench.attacks.documents import masked, nested
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
 from saccade_bench.fixtures.tiny import picture
 from tests.helpers.stocks import image_stocks
 from tests.media.conftest import MakePath, Path
 
 GOOD = pdf([Sheet(["the quick brown fox"], picture(40, 60, 3)), Sheet(["two"])])
+RENDERED = "saccade_pages_rendered_total"
 CATALOG = b"<< /Type /Catalog /Pages 2 0 R >>"
 KIDS = b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>"
 
 
 @asynccontextmanager
-async def pool(**options: object) -> AsyncIterator[DocumentPool]:
+async def pool(metrics: Metrics | None = None, **options: object) -> AsyncIterator[DocumentPool]:
     told = MediaOptions(**{"media_workers": 1, "decode_timeout": 6.0, **options})  # type: ignore[arg-type]
-    made = DocumentPool(told, Metrics(), image_stocks())
+    made = DocumentPool(told, metrics or Metrics(), image_stocks())
     try:
         yield made
     finally:
         await made.close()
+
+
+@contextmanager
+def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
+    """The orders that image workers get meanwhile."""
+    sent: list[Order] = []
+    send = Lanes.send
+
+    def counted(lanes: Lanes, lane: WorkerLane, order: Order) -> None:
+        sent.append(order)
+        send(lanes, lane, order)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lanes, "send", counted)
+        yield sent
 
 
 async def read(reader: DocumentPool, data: bytes) -> str:
@@ -254,21 +277,160 @@ def test_a_thousand_mutated_files_are_read_or_refused() -> None:
 
 
 @pytest.mark.more
-def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_while() -> None:
+def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         async with pool(decode_timeout=1.0) as reader:
             slow = endless()
             file = DocumentBytes(digest(slow), slow)
+            wanted = [PageWanted(0, (64, 64), text=False)]
             try:
                 first = await read(reader, slow)
             except EngineUnavailable:  # no processor time on a busy machine
                 return
             assert first == "document_too_large"
-            with pytest.raises(ImageError, match="takes longer than 1 s"):
-                await reader.sizes(file)
+            with orders(monkeypatch) as sent:
+                with pytest.raises(ImageError, match=r"page 1 of the PDF takes more than 0\.25 s"):
+                    await reader.pages(file, wanted)
+                assert not sent
             assert await read(reader, GOOD) == "read"
 
     asyncio.run(scenario())
+
+
+SLOW = {
+    "forms in forms": lambda: nested(150, 60),
+    "luminosity masks": lambda: masked(100_000),
+}
+
+
+@pytest.mark.first
+@pytest.mark.parametrize("name", SLOW)
+def test_a_page_ends_with_its_processor_time_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """However long a busy machine takes; no page is drawn after it, and none when sent again."""
+    monkeypatch.setattr(document_pool, "PATIENCE", 240.0)
+    slow = SLOW[name]()
+    assert len(slow) < 1_300_000
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with pool(metrics, decode_timeout=0.8) as reader:
+            file = DocumentBytes(digest(slow), slow)
+            sizes = await reader.sizes(file)
+            wanted = [PageWanted(index, (256, 256), text=True) for index in range(len(sizes))]
+            told = r"page 1 of the PDF takes more than 0\.2 s of processor time"
+            with orders(monkeypatch) as sent:
+                with pytest.raises(ImageError, match=told) as caught:
+                    await reader.pages(file, wanted)
+                assert caught.value.code == "document_too_large"
+                assert len(sent) <= 2
+            with orders(monkeypatch) as sent:
+                again = DocumentBytes(file.digest, slow, Requester())
+                for count in (len(wanted), 1):
+                    with pytest.raises(ImageError, match=told):
+                        await reader.pages(again, wanted[:count])
+                assert not sent
+            assert metrics.value(RENDERED) == 0
+            assert await read(reader, GOOD) == "read"
+
+    asyncio.run(scenario())
+
+
+def test_a_document_ends_with_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_pool, "PATIENCE", 240.0)
+    monkeypatch.setattr(document_pool, "PAGE_SHARE", 100.0)
+    monkeypatch.setattr(document_pool, "DOCUMENT_SHARE", 1e-4)
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with pool(metrics) as reader:
+            many = nested(90, 20)
+            file = DocumentBytes(digest(many), many)
+            wanted = [PageWanted(index, (64, 64), text=True) for index in range(90)]
+            with orders(monkeypatch) as sent, pytest.raises(ImageError) as caught:
+                await reader.pages(file, wanted)
+            assert re.match(
+                r"the PDF's first \d+ of 90 pages take more than 0\.0006 s", caught.value.message
+            )
+            drawn = metrics.value(RENDERED)
+            assert drawn < 5 and len(sent) <= drawn + 2
+            with orders(monkeypatch) as sent, pytest.raises(ImageError, match="of 90 pages take"):
+                await reader.pages(file, wanted)
+            assert not sent
+
+    asyncio.run(scenario())
+
+
+def test_a_page_of_another_is_read_after_one_of_a_long_document(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three requests for twenty pages each, and then one of another key: its sizes wait for nobody,
+    and its page for the one that is being drawn.
+    """
+    events: list[tuple[str, str]] = []
+    add, run = Turns.add, document_pool._Readers._run
+
+    def added(turns: Turns[Any], work: Any) -> None:
+        if work.page is not None:
+            events.append(("comes", work.asker.client))
+        add(turns, work)
+
+    async def served(readers: Any, lane: Any, work: Any) -> None:
+        if work.page is not None:
+            events.append(("is served", work.asker.client))
+        await run(readers, lane, work)
+
+    monkeypatch.setattr(Turns, "add", added)
+    monkeypatch.setattr(document_pool._Readers, "_run", served)
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with pool(metrics) as reader:
+            long = pdf([Sheet([f"page {number}"]) for number in range(20)])
+            hostile = [
+                asyncio.create_task(all_pages(reader, long, "mallory", 20)) for _ in range(3)
+            ]
+            async with asyncio.timeout(60):
+                while ("is served", "mallory") not in events:
+                    await asyncio.sleep(0)
+            await all_pages(reader, GOOD, "anna", 1)
+            assert not all(task.done() for task in hostile)
+            await asyncio.gather(*hostile)
+            assert metrics.value(RENDERED) == 61
+
+    asyncio.run(scenario())
+    since = events[events.index(("comes", "anna")) :]
+    before = since[: since.index(("is served", "anna"))]
+    assert before.count(("is served", "mallory")) == 0
+
+
+async def all_pages(reader: DocumentPool, data: bytes, client: str, count: int) -> None:
+    file = DocumentBytes(digest(data), data, Requester(client, tenant=client))
+    await reader.sizes(file)
+    await reader.pages(file, [PageWanted(index, (64, 64), text=True) for index in range(count)])
+
+
+@pytest.mark.more
+def test_a_stopped_reader_is_replaced_and_no_page_is_to_blame() -> None:
+    async def scenario() -> None:
+        before, metrics = {process.pid for process in page_workers()}, Metrics()
+        async with pool(metrics, decode_timeout=1.5) as reader:
+            await all_pages(reader, GOOD, "", 1)
+            for process in page_workers():
+                if process.pid not in before:
+                    process.suspend()
+            await all_pages(reader, pdf([Sheet(["three"])]), "", 1)
+            assert metrics.value("saccade_image_worker_restarts_total") == 2, "sizes, and a page"
+
+    asyncio.run(scenario())
+
+
+def page_workers() -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if process.name() == "saccade-page"]
 
 
 @pytest.mark.more
@@ -310,7 +472,7 @@ async def see(
 
 
 def rendered(path: Path) -> float:
-    return path.metrics.value("saccade_pages_rendered_total")
+    return path.metrics.value(RENDERED)
 
 
 def digests(pages: tuple[OpenedPage, ...]) -> list[bytes]:

@@ -1,0 +1,239 @@
+"""Headers of images, or cards of videos, read by one worker that hostile bytes may kill.
+
+Owns the headers that wait. The same bytes of one tenant are read once at a time, for all waiting
+requests. One order has the bytes of one tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from signal import SIGKILL
+from typing import Any
+
+from saccade.core.config import MIB
+from saccade.core.errors import EngineUnavailable, ImageError
+from saccade.core.metrics import Metrics
+from saccade.core.options import MediaOptions
+from saccade.media.content import VIDEO, Probe
+from saccade.media.decode_queue import BYTES_PER_PIXEL
+from saccade.media.fairness import Requester
+from saccade.media.lanes import BLAME, NO_TIME, SLACK_BYTES, TRIES, Lanes, WorkerLane, WorkerLost
+from saccade.media.reasons import Reason
+from saccade.media.refused import RefusedBytes
+from saccade.media.stock import Stocks
+from saccade.media.worker import CARD_CPU_SECONDS, HEADER_BYTES, Header, ReadHeaders
+from saccade.media.worker_turns import Turns
+
+HEADER_SECONDS = 5.0
+"""How long a worker may take over one header before it is taken for stuck, on a busy machine. (Its
+processor time is limited to far less.)
+"""
+CARD_SECONDS = CARD_CPU_SECONDS / BLAME
+"""The same of a video's card."""
+MOST_FRAMES, MOST_RATE = 1 << 20, 1e4
+"""Of a video, and how many a second it may have."""
+LONGEST_MODE = 16
+"""Characters of a mode's name in Pillow: "I;16B" and the like."""
+BATCH_IMAGES = 16
+"""Headers in one order: few, for all requests take turns."""
+BATCH_BYTES = 16 * MIB
+"""Encoded bytes in one order of headers, unless it has one image only."""
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """A header to be read, for `waiters` calls. `tries` counts workers lost."""
+
+    digest: bytes
+    data: bytes
+    asker: Requester
+    done: asyncio.Future[Probe]
+    waiters: int = 0
+    tries: int = 0
+
+    @property
+    def wanted(self) -> bool:
+        return self.waiters > 0
+
+
+class HeaderPool:
+    """The headers of one server's images, or, if `videos`, the cards of its videos."""
+
+    def __init__(
+        self,
+        options: MediaOptions,
+        metrics: Metrics,
+        stocks: Stocks,
+        refused: RefusedBytes,
+        videos: bool = False,
+    ) -> None:
+        memory = HEADER_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
+        self.lanes = Lanes(stocks.readers, None, 1, memory, metrics, self._dispatch, self._fail)
+        self._pixels = options.max_image_pixels
+        self._videos = videos
+        self._seconds = CARD_SECONDS if videos else HEADER_SECONDS
+        self._metrics = metrics
+        self._refused = refused
+        self._turns: Turns[Reading] = Turns()
+        self._readings: dict[tuple[str, bytes], Reading] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End the worker, and cancel all waiting work."""
+        for task in (tasks := [*self._tasks]):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.lanes.close()
+        for reading in self._readings.values():
+            reading.done.cancel()
+
+    async def read(self, digest: bytes, data: bytes, asker: Requester) -> Probe:
+        """Return the header of these bytes, which `digest` names.
+
+        Raises ImageError for bytes of nothing decoded here, EngineUnavailable when no worker
+        starts.
+        """
+        self._refused.check(asker.tenant, digest)
+        self.lanes.start()
+        name = asker.tenant, digest
+        reading = self._readings.get(name)
+        if reading is None:
+            loop = asyncio.get_running_loop()
+            reading = Reading(digest, data, asker, loop.create_future())
+            reading.done.add_done_callback(_look_at_error)
+            self._readings[name] = reading
+            self._turns.add(reading)
+            # Soon, not now: the other images of the request go with it.
+            loop.call_soon(self._dispatch)
+        reading.waiters += 1
+        try:
+            found = await asyncio.shield(reading.done)
+        finally:
+            reading.waiters -= 1
+            ended = not reading.waiters or reading.done.done()
+            if ended and self._readings.get(name) is reading:
+                del self._readings[name]
+        return found
+
+    def _dispatch(self) -> None:
+        """Give headers to the worker, if idle."""
+        if (lane := self.lanes.idle()) and (readings := self._next()):
+            lane.busy = True
+            task = asyncio.create_task(self._run(lane, readings))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _next(self) -> list[Reading]:
+        """Choose the next order: headers of one tenant, one of each request in turn, as far as room
+        allows.
+        """
+        batch: list[Reading] = []
+        most = 1 if self._videos else BATCH_IMAGES
+        nbytes = 0
+
+        def fits(reading: Reading) -> bool:
+            return not batch or (
+                reading.asker.tenant == batch[0].asker.tenant
+                and nbytes + len(reading.data) <= BATCH_BYTES
+            )
+
+        while len(batch) < most and (reading := self._turns.take(fits)):
+            batch.append(reading)
+            nbytes += len(reading.data)
+        return batch
+
+    def _fail(self, why: str) -> None:
+        for reading in self._readings.values():
+            fail(reading.done, EngineUnavailable(why))
+
+    # ---- one order
+
+    async def _run(self, lane: WorkerLane, readings: list[Reading]) -> None:
+        try:
+            await self._read(lane, readings)
+        finally:
+            lane.free()
+        self._dispatch()
+
+    async def _read(self, lane: WorkerLane, readings: list[Reading]) -> None:
+        """Have the worker read some headers. Headers left over wait again."""
+        read = 0
+        try:
+            tenant = readings[0].asker.tenant
+            parts = [reading.data for reading in readings]
+            places = await self.lanes.prepare(lane, parts, tenant)
+            order = ReadHeaders(lane.number, lane.serial, places, self._pixels, self._videos)
+            self.lanes.send(lane, order)
+            for reading in readings:
+                async with asyncio.timeout(self._seconds):
+                    header = await lane.answer()
+                assert isinstance(header, Header)
+                self._tell(reading, header)
+                read += 1
+        except TimeoutError:
+            if await self.lanes.kill(lane) >= BLAME * self._seconds:
+                self._refuse(readings[read], Reason("header time"))
+                read += 1
+            else:
+                read += self._try_again(readings[read], EngineUnavailable(NO_TIME))
+        except WorkerLost as lost:
+            if lost.late:
+                self._refuse(readings[read], Reason("header time"))
+                read += 1
+            elif self._try_again(readings[read], None):
+                self._refuse(readings[read], Reason("header crash"), lost.signal)
+                read += 1
+        for reading in reversed(readings[read:]):
+            self._turns.put_back(reading)
+
+    def _try_again(self, reading: Reading, error: Exception | None) -> bool:
+        """Count a reading's lost worker. True if no try is left; then `error` is told."""
+        reading.tries += 1
+        if reading.tries < TRIES:
+            return False
+        if error is not None:
+            fail(reading.done, error)
+        return True
+
+    def _tell(self, reading: Reading, header: Header) -> None:
+        self._metrics.inc("saccade_headers_read_total")
+        if header.slow:
+            self._refuse(reading, Reason("header time"))
+        elif header.probe is None:
+            reason = header.reason or Reason("header crash")
+            fail(reading.done, ImageError(reason.text, code=reason.code))
+        elif not _credible(header.probe, self._videos):
+            self._refuse(reading, Reason("header crash"))
+        elif not reading.done.done():
+            reading.done.set_result(header.probe)
+
+    def _refuse(self, reading: Reading, why: Reason, signal: int = 0) -> None:
+        error = ImageError(why.text)
+        if signal != SIGKILL:
+            self._refused.add(reading.asker.tenant, reading.digest, error)
+        fail(reading.done, error)
+
+
+def _credible(probe: Probe, video: bool) -> bool:
+    """Check that a sound worker can have sent the answer: hostile bytes may speak for theirs."""
+    return (
+        probe.format in BYTES_PER_PIXEL
+        and min(probe.height, probe.width) >= 0
+        and 1 <= probe.orientation <= 8
+        and len(probe.mode) <= LONGEST_MODE
+        and (probe.format == VIDEO) == video
+        and (not video or (1 <= (probe.frames or 0) <= MOST_FRAMES and 0 < probe.fps < MOST_RATE))
+    )
+
+
+def fail(done: asyncio.Future[Any], error: Exception) -> None:
+    """Tell an error to those who still wait."""
+    if not done.done():
+        done.set_exception(error)
+
+
+def _look_at_error(done: asyncio.Future[Probe]) -> None:
+    """Look at an error that no waiting call may be left to see."""
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,178 @@
+"""The reasons against bytes that cannot be read: fixed sentences with numbers in their places.
+
+Hostile bytes may speak for an image worker. So a worker names a sentence and its numbers, and the
+front writes the words. Knows nothing of workers or formats.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from string import Formatter
+
+from saccade.core.errors import ImageError
+from saccade.media import heif
+
+READABLE = (
+    "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000, ICO or PPM" + " (HEIC, too)" * heif.INSTALLED
+)
+OTHER_KINDS = (
+    *("WebM or Matroska", "Flash", "Ogg", "MPEG", "Windows Media", "MP4 or QuickTime"),
+    *("QuickTime", "AVI", "MPEG transport stream"),
+)
+"""Videos by their first bytes."""
+IMAGE_KINDS = (
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF", "JPEG2000", "ICO", "PPM"),
+)
+MOST = 1e15
+"""A reason's number is no larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    """`text` has a place for each number."""
+
+    text: str
+    code: str = ""
+
+    @property
+    def places(self) -> int:
+        return sum(field is not None for _, field, _, _ in Formatter().parse(self.text))
+
+
+_NO_IMAGE = {
+    f"no image: {kind}": _Sentence(f"the image is {kind}; images must be {READABLE}")
+    for kind in (
+        *(f"{video} video bytes" for video in OTHER_KINDS),
+        *("an SVG drawing", "an HTML page", "a PDF document", "text", "in no format we know"),
+        "gzip-compressed",
+        "a HEIF image of another codec than HEVC",
+    )
+}
+_BAD_HEADER = {
+    f"bad header: {kind}": _Sentence(
+        f"the image starts like a {kind} but its header cannot be read: it is damaged or cut short"
+    )
+    for kind in IMAGE_KINDS
+}
+_IMAGE = {
+    "empty": _Sentence("the image is empty (0 bytes)"),
+    "no heic": _Sentence(heif.MISSING),
+    "cut array": _Sentence("the image is an array, and it is cut short"),
+    "no pixels": _Sentence("the image is {} x {} px: there is nothing to see"),
+    "too many pixels": _Sentence(
+        "the image is {} x {} px ({:.0f} Mpx); the limit is {:.0f} Mpx: resize it, or start the "
+        "server with a larger --max-image-pixels",
+        "image_too_large",
+    ),
+    "header memory": _Sentence("reading the image's header takes too much memory"),
+    "header time": _Sentence("reading the image's header takes too long"),
+    "header crash": _Sentence("the image's header crashes its reader"),
+}
+_VIDEO = {
+    "no frames": _Sentence("the video has no frames"),
+    "frame rate": _Sentence("the video says that it has {:g} frames a second"),
+    "no video here": _Sentence(
+        "it is no video that is read here (mp4, mov, mkv, webm, avi or ts), or damaged"
+    ),
+    "damaged video": _Sentence("the video is damaged or cut short"),
+    "streams": _Sentence("the video has {} streams; the limit is {}"),
+    "no video stream": _Sentence("the file has no video in it"),
+    "codec": _Sentence("the video's codec is none of h264, hevc, vp8, vp9, av1, mjpeg, mpeg4"),
+    "frame size": _Sentence(
+        "the video's frames are {} x {} px; the limit is {} on a side and {:.0f} Mpx",
+        "image_too_large",
+    ),
+    "length": _Sentence("the video says that it lasts {:g} s; the limit is {:g} hours"),
+    "packets": _Sentence("the video has more than {} packets: cut it"),
+}
+_PIXELS = {
+    "no threads": _Sentence(heif.NO_THREADS),
+    "another size": _Sentence("its header promised {} x {} px, its content has {} x {}"),
+    "damaged": _Sentence("it is damaged or cut short"),
+    "truncated": _Sentence("its file is truncated"),
+    "scans": _Sentence("it has more than {} scans: save it again"),
+    "memory": _Sentence("decoding it takes more memory than an image of its size should"),
+    "late load": _Sentence("its decoder needs what image workers may not have"),
+    "processor": _Sentence("the model's own processor does not take it"),
+    "frame beyond": _Sentence("frame {} is wanted of {}"),
+    "frame missing": _Sentence("frame {} of it is not there, or cannot be decoded"),
+    "frames change size": _Sentence("its frames change size in mid-stream, to {} x {}"),
+    "crash": _Sentence("its decoder crashed"),
+}
+_DOCUMENT = {
+    "encrypted": _Sentence(
+        "the PDF is encrypted, and passwords are not taken: send it without one",
+        "encrypted_document",
+    ),
+    "damaged document": _Sentence(
+        "the PDF is damaged or cut short: save it again", "invalid_document"
+    ),
+    "no pages": _Sentence("the PDF has no pages", "invalid_document"),
+    "pages": _Sentence(
+        "the PDF has {} pages; the limit is {}: send fewer, or start the server with a larger "
+        "--tune max_pages=PAGES",
+        "too_many_pages",
+    ),
+    "page size": _Sentence(
+        "page {} of the PDF is {:g} x {:g} points: save it again on paper of a usual size",
+        "invalid_document",
+    ),
+    "page": _Sentence("page {} of the PDF cannot be read: save it again", "invalid_document"),
+    "characters": _Sentence(
+        'page {} of the PDF has {} characters; the limit is {}: ask with documents "images"',
+        "too_much_text",
+    ),
+    "page memory": _Sentence(
+        "reading a page of the PDF takes too much memory", "document_too_large"
+    ),
+}
+_SENTENCES = _NO_IMAGE | _BAD_HEADER | _IMAGE | _VIDEO | _PIXELS | _DOCUMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """The sentence `name`, with these numbers."""
+
+    name: str
+    numbers: tuple[int | float, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """Check that there is the sentence, and a number for each place."""
+        sentence = _SENTENCES.get(self.name)
+        return (
+            sentence is not None
+            and len(self.numbers) == sentence.places
+            and all(math.isfinite(number) and abs(number) <= MOST for number in self.numbers)
+        )
+
+    @property
+    def text(self) -> str:
+        return _SENTENCES[self.name].text.format(*self.numbers)
+
+    @property
+    def code(self) -> str | None:
+        """Return the code of the refusal, where the sentence has its own."""
+        return _SENTENCES[self.name].code or None
+
+
+def _reason(name: str, numbers: tuple[int | float, ...]) -> Reason:
+    bounded = (0 if math.isnan(number) else max(-MOST, min(MOST, number)) for number in numbers)
+    return Reason(name, tuple(bounded))
+
+
+class Unreadable(ImageError):
+    """Refuses a header, a card or a page that cannot be read."""
+
+    def __init__(self, name: str, *numbers: int | float) -> None:
+        self.reason = _reason(name, numbers)
+        super().__init__(self.reason.text, code=self.reason.code)
+
+
+class Undecodable(ValueError):
+    """Refuses an image whose pixels cannot be had."""
+
+    def __init__(self, name: str, *numbers: int | float) -> None:
+        self.reason = _reason(name, numbers)
+        super().__init__(self.reason.text)

@@ -1,0 +1,76 @@
+"""A real server whose image workers have a hole: one key's code paints over another's image."""
+
+from __future__ import annotations
+
+import base64
+import io
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from saccade.demo.draw import render
+from saccade.demo.run import SEED, script
+from saccade_bench.fixtures.server import Server, wait_until_ready
+from tests.media import holed
+from tests.media.pictures import encode, noise
+
+pytestmark = pytest.mark.more
+
+ENCODED = "saccade_images_encoded_total"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    keys, log = tmp_path / "keys", tmp_path / "log"
+    keys.write_text("anna:key-a\nmallory:key-m\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    few = ("--media-workers", "1", "--threads", "1", "--metrics-without-key")
+    serve = ("serve", "demo", *few, "--api-keys-file", str(keys), "--port", str(port))
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            [sys.executable, "-m", holed.__name__, *serve], stdout=out, stderr=out
+        ) as process,
+    ):
+        served = Server(f"http://127.0.0.1:{port}", process, log)
+        try:
+            wait_until_ready(served)
+            yield served
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def ask(server: Server, key: str, image: bytes, **more: Any) -> str:
+    url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+    words = {"type": "text", "text": script(SEED)[0].question}
+    parts = [{"type": "image_url", "image_url": {"url": url}}, words]
+    body = {"messages": [{"role": "user", "content": parts}], "temperature": 0, **more}
+    headers = {"authorization": f"Bearer {key}"}
+    path = f"{server.url}/v1/chat/completions"
+    answer = httpx.post(path, json=body, headers=headers, timeout=60).raise_for_status()
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def test_an_image_is_answered_and_cached_as_it_is_whatever_another_key_sends(
+    server: Server,
+) -> None:
+    file = io.BytesIO()
+    render(script(SEED)[0].scenes[0]).save(file, "PNG")
+    image = file.getvalue()
+    told = ask(server, "key-a", image, cache_salt="before")
+    evil = holed.with_code(encode(noise(64, 64)), holed.BLACKEN)
+    ask(server, "key-m", evil)
+    assert ask(server, "key-m", image) != told, "the attack works"
+    encoded = server.metric(ENCODED)
+    for _ in range(2):
+        assert ask(server, "key-a", image) == told
+        assert server.metric(ENCODED) == encoded + 1
