@@ -404,7 +404,7 @@ def test_a_page_of_another_is_read_after_one_of_a_long_document(
     asyncio.run(scenario())
     since = events[events.index(("comes", "anna")) :]
     before = since[: since.index(("is served", "anna"))]
-    assert before.count(("is served", "mallory")) == 0
+    assert before.count(("is served", "mallory")) <= 1, "at most the one that was chosen before"
 
 
 async def all_pages(reader: DocumentPool, data: bytes, client: str, count: int) -> None:
