@@ -46,6 +46,8 @@ WORKERS = "saccade-decode", "saccade-header"
 ROOT = Path(__file__).parent.parent.parent
 OTHERS: set[int] = set()
 """Children of this process that a pool has nothing to do with: stocks of others."""
+EARLIER: set[int] = set()
+"""Workers that were there before a test: of other pools of this process, which share its stock."""
 
 
 def job(data: bytes, size: tuple[int, int] | None = None, **options: Any) -> Job:
@@ -61,7 +63,7 @@ def workers(name: str = "saccade-decode") -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
-    return found
+    return [child for child in found if child.pid not in EARLIER]
 
 
 def descendants(process: psutil.Process) -> list[psutil.Process]:
@@ -133,12 +135,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    """Each test's own; and no worker of a test before it is left, so that `worker_process` finds
-    the right one: a killed one needs a moment until it is gone.
+    """Each test's own; workers that are left are no more seen, so that `worker_process` finds the
+    right one.
     """
-    for _ in range(3):  # a nursery on its way may fork one more
-        psutil.wait_procs(workers(), timeout=10)
-    assert not workers()
+    EARLIER.clear()
+    psutil.wait_procs(workers(), timeout=2)  # those of the test before have been killed
+    for name in WORKERS:
+        EARLIER.update(worker.pid for worker in workers(name))
     arena = Arena.create(128 << 20)
     yield arena
     arena.close()
