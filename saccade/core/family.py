@@ -7,6 +7,7 @@ positions. No tensors, no torch. The tensor side is `nn.protocol.FamilyNet`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -216,6 +217,8 @@ class Templates:
     that embed or rank. parts: the family's templates read parts alone: a string is given as one.
     around: the token that templates write for an image, and the text that the family's processor
     puts before and after it, which becomes tokens together with what stands beside it.
+    spaced: the token that templates write for an image, behind which a space is put where a word
+    follows.
     """
 
     default: Path | None = None
@@ -224,6 +227,19 @@ class Templates:
     scores: ScoreTemplates | None = None
     parts: bool = False
     around: tuple[str, str] | None = None
+    spaced: str = ""
+
+
+FLAGS = "\U000f0000-\U000ffffd"
+"""Characters of the first private plane: marks of places in a text, which stand for nothing."""
+
+
+def put_spaces(text: str, mark: str, opening: str = "<") -> str:
+    """Put a space behind each `mark` that neither white space nor a tag follows. opening:
+    characters that begin a tag.
+    """
+    follows = rf"(?=[{FLAGS}]*[^\s{re.escape(opening)}{FLAGS}])"
+    return re.sub(re.escape(mark) + follows, f"{mark} ", text)
 
 
 class FamilySpec(Protocol):

@@ -411,9 +411,9 @@ class StepResult:
     finished since the last step; `pages`: the same of KV pages. `unfinished`: more graphs are left
     to adapt. `broken`: indices of rows with values that are no numbers: their tokens and KV mean
     nothing. `failed`: images not encoded, with the reason ("": the device has no memory left);
-    their pixels are not read any more. `exhausted`: the device had no memory for the plan's rows, and none was computed.
-    `changed`: what came of the plan's change, if it has one. `guesses`: one per row with `guess`,
-    in row order.
+    their pixels are not read any more. `exhausted`: the device had no memory for the plan's rows,
+    and none was computed. `changed`: what came of the plan's change, if it has one. `guesses`: one
+    per row with `guess`, in row order.
     """
 
     step: int

@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from saccade.core.errors import CheckpointError, InvalidRequest
-from saccade.core.family import Templates
+from saccade.core.family import Templates, put_spaces
 from saccade.core.types import CHAT_NAMES, FieldNames
 
 TemplateMessage = dict[str, Any]
@@ -143,9 +143,11 @@ class ChatTemplate:
         shows_calls: bool = True,
         parts: bool = False,
         around: tuple[str, str] | None = None,
+        spaced: str = "",
     ) -> None:
         """`sources`: Jinja text by name. `shows_calls`: "default" writes calls and their results;
-        otherwise messages with calls also use "tool_use". `parts`, `around`: as in `Templates`.
+        otherwise messages with calls also use "tool_use". `parts`, `around`, `spaced`: as in
+        `Templates`.
 
         `variables`: `Tokenizer.named_tokens`. Raises CheckpointError for a template that does not
         compile.
@@ -155,6 +157,7 @@ class ChatTemplate:
         self._shows_calls = shows_calls
         self._parts = parts
         self._around = around
+        self._spaced = spaced
         environment = _environment()
         try:
             self.names = frozenset[str]().union(
@@ -193,7 +196,7 @@ class ChatTemplate:
         template.
         """
         sources, origin = _find_sources(directory, override, own.default)
-        reads: Any = {"parts": own.parts, "around": own.around}
+        reads: Any = {"parts": own.parts, "around": own.around, "spaced": own.spaced}
         found = cls(sources, tokenizer.named_tokens, origin, **reads)
         written_so = all(mark in sources["default"] for mark in own.marks)
         if "tools" in found.names or own.tools is None or not written_so:
@@ -209,9 +212,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         names: FieldNames = CHAT_NAMES,
+        opening: str = "<",
     ) -> str:
         """The prompt's text. `variables`: the request's own (`chat_template_kwargs`); `names`: the
-        client's names of fields, for refusals.
+        client's names of fields, for refusals; `opening`: characters that stand for <.
 
         With `continue_final_message` the text ends with the last message's content, for the model
         to continue. Raises InvalidRequest with the template's words for refused messages.
@@ -255,7 +259,7 @@ class ChatTemplate:
         if self._around is not None:
             token, beside = self._around
             text = text.replace(token, f"{beside}{token}{beside}")
-        return text
+        return put_spaces(text, self._spaced, opening) if self._spaced else text
 
 
 def _in_parts(message: TemplateMessage) -> TemplateMessage:
