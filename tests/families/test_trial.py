@@ -9,25 +9,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
-import transformers
+from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import put_spaces
 from saccade.core.recipe import OwnProcessor
+from saccade.core.types import Image, ImageKey
 from saccade.families.registry import load_spec, unproven
 from saccade.families.transformers_any import inspector, net, prompts, trial
 from saccade.families.transformers_any.facts import NO_JOINTS, Joints, with_images
 from saccade.families.transformers_any.handed import Handed, alike, find_difference
 from saccade.families.transformers_any.inspector import Questions
+from saccade.families.transformers_any.processor import ask, ask_text
 from saccade.families.transformers_any.prompts import ProbePrompt
 from saccade.families.transformers_any.refusals import Unservable
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.trial import OwnAnswer, learned_rows
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny_any import make_any, make_kind
+from saccade_bench.fixtures.tiny_any import make_any
 from saccade_bench.fixtures.unlisted import SEERS, reader
 from saccade_bench.lab.unlisted import judge
 
@@ -98,12 +101,9 @@ def test_a_processor_s_rule_that_is_not_known_is_refused(
 
     def louder(processor: Any, text: str, images: Any) -> Any:
         return (
-            inspector.ask(processor, images[0])
-            if text.endswith("1")
-            else own(processor, text, images)
+            ask(processor, images[0]) if text.endswith("1") else ask_text(processor, text, images)
         )
 
-    own = inspector.ask_text
     monkeypatch.setattr(inspector, "ask_text", louder)
     with pytest.raises(Unservable, match=r"its processor makes other tokens of .* by a rule"):
         questions.model()
@@ -115,7 +115,7 @@ def test_a_forward_that_raises_is_a_sentence(
     def raises(*_: Any, **__: Any) -> Any:
         raise TypeError("'NoneType' object is not iterable")
 
-    monkeypatch.setattr(transformers.models.llava.LlavaModel, "get_image_features", raises)
+    monkeypatch.setattr(LlavaMultiModalProjector, "forward", raises)
     words = (
         "transformers' own generate does not answer a prompt with an image: TypeError: 'NoneType'"
     )
@@ -135,12 +135,13 @@ def test_what_comes_to_something_else_is_refused(
 def test_images_that_look_at_each_other_are_refused(
     checkpoint: Callable[[str], AnySpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = transformers.models.llava.LlavaModel.get_image_features
+    own = LlavaMultiModalProjector.forward
 
-    def mixed(self: Any, pixel_values: torch.Tensor, **more: Any) -> Any:
-        return own(self, pixel_values + pixel_values.mean(dim=0), **more)
+    def mixed(self: Any, features: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = own(self, features)
+        return made + made.mean(dim=0)
 
-    monkeypatch.setattr(transformers.models.llava.LlavaModel, "get_image_features", mixed)
+    monkeypatch.setattr(LlavaMultiModalProjector, "forward", mixed)
     refused(checkpoint("llava"), "its decoder is handed another row")
 
 
@@ -238,10 +239,10 @@ def test_an_error_of_a_tower_ends_its_request_alone(
     def raises(**_: Any) -> Any:
         raise TypeError("'NoneType' object is not iterable")
 
-    spec = served.spec
-    recipe = spec.sample
-    image = harness.image(torch.zeros((*recipe.canvas, 3), dtype=torch.uint8).numpy(), "a")
-    image = replace(image, grid=recipe.grid, num_tokens=spec.num_tokens(recipe.grid))
+    spec, recipe = served.spec, served.spec.sample
+    key = ImageKey(b"a" * 32, spec.settings(recipe))
+    harness.pixels[key] = np.zeros((*recipe.canvas, 3), np.uint8)
+    image = Image(key, recipe.grid, recipe.grid[0], recipe.grid[3], recipe.canvas)
     ids = [5, spec.images.placeholder, 6]
     monkeypatch.setattr(served.vision, "features", raises)
     asked = harness.request("it", ids, [image], max_tokens=3)
@@ -254,15 +255,19 @@ def test_an_architecture_of_no_list_is_right_or_refused(tmp_path: Path) -> None:
     verdict = judge(SEERS["vipllava"], tmp_path / "vipllava")
     assert verdict.ending == "right", verdict.why
     assert unproven(load_spec(tmp_path / "vipllava")) == "VipLlavaForConditionalGeneration"
-    mamba = reader("mamba", "MambaForCausalLM")
-    assert mamba is not None
-    assert judge(mamba, tmp_path / "mamba").ending == "refused"
-    afmoe = reader("afmoe", "AfmoeForCausalLM")
-    assert afmoe is not None
-    make_kind(tmp_path / "afmoe", afmoe)
-    spec = load_spec(tmp_path / "afmoe")
-    with pytest.raises(CheckpointError, match="AfmoeForCausalLM is not served: "):
-        load_net(spec, tmp_path / "afmoe", dtype=torch.float32, device=CPU)
+    for model_type, name, ending in (
+        ("afmoe", "AfmoeForCausalLM", "right"),
+        ("gpt2", "GPT2LMHeadModel", "right"),
+        ("mamba", "MambaForCausalLM", "refused"),
+        ("stablelm", "StableLmForCausalLM", "refused"),
+    ):
+        kind = reader(model_type, name)
+        assert kind is not None
+        verdict = judge(kind, tmp_path / model_type)
+        assert (verdict.ending, f"{name} is not served: " in verdict.why) == (
+            ending,
+            ending == "refused",
+        )
 
 
 def test_memory_that_is_not_there_is_no_verdict(checkpoint: Callable[[str], AnySpec]) -> None:

@@ -59,7 +59,7 @@ def judge(kind: Kind, folder: Path) -> Verdict:
         return Verdict("died", f"{type(error).__name__}: {error}")
     reference = any_reference(folder)
     for text, sizes in (*((text, ()) for text in TEXTS), *(SEEN if kind.image else ())):
-        shown = [picture(*size, seed=size[0]) for size in sizes]
+        shown = [picture(size[0], size[1], seed=size[0]) for size in sizes]
         try:
             ours = _answer(net, spec, text.replace("@", kind.image), shown)
         except Exception as error:
@@ -90,7 +90,7 @@ def _answer(net: Any, spec: AnySpec, text: str, shown: list[np.ndarray]) -> list
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     images = []
     for pixels in shown:
-        recipe = spec.recipe(*pixels.shape[:2], spec.pixel_bounds)
+        recipe = spec.recipe(pixels.shape[0], pixels.shape[1], spec.pixel_bounds)
         canvas = np.empty((*recipe.canvas, 3), np.uint8)
         draw(canvas, recipe, pixels)
         key = ImageKey(str(pixels.shape).encode().ljust(32, b"\0"), spec.settings(recipe))

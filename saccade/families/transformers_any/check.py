@@ -92,7 +92,7 @@ class PromptAttention:
                 f"its layer {layer} asks for attention with {qkv.shape[1]} heads of queries, keys "
                 f"and values; its configuration says {heads} and twice {kv_heads}"
             )
-        split = (heads, kv_heads, kv_heads)
+        split = [heads, kv_heads, kv_heads]
         query, key, value = torch.split(qkv.transpose(0, 1), split)  # [H, T, D]
         key, value = (each.repeat_interleave(heads // kv_heads, dim=0) for each in (key, value))
         places = torch.arange(len(qkv), device=qkv.device)

@@ -83,7 +83,8 @@ class AnyText:
         self.embedding = model.get_input_embeddings()
         head = model.get_output_embeddings()
         with trial.refusing(spec, trial.OURS):
-            if type(head) is not torch.nn.Linear or head.bias is not None:
+            linear = isinstance(head, torch.nn.Linear)
+            if not linear or head.bias is not None:
                 raise Unservable("its head is no matrix, or has a bias")
         seen = images.seen if images else ()
         self.seen = torch.tensor(seen, device=head.weight.device) if seen else None

@@ -79,7 +79,7 @@ def main() -> int:
             question = channel.receive()
             try:
                 channel.send(answer(model, boot.processor, question))
-            except (TypeError, ValueError, RuntimeError) as error:
+            except Exception as error:  # transformers raises what it pleases
                 channel.send(Expected(error=f"{type(error).__name__}: {error}"))
     return 0
 
