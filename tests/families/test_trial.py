@@ -270,6 +270,15 @@ def test_an_architecture_of_no_list_is_right_or_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["mixtral", "granite4_vision"])
+def test_rounding_in_half_formats_is_no_difference(
+    checkpoint: Callable[[str], AnySpec], name: str, dtype: torch.dtype
+) -> None:
+    spec = checkpoint(name)
+    assert load_net(spec, spec.folder, dtype=dtype, device=CPU)
+
+
 def test_memory_that_is_not_there_is_no_verdict(checkpoint: Callable[[str], AnySpec]) -> None:
     spec = checkpoint("llava")
     with pytest.raises(MemoryError), trial.refusing(spec, trial.TEXT):

@@ -18,7 +18,7 @@ from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.checkpoint import IMAGES_ADAPTER
 from saccade.families.transformers_any import check, trial
 from saccade.families.transformers_any.attention import NAME, PagedCall
-from saccade.families.transformers_any.handed import alike, find_difference, watch
+from saccade.families.transformers_any.handed import LOGITS, alike, find_difference, watch
 from saccade.families.transformers_any.head import AfterHead, ways
 from saccade.families.transformers_any.layered import Learned, for_layers, own_rows
 from saccade.families.transformers_any.merged import merge_adapter
@@ -143,7 +143,8 @@ class AnyText:
                 raise Unservable(why)
             if each.logits is None or watched.states is None:
                 continue
-            if not alike(self.logits(watched.states[-1:])[0], each.logits.float()):
+            logits = self.logits(watched.states[-1:])[0]
+            if not alike(logits, each.logits.float(), LOGITS[watched.states.dtype]):
                 raise Unservable("its logits of a prompt are not those of its own generate")
 
     def _telling_token(self, spec: AnySpec) -> torch.Tensor:
