@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from saccade.core.family import FLAGS
 from saccade.text.prompt import TemplateMessage
 
 _FIRST, _MOST = 0xF0000, 0xFFFE
@@ -20,7 +21,7 @@ TOOLS = -1
 """The message that stands for everything before the talk: tools, which the template may show before
 or after the system's messages.
 """
-_FLAGS = re.compile("[\U000f0000-\U000ffffd]")
+_FLAGS = re.compile(f"[{FLAGS}]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ import httpx
 import pytest
 
 from saccade.api.app import build_app
+from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.options import ModelOptions
 from saccade.core.serve_options import ServeOptions
 from saccade.families.registry import load_spec, unproven
-from saccade.front import assemble, request_manager
+from saccade.front import assemble, parity, request_manager
 from saccade.front.assemble import check_proven
 from saccade.front.content import message_from_object
 from saccade.front.conversation import Chat
+from saccade.front.parity import check_parity
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import RequestManager
 from tests.helpers.echo import EchoEngine
@@ -81,6 +84,26 @@ def test_a_check_that_fails_ends_the_start(tmp_path: Path) -> None:
         return told.status_code
 
     assert with_front(work, tmp_path) == 503
+
+
+def test_a_chat_that_is_not_answered_fails_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoReference:
+        def __init__(self, *_: object) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(parity, "ReferenceChild", NoReference)
+    options = ServeOptions(answers=AnswerOptions(check_parity=True))
+
+    async def work(front: RequestManager, _: httpx.AsyncClient) -> None:
+        engine: Any = front._engine
+        engine.fault = ("TypeError: 'NoneType' object is not iterable", "internal_error")
+        with pytest.raises(CheckpointError, match=r"'Say something\.' is not answered: TypeError"):
+            await front.start(check=partial(check_parity, front, str(FOLDER), options))
+
+    with_front(work, tmp_path)
 
 
 def test_an_unproven_architecture_says_so_to_clients(
