@@ -77,6 +77,8 @@ def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
     greedy = settings(
         max_new_tokens=1,
         do_sample=False,
+        num_beams=1,  # a checkpoint's own settings may say more
+        cache_implementation="dynamic",
         pad_token_id=0,
         return_dict_in_generate=True,
         output_logits=True,
