@@ -14,6 +14,7 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
@@ -390,8 +391,7 @@ async def _start(model: str, options: ServeOptions) -> RequestManager:
     front = build_front(model, options)
     try:
         with LoadingView(Console(stderr=True), lines=False) as view:
-            await front.start(view.show)
-            await check_parity(front, model, options)
+            await front.start(view.show, partial(check_parity, front, model, options))
     except BaseException:
         await front.stop()
         raise

@@ -272,6 +272,8 @@ class _Api:
         made = Model(name, self.started)
         if self.front.state == "ready":
             made.max_model_len = self.front.check_ready().context_length
+        if not self.front.proven:
+            made.unproven = True
         if name not in self.door.names:
             made.parent = self.door.names[0]
         return made

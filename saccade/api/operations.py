@@ -57,14 +57,28 @@ class UpdateWeights(Struct, forbid_unknown_fields=True):
     model_path: str
 
 
+class UpdateFromDisk(Struct):
+    """POST /update_weights_from_disk. abort_all_requests: those in flight end with an error, else
+    they are answered first. keep_pause: new ones wait until somebody resumes. Other fields of
+    SGLang's say what its caches do.
+    """
+
+    model_path: str
+    load_format: str | None = None
+    abort_all_requests: bool | None = None
+    keep_pause: bool | None = None
+
+
 class MemoryTags(Struct, forbid_unknown_fields=True):
     """POST /release_memory_occupation, /resume_memory_occupation. None: all."""
 
     tags: list[str] | None = None
 
 
+LOAD_FORMATS = (None, "auto", "safetensors")
 PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 _UPDATE: Reader[UpdateWeights] = Reader(UpdateWeights)
+_FROM_DISK: Reader[UpdateFromDisk] = Reader(UpdateFromDisk)
 _TAGS: Reader[MemoryTags] = Reader(MemoryTags)
 _LOAD: Reader[LoadAdapter] = Reader(LoadAdapter)
 _UNLOAD: Reader[UnloadAdapter] = Reader(UnloadAdapter)
@@ -83,10 +97,8 @@ def operator_routes(door: RequestHandler, options: ServerOptions) -> list[Route]
             for path in ("/resume", "/continue_generation")
         ),
         Route("/is_paused", adapters.is_paused),
-        *(
-            Route(path, adapters.update, methods=["POST"])
-            for path in ("/update_weights", "/update_weights_from_disk")
-        ),
+        Route("/update_weights", adapters.update, methods=["POST"]),
+        Route("/update_weights_from_disk", adapters.update_from_disk, methods=["POST"]),
         Route("/sleep", adapters.sleep, methods=["POST"]),
         Route("/wake_up", adapters.wake, methods=["POST"]),
         Route("/is_sleeping", adapters.is_sleeping),
@@ -171,14 +183,34 @@ class _Operations:
         return json_response({"is_paused": self.door.front.adapters.changes.paused})
 
     async def update(self, request: Request) -> Response:
-        asked = await self._read(request, _UPDATE)
-        if not Path(asked.model_path).is_absolute() or "\0" in asked.model_path:
-            raise InvalidRequest("model_path: expected an absolute path", "model_path")
+        return await self._update((await self._read(request, _UPDATE)).model_path)
+
+    async def update_from_disk(self, request: Request) -> Response:
+        """Pauses around the change unless somebody has paused: SGLang's clients do not."""
+        asked = await self._read(request, _FROM_DISK)
+        if asked.load_format not in LOAD_FORMATS:
+            raise InvalidRequest(
+                f"load_format: expected auto or safetensors, got {str(asked.load_format)[:100]!r}",
+                "load_format",
+            )
+        changes = self.door.front.adapters.changes
+        if changes.paused:
+            return await self._update(asked.model_path)
+        _check_path(asked.model_path)
+        await changes.pause("abort" if asked.abort_all_requests else "wait")
+        try:
+            return await self._update(asked.model_path)
+        finally:
+            if not asked.keep_pause:
+                await changes.resume()
+
+    async def _update(self, path: str) -> Response:
+        _check_path(path)
         front = self.door.front
-        kept = await front.adapters.changes.update_weights(asked.model_path)
+        kept = await front.adapters.changes.update_weights(path)
         front.readouts.clear()
         told = "the image embeddings stay" if kept else "the vision tower is another one"
-        message = f"the weights are those of {asked.model_path}; {told}"
+        message = f"the weights are those of {path}; {told}"
         return json_response({"success": True, "message": message, "embeddings_kept": kept})
 
     async def _read(self, request: Request, reader: Reader[T]) -> T:
@@ -228,3 +260,9 @@ def check_operator(request: Request) -> None:
         raise Unauthorized(
             "caches and adapters are every key's: only the key of --api-key may change them"
         )
+
+
+def _check_path(path: str) -> None:
+    """Raises InvalidRequest."""
+    if not Path(path).is_absolute() or "\0" in path:
+        raise InvalidRequest("model_path: expected an absolute path", "model_path")

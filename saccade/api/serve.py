@@ -32,7 +32,7 @@ from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
 from saccade.engine.startup_report import describe_intake
-from saccade.front.assemble import build_front
+from saccade.front.assemble import UNPROVEN, build_front
 from saccade.front.loading import LoadingView
 from saccade.front.parity import check_parity
 from saccade.front.request_manager import RequestManager
@@ -115,8 +115,7 @@ class Server(Serving):
     ) -> None:
         address, host = address_of(bound), bound.getsockname()[0]
         try:
-            ready = await self._front.start(told)
-            await self._check()
+            ready = await self._front.start(told, self._check)
             if not (self._options.asks_for_key or ipaddress.ip_address(host).is_loopback):
                 log.warning(
                     "--host %s without --api-key: whoever can reach this port may use the server",
@@ -165,7 +164,14 @@ def serve(model: str, options: ServeOptions) -> int:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
         settle()
         sent = describe_intake(options.media) if front.intake.spec.sees_images else ()
-        decided = (("model", served), *ready.decided, *sent, *front.intake.manner.described())
+        trust = () if front.proven else (("unproven", UNPROVEN),)
+        decided = (
+            ("model", served),
+            *trust,
+            *ready.decided,
+            *sent,
+            *front.intake.manner.described(),
+        )
         usual = f"{front.intake.usual_length} where a request names no limit"
         decided = (*decided, *front.scoring.described(), ("answers", usual))
         width = max(len(name) for name, _ in decided)

@@ -7,6 +7,7 @@ positions. No tensors, no torch. The tensor side is `nn.protocol.FamilyNet`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -217,7 +218,8 @@ class Templates:
     own template knows none, but has all `marks` in it. scores: None: the family has no checkpoints
     that embed or rank. around: the token that templates write for an image, and the text that the
     family's processor puts before and after it, which becomes tokens together with what stands
-    beside it.
+    beside it. spaced: the token that templates write for an image, behind which a space is put
+    where a word follows.
     """
 
     default: Path | None = None
@@ -225,6 +227,19 @@ class Templates:
     marks: tuple[str, ...] = ()
     scores: ScoreTemplates | None = None
     around: tuple[str, str] | None = None
+    spaced: str = ""
+
+
+FLAGS = "\U000f0000-\U000ffffd"
+"""Characters of the first private plane: marks of places in a text, which stand for nothing."""
+
+
+def put_spaces(text: str, mark: str, opening: str = "<") -> str:
+    """Put a space behind each `mark` that neither white space nor a tag follows. opening:
+    characters that begin a tag.
+    """
+    follows = rf"(?=[{FLAGS}]*[^\s{re.escape(opening)}{FLAGS}])"
+    return re.sub(re.escape(mark) + follows, f"{mark} ", text)
 
 
 class FamilySpec(Protocol):

@@ -79,6 +79,10 @@ class ModelOptions:
     """The *.gguf file with the vision tower of a language model in another *.gguf file. Derived:
     the file beside it, or in the same repository, whose name has mmproj.
     """
+    allow_unproven: bool = False
+    """Serve an architecture by transformers' own modules though no test compares its answers with
+    transformers'. At load a few prompts are compared either way; where they differ, it is refused.
+    """
     # prompts and answers
     chat_template: str | None = basic(None)
     """A file with a chat template to use instead of the checkpoint's."""

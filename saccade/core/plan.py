@@ -410,10 +410,10 @@ class StepResult:
     pixels have been read; later plans may show only encoded images. `disk`: reads and writes
     finished since the last step; `pages`: the same of KV pages. `unfinished`: more graphs are left
     to adapt. `broken`: indices of rows with values that are no numbers: their tokens and KV mean
-    nothing. `failed`: images not encoded for lack of device memory; their pixels are not read any
-    more. `exhausted`: the device had no memory for the plan's rows, and none was computed.
-    `changed`: what came of the plan's change, if it has one. `guesses`: one per row with `guess`,
-    in row order.
+    nothing. `failed`: images not encoded, with the reason ("": the device has no memory left);
+    their pixels are not read any more. `exhausted`: the device had no memory for the plan's rows,
+    and none was computed. `changed`: what came of the plan's change, if it has one. `guesses`: one
+    per row with `guess`, in row order.
     """
 
     step: int
@@ -427,7 +427,7 @@ class StepResult:
     exhausted: bool = False
     # of images
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
-    failed: tuple[ImageKey, ...] = ()
+    failed: tuple[tuple[ImageKey, str], ...] = ()
     # of what was done beside them
     disk: tuple[DiskEvent, ...] = ()
     pages: tuple[PageEvent, ...] = ()

@@ -13,9 +13,9 @@ from typing import Literal
 from saccade.core.pixel_tensors import PixelTensor
 from saccade.core.types import Grid, Size
 
-Resample = Literal["bicubic", "bilinear", "lanczos", "pillow_bicubic"]
-"""lanczos, pillow_bicubic: Pillow's; the others: torch's, with antialias."""
-BY_PILLOW: frozenset[Resample] = frozenset({"lanczos", "pillow_bicubic"})
+Resample = Literal["bicubic", "bilinear", "lanczos", "pillow_bicubic", "pillow_lanczos"]
+"""Those of torch, with antialias, and two of Pillow: their values differ by 1 here and there."""
+BY_PILLOW: frozenset[Resample] = frozenset({"pillow_bicubic", "pillow_lanczos"})
 
 
 @dataclass(frozen=True, slots=True)

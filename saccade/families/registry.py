@@ -24,6 +24,7 @@ from saccade.families.quantization import read_quantization
 from saccade.families.qwen_vl.qwen3_5.spec import Qwen35Spec, qwen3_5_spec
 from saccade.families.qwen_vl.spec import QwenVLSpec, qwen_vl_spec
 from saccade.families.smolvlm.spec import SmolVLMSpec, smolvlm_spec
+from saccade.families.transformers_any.proven import PROVEN
 from saccade.families.transformers_any.spec import AnySpec, transformers_spec
 
 if TYPE_CHECKING:
@@ -164,6 +165,14 @@ def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:
         )
     spec = family.spec(checkpoint)
     return spec.with_options(_read_options(options)) if options else spec
+
+
+def unproven(spec: FamilySpec) -> str:
+    """Return the architecture's name if no test compares its answers with transformers' own, else
+    "".
+    """
+    name = spec.facts.architecture if isinstance(spec, AnySpec) else ""
+    return "" if name in PROVEN else name
 
 
 def _read_options(options: Sequence[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ process. The server and `LLM` use it.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,13 @@ from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.given_paths import readable
 from saccade.core.metrics import Metrics
-from saccade.core.options import CacheOptions
+from saccade.core.options import CacheOptions, ModelOptions
 from saccade.core.serve_options import ServeOptions
 from saccade.core.store import CARDS
 from saccade.engine.link import EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import read_pooling
-from saccade.families.registry import load_spec
+from saccade.families.registry import load_spec, unproven
 from saccade.front.adapters import AdapterBook, read_names
 from saccade.front.changes import EngineChanges
 from saccade.front.compiler import Compiler
@@ -34,6 +35,8 @@ from saccade.media.media import Media
 from saccade.text.answer_format import find_manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
 
+log = logging.getLogger("saccade")
+UNPROVEN = "a few prompts were compared with transformers' own answers at load, no more"
 UNUSUAL = 61, 67
 """A size that nobody has asked about, so that the process that answers starts before images do."""
 
@@ -51,6 +54,7 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
     options, engine, role = serving.model, serving.engine, serving.role
     folder = resolve_checkpoint(model, options)
     spec = load_spec(folder, options.family_option)
+    check_proven(spec, folder, options)
     # The engine decides this, once it sees the device; what works on no device need not wait for
     # it.
     check_role(role.role, spec, serving.answers)
@@ -86,6 +90,19 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
     most = serving.server.max_queued_requests
     adapters = AdapterBook(EngineChanges(link.send), answers.max_loras, read_names(answers.lora))
     return RequestManager(intake, link, metrics, most, scoring, readouts, adapters)
+
+
+def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
+    """Raises ConfigError for an architecture that nobody has proven and the user does not allow."""
+    if not (name := unproven(spec)):
+        return
+    if not options.allow_unproven:
+        raise ConfigError(
+            f"{folder}: {name} is none of the architectures whose answers are compared with "
+            "transformers' own before a release (docs/models.md lists them); start with "
+            "--allow-unproven to serve it: a few prompts are then compared at load alone"
+        )
+    log.warning("%s is unproven: %s", name, UNPROVEN)
 
 
 def _cards(caches: CacheOptions) -> Path | None:

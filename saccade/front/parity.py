@@ -8,7 +8,7 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
-from saccade.core.errors import CheckpointError
+from saccade.core.errors import CheckpointError, RequestError
 from saccade.core.serve_options import ServeOptions
 from saccade.core.types import Size
 from saccade.families.transformers_any.parity import (
@@ -51,10 +51,15 @@ async def check_parity(front: RequestManager, model: str, options: ServeOptions)
     try:
         for place, size in enumerate(sizes):
             text = TEXTS[place % len(TEXTS)]
-            asked, ours = await _answer(front, text, size)
+            shown = "" if size is None else f" about an image of {size[1]} x {size[0]} px"
+            try:
+                asked, ours = await _answer(front, text, size)
+            except RequestError as error:
+                raise CheckpointError(
+                    f"--check-parity: {text!r}{shown} is not answered: {error.message}"
+                ) from error
             question = AskReference(tuple(asked.request.tokens), size, NEW_TOKENS)
             expected = await asyncio.to_thread(reference.ask, question)
-            shown = "" if size is None else f" about an image of {size[1]} x {size[0]} px"
             compare(ours, expected, dtype, f"{text!r}{shown}")
     finally:
         reference.close()

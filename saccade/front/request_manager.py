@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import islice
@@ -54,6 +54,7 @@ from saccade.core.types import (
     ImageOutcome,
     Request,
 )
+from saccade.families.registry import unproven
 from saccade.front.adapters import AdapterBook
 from saccade.front.answer_update import AnswerUpdate, CachedTokens, Finish, FoundImage
 from saccade.front.changes import EngineChanges
@@ -214,9 +215,14 @@ class RequestManager:
 
     # ---- life
 
-    async def start(self, told: Callable[[Loading], None] = lambda _: None) -> Ready:
+    async def start(
+        self,
+        told: Callable[[Loading], None] = lambda _: None,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> Ready:
         """Start the image workers and the engine; returns when the engine can answer. `told` hears
-        the progress of loading.
+        the progress of loading. `check`: asks for answers before any client may, and raises where
+        one is wrong.
 
         Raises StartupError.
         """
@@ -227,6 +233,9 @@ class RequestManager:
             self.intake.media.encoders.trust(ready.tower)
             self._spawn(self._listen())
             await self.adapters.begin()
+            if check is not None:
+                self.reason = "its first answers are being checked"
+                await check()
         except StartupError as error:
             self._fail(str(error))
             raise
@@ -293,13 +302,24 @@ class RequestManager:
             raise EngineUnavailable(self.reason)
         return self._ready
 
+    def _check_started(self) -> Ready:
+        """The same before the first client, while answers are checked."""
+        if self.state == "starting" and self._ready is not None:
+            return self._ready
+        return self.check_ready()
+
+    @property
+    def proven(self) -> bool:
+        """False: no test compares this architecture's answers with the model's own."""
+        return not unproven(self.intake.spec)
+
     # ---- requests
 
     async def prepare(
         self, ask: GenerationRequest, client: Client = ANYBODY, room: MemoryBudget = BOUNDLESS
     ) -> PreparedRequest:
         """`InputProcessor.prepare` within this engine's context length."""
-        return await self.intake.prepare(ask, self.check_ready().context_length, client, room)
+        return await self.intake.prepare(ask, self._check_started().context_length, client, room)
 
     async def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
         """The events of all answers in order of arrival; ends when each answer has had its last, or
@@ -308,7 +328,7 @@ class RequestManager:
         Choices count through the `n` answers of each prepared request in turn. Closing the iterator
         early (`contextlib.aclosing`) aborts unfinished answers.
         """
-        self.check_ready()
+        self._check_started()
         for each in prepared:
             self.adapters.check(each.request.adapter)
         events: asyncio.Queue[AnswerUpdate | RequestError] = asyncio.Queue()

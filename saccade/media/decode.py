@@ -2,12 +2,13 @@
 PIL image. Runs in image workers only.
 
 The reference is: `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
-bicubic on uint8, the call made by `torchvision.transforms.v2.functional.resize` (Lanczos, which
-torch lacks, is Pillow's, as in transformers' processors without torchvision; and Pillow's bicubic
-is that of processors which resize by Pillow alone). RGB is the output
-of transformers' image processor for a PIL image: transparency (an alpha channel, a tRNS chunk) is
-laid over white. (transformers' `load_image(url)` drops the alpha channel instead, unlike Saccade.)
-Decoding at a reduced size (JPEG's draft mode) would change pixels: never done.
+bicubic, bilinear or Lanczos on uint8, which is the call that
+`torchvision.transforms.v2.functional.resize` makes. (Lanczos since torchvision 0.27; before, and on
+GPUs, transformers' `TorchvisionBackend.resize` takes bicubic in its place.) Pillow's resizing is
+that of processors which resize by Pillow alone. RGB is the output of transformers' image processor
+for a PIL image: transparency (an alpha channel, a tRNS chunk) is laid over white. (transformers'
+`load_image(url)` drops the alpha channel instead, unlike Saccade.) Decoding at a reduced size
+(JPEG's draft mode) would change pixels: never done.
 
 Pillow decodes here too, except for RGB and grey JPEG and for 8-bit RGB(A) PNG, which simplejpeg and
 libspng decode to the same pixels in less time. Every step after the decoder (orientation, colour,
@@ -62,8 +63,8 @@ BACKWARDS = (3, 4, 7, 8)
 """Orientations whose upright rows run against the stored rows, or columns."""
 
 PILLOWS: dict[str, PIL.Image.Resampling] = {
-    "lanczos": PIL.Image.Resampling.LANCZOS,
     "pillow_bicubic": PIL.Image.Resampling.BICUBIC,
+    "pillow_lanczos": PIL.Image.Resampling.LANCZOS,
 }
 FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO", "PPM"),

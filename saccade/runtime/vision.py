@@ -28,6 +28,8 @@ from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.streams import Lane, Pinned, Stopwatch
 
 logger = logging.getLogger("saccade")
+MOST_WORDS = 300
+"""Characters of an error's text that its request is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class VisionEncoder:
         self._lane = Lane(like.device) if like.is_cuda and shard.size == 1 else None
         self._begun: deque[Encoding] = deque()
         self._ended: deque[Encoding] = deque()  # computed, or at least all launched
-        self._failed: list[ImageKey] = []
+        self._failed: list[tuple[ImageKey, str]] = []
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
     def begin(self, encodes: Sequence[Encode]) -> None:
@@ -168,12 +170,13 @@ class VisionEncoder:
                 with self._lane or nullcontext(), encoding.watch:
                     encoding.run(None if whole else encoding.spent)
                     rows = self._gather(encoding) if whole and self._split else encoding.rows
-            except torch.OutOfMemoryError:
-                if self._shard.size > 1:
-                    raise  # other ranks compute on
+            except Exception as error:
+                if self._shard.size > 1 or is_fatal(error, self._like.device):
+                    raise  # other ranks compute on, or nothing on this device can
                 logger.exception("an image is not encoded")
                 self._begun.remove(encoding)
-                self._failed += [encode.key for encode in encoding.encodes]
+                why = describe_failure(error)
+                self._failed += [(encode.key, why) for encode in encoding.encodes]
                 continue
             if whole:
                 ready = encoding.watch.last if self._lane is not None else None
@@ -195,8 +198,8 @@ class VisionEncoder:
             found += share_ms(encoding.encodes, *encoding.watch.read())
         return tuple(found)
 
-    def failures(self) -> tuple[ImageKey, ...]:
-        """Images that found no memory since the last call."""
+    def failures(self) -> tuple[tuple[ImageKey, str], ...]:
+        """Images that were not encoded since the last call, as `StepResult.failed`."""
         failed, self._failed = tuple(self._failed), []
         return failed
 
@@ -253,6 +256,24 @@ class VisionEncoder:
             for index, piece in zip(part, pieces):
                 embeddings[index] = piece.clone()
         return embeddings
+
+
+def is_fatal(error: Exception, device: torch.device) -> bool:
+    """Return True if nothing computed on the device after this error can be trusted."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    # libraries of a GPU (cuBLAS, cuDNN, Triton) raise plain RuntimeError
+    return isinstance(error, torch.AcceleratorError) or (
+        device.type != "cpu" and isinstance(error, RuntimeError)
+    )
+
+
+def describe_failure(error: Exception) -> str:
+    """Return the reason as `StepResult.failed` has it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return ""
+    words = str(error).strip()
+    return f"{type(error).__name__}: {words[:MOST_WORDS]}" if words else type(error).__name__
 
 
 def share_ms(

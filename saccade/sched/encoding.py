@@ -19,7 +19,7 @@ from saccade.core.plan import Deliver, Place, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Request
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.image_scheduler import ImageScheduler
-from saccade.sched.limits import NO_MEMORY_IMAGE, Counts, SchedulerLimits
+from saccade.sched.limits import Counts, SchedulerLimits, image_failure
 from saccade.sched.sequence import Sequence, State
 from saccade.sched.slots import Allocator, Notices, aligned
 from saccade.sched.turns import TurnQueue, in_turn
@@ -203,9 +203,10 @@ class EncodeScheduler:
             self.gallery.encoded(key)
         deltas = [
             self._finish(
-                sequence, Delta(sequence.request.id, finish="error", error=NO_MEMORY_IMAGE)
+                sequence, Delta(sequence.request.id, finish="error", error=error, code=code)
             )
-            for key in result.failed
+            for key, why in result.failed
+            for error, code in [image_failure(why)]
             for sequence in self.gallery.encode_failed(key)
         ]
         for key, event in result.disk:

@@ -18,6 +18,7 @@ NO_MEMORY_IMAGE = (
     "the device has no memory left to encode an image: send a smaller one, or start the server "
     "with a lower --mem-fraction-static or --tune max_encode_patches=N"
 )
+NOT_ENCODED = "the vision tower does not encode an image of this request: {why}"
 NO_MEMORY_STEP = (
     "the device has no memory left for a step: try again, or start the server with a lower "
     "--mem-fraction-static or --chunked-prefill-size"
@@ -113,6 +114,13 @@ class Counts:
     images_embedding: int = 0
     images_kv: int = 0
     images_same: int = 0
+
+
+def image_failure(why: str) -> tuple[str, str | None]:
+    """Return the error and the code of requests whose image failed, as `StepResult.failed`."""
+    if not why:
+        return NO_MEMORY_IMAGE, None
+    return NOT_ENCODED.format(why=why), "internal_error"
 
 
 def refusal(

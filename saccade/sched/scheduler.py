@@ -38,11 +38,11 @@ from saccade.sched.guessing import counts, guesses_of, masks_of, right_guesses, 
 from saccade.sched.image_scheduler import ImageScheduler
 from saccade.sched.kv_cache_manager import KVCacheManager
 from saccade.sched.limits import (
-    NO_MEMORY_IMAGE,
     NO_MEMORY_STEP,
     NOT_FINITE,
     Counts,
     SchedulerLimits,
+    image_failure,
     refusal,
 )
 from saccade.sched.page_arrivals import PageArrivals
@@ -481,8 +481,9 @@ class GenerationScheduler:
         for key, _, _ in result.encoded:
             self.gallery.encoded(key)
         deltas = [
-            self._finish(sequence, "error", NO_MEMORY_IMAGE)
-            for key in result.failed
+            self._finish(sequence, "error", error, code=code)
+            for key, why in result.failed
+            for error, code in [image_failure(why)]
             for sequence in self.gallery.encode_failed(key)
         ]
         self._room.pages_told(flight, result, self._flights)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from saccade.core.family import FLAGS
 from saccade.text.content_shapes import TemplateMessage
 
 _FIRST, _MOST = 0xF0000, 0xFFFE
@@ -22,7 +23,7 @@ TOOLS = -1
 """The message that stands for everything before the talk: tools, which the template may show before
 or after the system's messages.
 """
-_FLAGS = re.compile("[\U000f0000-\U000ffffd]")
+_FLAGS = re.compile(f"[{FLAGS}]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from saccade.core.errors import CheckpointError, InvalidRequest
-from saccade.core.family import Templates
+from saccade.core.family import Templates, put_spaces
 from saccade.core.given_paths import read_text, reason, shown
 from saccade.core.types import CHAT_NAMES, FieldNames
 from saccade.text.content_shapes import ContentShapes, TemplateMessage, find_shapes
@@ -157,9 +157,10 @@ class ChatTemplate:
         origin: str = "chat template",
         shows_calls: bool = True,
         around: tuple[str, str] | None = None,
+        spaced: str = "",
     ) -> None:
         """`sources`: Jinja text by name. `shows_calls`: "default" writes calls and their results;
-        otherwise messages with calls also use "tool_use". `around`: as in `Templates`.
+        otherwise messages with calls also use "tool_use". `around`, `spaced`: as in `Templates`.
 
         `variables`: `Tokenizer.named_tokens`. Raises CheckpointError for a template that does not
         compile.
@@ -168,6 +169,7 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._shows_calls = shows_calls
         self._around = around
+        self._spaced = spaced
         environment = _environment()
         try:
             self.names = frozenset[str]().union(
@@ -211,12 +213,13 @@ class ChatTemplate:
         template.
         """
         sources, origin = _find_sources(directory, override, own.default)
-        found = cls(sources, tokenizer.named_tokens, origin, around=own.around)
+        reads: Any = {"around": own.around, "spaced": own.spaced}
+        found = cls(sources, tokenizer.named_tokens, origin, **reads)
         written_so = all(mark in sources["default"] for mark in own.marks)
         if "tools" in found.names or own.tools is None or not written_so:
             return found
         sources = {**sources, "tool_use": _read_text(own.tools)}
-        return cls(sources, tokenizer.named_tokens, origin, shows_calls=False, around=own.around)
+        return cls(sources, tokenizer.named_tokens, origin, shows_calls=False, **reads)
 
     def render(
         self,
@@ -226,9 +229,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         names: FieldNames = CHAT_NAMES,
+        opening: str = "<",
     ) -> str:
         """The prompt's text. `variables`: the request's own (`chat_template_kwargs`); `names`: the
-        client's names of fields, for refusals.
+        client's names of fields, for refusals; `opening`: characters that stand for <.
 
         With `continue_final_message` the text ends with the last message's content, for the model
         to continue. Raises InvalidRequest with the template's words for refused messages.
@@ -256,7 +260,7 @@ class ChatTemplate:
         if self._around is not None:
             token, beside = self._around
             text = text.replace(token, f"{beside}{token}{beside}")
-        return text
+        return put_spaces(text, self._spaced, opening) if self._spaced else text
 
     def hidden(
         self, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None

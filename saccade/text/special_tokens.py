@@ -90,6 +90,7 @@ class Literals:
                 continue_final_message=continue_final_message,
                 variables=given["variables"],
                 names=names,
+                opening="".join(["<", *(stand_in for key, stand_in in pairs if key == "<")]),
             )
         except InvalidRequest as error:
             raise InvalidRequest(_replace(error.message, back), error.param, error.code) from error

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny_any import AnyReference, any_reference, make_any
+from saccade_bench.fixtures.tiny_any import AnyReference, any_reference, make_any, make_kind
+from saccade_bench.fixtures.unlisted import SEERS
 from tests.e2e.test_picture_path import (
     DECODED,
     ENCODED,
@@ -43,9 +44,12 @@ NEW_TOKENS = 24
 SIZES = ((64, 96), (150, 70), (90, 200))
 
 
-@pytest.fixture(scope="module", params=broad(["llava_onevision", "glm4v"], keep=["glm4v"]))
+KINDS = ["llava_onevision", "glm4v", "granite4_vision", "idefics2"]
+
+
+@pytest.fixture(scope="module", params=broad(KINDS, keep=["glm4v", "idefics2"]))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Positions of one axis, and of three."""
+    """Positions of one axis, and of three; features for layers; text around images."""
     folder = make_any(tmp_path_factory.mktemp("model") / "tiny", request.param)
     load_spec(folder)  # what transformers says of it is kept: a server's start does not wait for it
     return folder
@@ -73,6 +77,25 @@ def test_answers_are_transformers_own_and_an_image_is_encoded_once(
     with spent(server, DECODED, ENCODED) as so_far:
         ask(server, *messages, user(text("which was best?")))
         assert so_far() == [0, 0]
+
+
+@pytest.mark.slow
+def test_an_unproven_architecture_is_served_where_it_is_allowed(tmp_path: Path) -> None:
+    folder = make_kind(tmp_path / "model", SEERS["vipllava"])
+    command = [sys.executable, "-m", "saccade", "serve", str(folder), *OPTIONS, "--port", "0"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert refused.returncode != 0
+    assert "VipLlavaForConditionalGeneration is none of the architectures" in refused.stderr
+    assert "--allow-unproven" in refused.stderr
+    with serving(folder, tmp_path, *OPTIONS, "--allow-unproven") as server:
+        assert "unproven  a few prompts were compared" in server.log.read_text()
+        models = httpx.get(f"{server.url}/v1/models").json()["data"]
+        assert models[0]["unproven"] is True
+        shown = image(png(64, 96, seed=1))
+        answer = words(ask(server, user(shown, text("and this?")), max_tokens=NEW_TOKENS))
+        pixels = np.asarray(PIL.Image.open(BytesIO(png(64, 96, seed=1))))
+        messages = [user(shown, text("and this?"))]
+        assert answer == reference_words(any_reference(folder), messages, [pixels])
 
 
 def test_the_start_says_who_computes_and_what_is_slower(server: Server) -> None:

@@ -154,6 +154,28 @@ def test_paths_that_cannot_be_read_change_nothing(served: Served, tmp_path: Path
     assert served.ask()[0] == before
 
 
+def test_sglang_s_clients_need_no_pause(served: Served, tmp_path: Path) -> None:
+    """A request in flight is answered first, by the weights that it began with."""
+    first, _ = served.ask()
+    path, settings = "/update_weights_from_disk", {"flush_cache": True, "weight_version": "7"}
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(served.ask()[0]))
+    asking.start()
+    body = {"model_path": str(served.folders["language"]), **settings}
+    assert served.post(path, body).raise_for_status().json()["success"] is True
+    asking.join(60)
+    other, _ = served.ask()
+    assert other != first and found[0] in (first, other)
+    for wrong in (tmp_path / "nowhere", Path("relative")):
+        assert served.post(path, {"model_path": str(wrong)}).status_code == 400
+    refused = served.post(path, {**body, "load_format": "flash_rl"})
+    assert refused.status_code == 400 and "load_format" in refused.json()["error"]["message"]
+    assert served.ask()[0] == other, "nobody waits for the end of a pause"
+    back = {"model_path": str(served.folders["first"]), "keep_pause": True}
+    served.post(path, back).raise_for_status()
+    assert served.post("/resume").is_success and served.ask()[0] == first
+
+
 def test_weights_come_by_shared_memory_and_are_copied(served: Served) -> None:
     """One segment in safetensors' layout, written again by the trainer while the server answers."""
     first, _ = served.ask()

@@ -1,5 +1,6 @@
-"""A device that has no memory left ends the request that needs it, not the server: what raises is
-PyTorch's own error, in the real worker, and what comes after it is as ever.
+"""A device that has no memory left, and a tower that raises, end the request that needs them, not
+the server: what raises is PyTorch's own error, in the real worker, and what comes after it is as
+ever.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ def net(checkpoint: Callable[..., Path]) -> FamilyNet:
     return load(checkpoint("qwen3_vl"))
 
 
-def full_once(call: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
-    """`call`, which has no memory the first time that `when` holds for what it is given."""
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.69 GiB")
+
+
+def full_once(
+    call: Callable[..., Any], when: Callable[..., bool], error: Exception = FULL
+) -> Callable[..., Any]:
+    """`call`, which raises the first time that `when` holds for what it is given."""
     left = [True]
 
     def instead(*arguments: Any, **named: Any) -> Any:
         if left and when(*arguments):
             left.clear()
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.69 GiB")
+            raise error
         return call(*arguments, **named)
 
     return instead
@@ -43,21 +49,41 @@ def shown(harness: Harness, name: str, id: str, size: int = 64) -> Any:
     return harness.request(id, [*PROMPT, token, 8], [image], max_tokens=4)
 
 
+FAILURES = {
+    "no memory": (FULL, "no memory left to encode an image", None),
+    "a bug": (
+        TypeError("'NoneType' object is not iterable"),
+        "does not encode an image of this request: TypeError: 'NoneType' object is not iterable",
+        "internal_error",
+    ),
+    "no words": (AssertionError(), "of this request: AssertionError", "internal_error"),
+    "torch": (
+        RuntimeError("The size of tensor a (3) must match"),
+        "RuntimeError: The size of tensor a (3) must match",
+        "internal_error",
+    ),
+    "a full host": (MemoryError(), "no memory left to encode an image", None),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("blocks", [0, 2], ids=["as it begins", "between parts"])
-def test_an_image_that_finds_no_memory_ends_its_requests_alone(
-    net: FamilyNet, monkeypatch: pytest.MonkeyPatch, blocks: int
+def test_an_image_that_is_not_encoded_ends_its_requests_alone(
+    net: FamilyNet, monkeypatch: pytest.MonkeyPatch, blocks: int, failure: str
 ) -> None:
+    error, words, code = FAILURES[failure]
     harness = Harness(net, tower_budget=100)
     text = harness.request("text", PROMPT, max_tokens=30)
     wanted = Harness(net).run([text])["text"].tokens
     layers = net.vision.layers  # type: ignore[attr-defined]
     layers_now = list(layers)
-    layers_now[blocks] = full_once(layers[blocks], lambda *_: True)
+    layers_now[blocks] = full_once(layers[blocks], lambda *_: True, error)
     monkeypatch.setattr(net.vision, "layers", layers_now)
     found = harness.run([text, shown(harness, "a", "one"), shown(harness, "a", "two!")])
     assert found["text"].tokens == wanted and found["text"].error is None
     for name in ("one", "two!"):
-        assert "no memory left to encode an image" in (found[name].error or "")
+        assert words in (found[name].error or "") and found[name].code == code
+    harness.scheduler.audit()
     again = harness.run([shown(harness, "a", "one")])["one"]
     assert again.error is None and len(again.tokens) == 4, "the next time it is encoded"
     assert len(harness.worker.images.embeddings) == 1  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from saccade.runtime import encoder
 from saccade.runtime.encoder import PackedEncoder, cut_segments
 from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.vision import VisionEncoder
+from saccade.runtime.vision import VisionEncoder, is_fatal
 from saccade_bench.fixtures.crew import ThreadCrew, together
 from saccade_bench.fixtures.tiny import FamilyName, picture
 from saccade_bench.lab.qwen import qwen
@@ -219,3 +219,20 @@ def test_the_end_it_tells_is_that_of_encoding_whatever_the_step_goes_on_to_do(
     ((name, ms, at),) = bench.vision.ended()
     assert name == encodes[0].key and ms > 0 and begun <= at <= ended
     assert bench.vision.ended() == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "fatal"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "cuda", False),
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), "cuda", True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "cuda", True),
+        (TypeError("an argument is missing"), "cuda", False),
+        (RuntimeError("The size of tensor a (3) must match"), "cpu", False),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else str(each),
+)
+def test_an_error_that_leaves_a_device_unusable_is_not_one_image_s(
+    error: Exception, kind: str, fatal: bool
+) -> None:
+    assert is_fatal(error, torch.device(kind)) is fatal

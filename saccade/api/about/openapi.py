@@ -22,7 +22,13 @@ from saccade.api.chat import write as answers
 from saccade.api.decisions import fields as decision_fields
 from saccade.api.decisions import write as decisions
 from saccade.api.messages import fields as messages_fields
-from saccade.api.operations import LoadAdapter, MemoryTags, UnloadAdapter, UpdateWeights
+from saccade.api.operations import (
+    LoadAdapter,
+    MemoryTags,
+    UnloadAdapter,
+    UpdateFromDisk,
+    UpdateWeights,
+)
 from saccade.api.responses import fields as responses_fields
 from saccade.api.responses import items as responses_items
 from saccade.api.scores import fields as score_fields
@@ -73,7 +79,7 @@ _SUMMARIES = {
     ("/v1/batches", "post"): "Answer a file of requests while nobody else waits",
     ("/v1/load_lora_adapter", "post"): "Load an adapter, as vLLM has it; models list it",
     ("/update_weights", "post"): "Go on with another checkpoint of the same shape, while paused",
-    ("/update_weights_from_disk", "post"): "The same, as SGLang calls it",
+    ("/update_weights_from_disk", "post"): "The same as SGLang has it: it pauses by itself",
     ("/release_memory_occupation", "post"): "Give memory back once all is answered, as SGLang has "
     "it: weights and kv_cache, or those of `tags`",
     ("/resume_memory_occupation", "post"): "Take it again, and go on once all is there",
@@ -177,7 +183,7 @@ def describe() -> dict[str, Any]:
 
 _CHANGES: tuple[tuple[str, type[Any]], ...] = (
     ("/update_weights", UpdateWeights),
-    ("/update_weights_from_disk", UpdateWeights),
+    ("/update_weights_from_disk", UpdateFromDisk),
     ("/release_memory_occupation", MemoryTags),
     ("/resume_memory_occupation", MemoryTags),
     ("/v1/load_lora_adapter", LoadAdapter),

@@ -234,7 +234,9 @@ class Completion(Struct):
 
 
 class Model(Struct):
-    """An entry of the model list. parent: of an adapter, the model below."""
+    """An entry of the model list. parent: of an adapter, the model below. unproven: no test
+    compares the architecture's answers with transformers' own.
+    """
 
     id: str
     created: int
@@ -242,6 +244,7 @@ class Model(Struct):
     object: str = "model"
     owned_by: str = "saccade"
     parent: str | UnsetType = UNSET
+    unproven: bool | UnsetType = UNSET
 
 
 class ModelList(Struct):

@@ -29,7 +29,7 @@ FAMILY = "minicpmv4_6"
 SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
 MERGES = {"16x": 4, "4x": 2}
 """By `downsample_mode`: patches along the edge of what becomes one token."""
-RESAMPLES: dict[int, Resample] = {1: "lanczos", 3: "pillow_bicubic"}
+RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
 """Pillow's numbers, and Pillow's resizing."""
 LARGEST_SCALE = 4096
 MOST_SLICES = 100

@@ -33,6 +33,8 @@ LONGEST = 4096
 """Pixels of an edge, beyond which transformers shrinks again."""
 MOST_ACROSS = 32
 """Tiles; no checkpoint has more than six."""
+RESIZED = "by torch"
+"""Part of an image's name: an earlier version had Pillow's pixels, which are others."""
 FAMILIES = ("idefics3", "smolvlm")
 FAKE, IMAGE, OVERALL = "<fake_token_around_image>", "<image>", "<global-img>"
 
@@ -59,7 +61,7 @@ class SplitRules:
 
     def fingerprint(self, family: str, recipe: ImageRecipe) -> bytes:
         """16 bytes that differ whenever the pixels handed to the encoder may differ."""
-        named = repr((family, self.side, self.mean, self.std, recipe)).encode()
+        named = repr((family, RESIZED, self.side, self.mean, self.std, recipe)).encode()
         return hashlib.blake2b(named, digest_size=16).digest()
 
 

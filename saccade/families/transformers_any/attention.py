@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from saccade.core.errors import CheckpointError
+from saccade.families.transformers_any.refusals import Unservable
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.protocol import Attention
 
@@ -44,22 +44,22 @@ def paged_attention(
     query: torch.Tensor,  # [1, Hq, T, D]
     key: torch.Tensor,  # [1, Hkv, T, D]
     value: torch.Tensor,  # [1, Hkv, T, D]
-    _mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None = None,  # noqa: ARG001 - pages say what is seen
     *,
     paged: PagedCall | None = None,
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """([1, T, Hq, D], no weights). Raises CheckpointError for what our attention does not do."""
+    """([1, T, Hq, D], no weights). Raises Unservable for what our attention does not do."""
     name = type(module).__name__
     for word, meant in more.items():
         if word not in NEUTRAL and meant is not None and meant is not False:
             what = word if isinstance(meant, torch.Tensor) else f"{word} {meant}"
-            raise CheckpointError(f"{name} asks for {what}, which paged attention has not")
+            raise Unservable(f"{name} asks for {what}, which paged attention has not")
     if paged is None:
-        raise CheckpointError(f"{name} is not told where its keys and values are kept")
+        raise Unservable(f"{name} is not told where its keys and values are kept")
     if not query.shape[-1] == key.shape[-1] == value.shape[-1] == paged.dim:
-        raise CheckpointError(
+        raise Unservable(
             f"{name} has heads of {query.shape[-1]}, {key.shape[-1]} and {value.shape[-1]} values; "
             f"config.json says {paged.dim}"
         )

@@ -1,9 +1,7 @@
-"""What is asked of a model's modules before it is served: one token through all layers, by our
-caches' attention and by the model's own forward.
+"""What is asked of a model's layers before it is served: one token through all of them, each of
+which must ask once for attention, with the heads and the window that caches are made for.
 
-Each layer must ask once for attention, with the heads and the window that caches are made for; the
-logits must be those of the model's own forward, which shows a factor, a cap or a sink that nothing
-here applies. Knows nothing of models.
+Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -12,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from saccade.core.errors import CheckpointError
 from saccade.families.transformers_any.attention import PagedCall, paged_attention
-from saccade.families.transformers_any.spec import AnySpec
+from saccade.families.transformers_any.facts import TextFacts
+from saccade.families.transformers_any.refusals import Unservable
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.protocol import Batch, DeltaInputs, Recurrence
@@ -24,8 +23,6 @@ from saccade.nn.protocol import Batch, DeltaInputs, Recurrence
 NAME = "saccade_counted"
 OTHERWISE = 0
 """Stands for a mask that is no window: no token sees so few."""
-ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Two ways to the same logits may differ by this share of their size."""
 
 
 def shown_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, **_: Any) -> Any:
@@ -47,15 +44,16 @@ def counted_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None = None,
     *,
     paged: PagedCall | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`paged_attention` with a `Tally`, which is told of the layer's mask."""
+    """`paged_attention` with a `PromptAttention`, which is told of the layer's mask."""
     made = paged_attention(module, query, key, value, None, paged=paged, **more)
-    assert paged is not None and isinstance(paged.attention, Tally)
-    paged.attention.sees.append(None if mask is None else int(mask.flatten()[0]))
+    assert paged is not None and isinstance(paged.attention, PromptAttention)
+    sees = None if attention_mask is None else int(attention_mask.flatten()[0])
+    paged.attention.sees.append(sees)
     return made
 
 
@@ -63,16 +61,16 @@ AttentionInterface.register(NAME, counted_attention)
 AttentionMaskInterface.register(NAME, shown_mask)
 
 
-class Tally:
-    """An attention that counts its calls, of one token, which sees itself; implements
-    `nn.protocol.Attention`. sees: of each call, as `shown_mask` says it; None: there is no mask.
+class PromptAttention:
+    """An attention over one whole prompt, without pages, that counts its calls; implements
+    `nn.protocol.Attention`. layers: of each call, its layer and heads. sees: of each call, as
+    `shown_mask` says it; None: there is no mask.
     """
 
-    def __init__(self, heads: int, kv_heads: int) -> None:
-        """heads: of queries."""
+    def __init__(self, text: TextFacts) -> None:
         self.layers: list[tuple[int, int]] = []
         self.sees: list[int | None] = []
-        self._heads, self._kv_heads = heads, kv_heads
+        self._text = text
 
     @property
     def recurrence(self) -> Recurrence:
@@ -88,8 +86,21 @@ class Tally:
         layer: int,
     ) -> torch.Tensor:
         self.layers.append((layer, qkv.shape[1]))
-        group = self._heads // self._kv_heads
-        return qkv[:, self._heads + self._kv_heads :].repeat_interleave(group, dim=1)
+        heads, kv_heads = self._text.heads, self._text.kv_heads
+        if qkv.shape[1] != heads + 2 * kv_heads:
+            raise Unservable(
+                f"its layer {layer} asks for attention with {qkv.shape[1]} heads of queries, keys "
+                f"and values; its configuration says {heads} and twice {kv_heads}"
+            )
+        split = [heads, kv_heads, kv_heads]
+        query, key, value = torch.split(qkv.transpose(0, 1), split)  # [H, T, D]
+        key, value = (each.repeat_interleave(heads // kv_heads, dim=0) for each in (key, value))
+        places = torch.arange(len(qkv), device=qkv.device)
+        back = places[:, None] - places
+        seen = back >= 0
+        if self._text.windows and (window := self._text.windows[layer]) is not None:
+            seen &= back < window
+        return F.scaled_dot_product_attention(query, key, value, seen).transpose(0, 1).contiguous()
 
     def read(self, *_: object, **__: object) -> torch.Tensor:
         raise AssertionError("transformers' layers have keys and values of their own")
@@ -105,34 +116,30 @@ class NoRecurrence:
 
 
 def counted_token(
-    spec: AnySpec, run: Callable[[torch.Tensor, torch.Tensor, PagedCall], torch.Tensor], x: Any
+    text: TextFacts, run: Callable[[torch.Tensor, torch.Tensor, PagedCall], torch.Tensor], x: Any
 ) -> torch.Tensor:
     """Pass one token's embedding x [1, hidden] through all layers, whose attention is `NAME`'s; its
-    state [1, hidden]. Raises CheckpointError for a layer that asks for other caches than there are.
+    state [1, hidden]. Raises Unservable for a layer that asks for other caches than there are.
     """
-    text = spec.facts.text
-    tally = Tally(text.heads, text.kv_heads)
+    counted = PromptAttention(text)
     positions = torch.zeros((text.axes, 1), dtype=torch.int64, device=x.device)
-    state = run(x, positions, PagedCall(tally, text.head_dim, 1, x.device))
+    state = run(x, positions, PagedCall(counted, text.head_dim, 1, x.device))
     wanted = [(layer, text.heads + 2 * text.kv_heads) for layer in range(text.layers)]
-    what = f"{spec.folder}: {spec.facts.architecture} is not served: "
-    if tally.layers != wanted:
-        raise CheckpointError(
-            f"{what}its layers ask for attention as {tally.layers} (layer, heads), not once each "
-            f"as {wanted}: they keep what pages do not hold"
+    if not counted.layers:
+        raise Unservable(
+            "its layers do not attend by transformers' common interface, so their keys and values "
+            "cannot be kept in pages"
+        )
+    if counted.layers != wanted:
+        raise Unservable(
+            f"its layers ask for attention as {counted.layers} (layer, heads), not once each as "
+            f"{wanted}: they keep what pages do not hold"
         )
     windows = text.windows or (None,) * text.layers
-    for layer, (sees, window) in enumerate(zip(tally.sees, windows, strict=True)):
+    for layer, (sees, window) in enumerate(zip(counted.sees, windows, strict=True)):
         if (sees or text.context_length) != (window or text.context_length) or sees == OTHERWISE:
             seen = f"the last {sees} tokens" if sees else "tokens by a rule that no cache here has"
-            raise CheckpointError(
-                f"{what}its layer {layer} sees {seen}; its configuration says "
-                f"{window or 'all tokens'}"
+            raise Unservable(
+                f"its layer {layer} sees {seen}; its configuration says {window or 'all tokens'}"
             )
     return state
-
-
-def same_logits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """True if two ways to a token's logits differ by rounding alone."""
-    apart = (ours.float() - theirs.float()).norm()
-    return bool(apart <= ROUNDING[theirs.dtype] * theirs.float().norm())

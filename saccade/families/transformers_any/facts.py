@@ -86,11 +86,42 @@ class TextFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Deepstack:
+    """Features of an image that are added within the decoder. layers: those that get some.
+    by_number: features go by the number of their layer, and nothing stands in the image's tokens
+    before the first one.
+    """
+
+    layers: tuple[int, ...]
+    by_number: bool = False
+
+    @property
+    def levels(self) -> int:
+        """Rows of `hidden` values that an image's token has."""
+        return len(self.layers) + (not self.by_number)
+
+
+@dataclass(frozen=True, slots=True)
+class Joints:
+    """What a processor does where an image meets what stands beside it. spaced: it puts a space
+    behind an image that a word follows. shared: tokens that end one image and begin the next,
+    written once where the two stand side by side.
+    """
+
+    spaced: bool = False
+    shared: int = 0
+
+
+NO_JOINTS = Joints()
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFacts:
     """The vision tower. Token ids: `placeholder` stands in a template for an image, `content` in a
     prompt for each row of its embedding, and `seen` are those that experts of images take (empty:
     there are none). kinds: name, format and number of dimensions of all the tensors that images of
-    any sizes become.
+    any sizes become. deepstack: None: the decoder's layers get nothing of an image. mark: the
+    placeholder's text.
     """
 
     placeholder: int
@@ -100,6 +131,9 @@ class ImageFacts:
     kinds: tuple[TensorKind, ...]
     sizes: tuple[SizeFacts, ...]
     largest: tuple[SizeFacts, ...]
+    mark: str
+    deepstack: Deepstack | None = None
+    joints: Joints = NO_JOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +269,34 @@ def content_spans(
             row += length
         start += length
     return spans
+
+
+Segment = tuple[int, int, int]
+"""Where one image's tokens stand in a prompt, from its begin to its end, and how many of its first
+ones the image before it has written.
+"""
+
+
+def with_images(
+    tokens: Sequence[int], placeholder: int, images: Sequence[Sequence[int]], shared: int
+) -> tuple[list[int], list[Segment]]:
+    """A prompt with the tokens of each image in place of its placeholder. shared: as in `Joints`.
+    images: as many as placeholders.
+    """
+    expanded: list[int] = []
+    segments: list[Segment] = []
+    before = None
+    for at, token in enumerate(tokens):
+        if token != placeholder:
+            expanded.append(token)
+            continue
+        image = images[len(segments)]
+        written = shared if before is not None and at == before + 1 else 0
+        start = len(expanded)
+        expanded += image[written:]
+        segments.append((start, len(expanded), written))
+        before = at
+    return expanded, segments
 
 
 def box_positions(box: Sequence[int]) -> npt.NDArray[np.int64]:

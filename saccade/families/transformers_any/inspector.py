@@ -24,6 +24,7 @@ from transformers.models.auto import modeling_auto
 
 from saccade.core.child import Channel, Disconnected, enter
 from saccade.core.errors import CheckpointError
+from saccade.core.family import put_spaces
 from saccade.core.pixel_tensors import PixelTensor
 from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size
@@ -33,8 +34,10 @@ from saccade.families.transformers_any.facts import (
     LARGE_SIZES,
     Answer,
     AskSize,
+    Deepstack,
     ImageFacts,
     InspectorBoot,
+    Joints,
     ModelFacts,
     NoAnswer,
     Question,
@@ -43,9 +46,13 @@ from saccade.families.transformers_any.facts import (
     box_positions,
     content_spans,
     counted,
+    with_images,
 )
 from saccade.families.transformers_any.processor import (
+    EXPERTS,
+    TEXT_KEYS,
     ask,
+    ask_text,
     known_choices,
     load_processor,
     quiet,
@@ -60,13 +67,10 @@ from saccade.families.transformers_any.refusals import (
     ropes,
 )
 
-EXPERTS = "moe_mm_token_type_ids"
-"""Of each token: which experts take it."""
-TEXT_KEYS = frozenset(
-    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", EXPERTS}
-)
 MOST_BYTES = 8 << 30
 """Memory that a processor may take, whatever sizes its files name."""
+AROUND = ("x@y", "@x", "x@@y", "x@y@z", "@ x", "@\nx", "@<b>", "@1", "x @.")
+"""Texts, with @ for an image, whose tokens show how a processor joins images to what is beside."""
 GREY = 127
 AXES = 3
 """Of positions where a model has several: time, height, width."""
@@ -107,8 +111,45 @@ class Questions:
                 kinds=tensor_kinds([*sizes, *largest]),
                 sizes=sizes,
                 largest=largest,
+                mark=self._processor.image_token,
+                deepstack=read_deepstack(self._config),
+                joints=self._joints(min(sizes, key=lambda each: len(each.tokens))),
             )
         return ModelFacts(self._config.model_type, self._class.__name__, text, images)
+
+    def _joints(self, image: SizeFacts) -> Joints:
+        """What the processor does where images of this size meet letters and each other."""
+        mark, tokens = self._processor.image_token, image.tokens
+        blank = PIL.Image.new("RGB", image.size[::-1], (GREY, GREY, GREY))
+        theirs = {}
+        for text in (each.replace("@", mark) for each in AROUND):
+            made = ask_text(self._processor, text, [blank] * text.count(mark))
+            theirs[text] = made["input_ids"][0].tolist()
+        shared = range(tokens.index(self._content), -1, -1)
+        for joints in (
+            Joints(spaced, count)
+            for count in shared
+            if tokens[:count] == tokens[len(tokens) - count :]
+            for spaced in (False, True)
+        ):
+            if all(self._written(text, image, joints) == each for text, each in theirs.items()):
+                return joints
+        wrong = next(
+            text for text, each in theirs.items() if self._written(text, image, Joints()) != each
+        )
+        raise Unservable(
+            f"its processor makes other tokens of {wrong!r} than those of the letters and of an "
+            "image alone, by a rule that is not known here"
+        )
+
+    def _written(self, text: str, image: SizeFacts, joints: Joints) -> list[int]:
+        """The tokens of a text with images in it, as they are written here."""
+        mark = self._processor.image_token
+        if joints.spaced:
+            text = put_spaces(text, mark)
+        plain = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        images = [image.tokens] * text.count(mark)
+        return with_images(plain, self._placeholder, images, joints.shared)[0]
 
     def _seen_tokens(self) -> tuple[int, ...]:
         """Those that the model's experts of images take, where it has such experts."""
@@ -172,6 +213,17 @@ def rope_index(config: Any, text: Any) -> Any:
             return kind(config).get_rope_index
     if any(rope.get("mrope_section") for rope in ropes(text.to_dict())):
         raise Unservable("its positions have several axes, and the model has no get_rope_index")
+    return None
+
+
+def read_deepstack(config: Any) -> Deepstack | None:
+    """The features that the decoder's layers get of an image, as the configuration says it."""
+    said = config.to_dict()
+    if pairs := said.get("deepstack_layer_map"):
+        layers = {layer for _, layer in pairs} | {*(said.get("spatial_target_layers") or ())}
+        return Deepstack(tuple(sorted(layers)), by_number=True)
+    if indexes := said["vision_config"].get("deepstack_visual_indexes"):
+        return Deepstack(tuple(range(len(indexes))))
     return None
 
 

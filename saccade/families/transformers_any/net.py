@@ -7,6 +7,7 @@ transformers reads the weights. Knows nothing of which model it is.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,16 @@ import transformers
 
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.checkpoint import IMAGES_ADAPTER
-from saccade.families.transformers_any import check
+from saccade.families.transformers_any import check, trial
 from saccade.families.transformers_any.attention import NAME, PagedCall
+from saccade.families.transformers_any.handed import LOGITS, alike, find_difference, watch
 from saccade.families.transformers_any.head import AfterHead, ways
+from saccade.families.transformers_any.layered import Learned, for_layers, own_rows
 from saccade.families.transformers_any.merged import merge_adapter
 from saccade.families.transformers_any.processor import quiet, said
 from saccade.families.transformers_any.products import pack
-from saccade.families.transformers_any.refusals import DEAF
+from saccade.families.transformers_any.prompts import marks
+from saccade.families.transformers_any.refusals import DEAF, Unservable
 from saccade.families.transformers_any.rope import keep_rope
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
@@ -54,46 +58,94 @@ LONG = (
 class AnyText:
     """transformers' decoder; implements `nn.protocol.LanguageModel`."""
 
-    __slots__ = ("behind", "decoder", "dim", "embedding", "hidden", "matrix", "ops", "seen")
+    __slots__ = (
+        "behind",
+        "decoder",
+        "deepstack",
+        "dim",
+        "embedding",
+        "hidden",
+        "learned",
+        "matrix",
+        "ops",
+        "seen",
+    )
 
-    def __init__(self, model: Any, spec: AnySpec, ops: Ops) -> None:
-        """Raises CheckpointError where layers or logits are not what is computed here."""
-        text = spec.facts.text
+    def __init__(self, model: Any, tower: AnyTower | None, spec: AnySpec, ops: Ops) -> None:
+        """Raises CheckpointError where prompts come to something else than in the model's own
+        `generate`. tower: None: it takes text only.
+        """
+        text, images = spec.facts.text, spec.facts.images
         self.hidden = text.hidden
         self.dim = text.head_dim
+        self.deepstack = images.deepstack if images else None
         self.decoder = model.get_decoder()
         self.embedding = model.get_input_embeddings()
         head = model.get_output_embeddings()
-        if head is None or head.bias is not None:
-            raise CheckpointError(f"{spec.folder}: its head is no matrix, or has a bias")
-        images = spec.facts.images
+        with trial.refusing(spec, trial.OURS):
+            linear = isinstance(head, torch.nn.Linear)
+            if not linear or head.bias is not None:
+                raise Unservable("its head is no matrix, or has a bias")
         seen = images.seen if images else ()
         self.seen = torch.tensor(seen, device=head.weight.device) if seen else None
+        self.learned: Learned | None = None
         self.ops = ops
         with torch.inference_mode():
-            token = self._telling_token(spec)
-            theirs = model(input_ids=token[None], use_cache=False).logits[0]
             if text.near is not None:
                 keep_rope(self.decoder, text.near, spec.long)
+            token = self._telling_token(spec)
+            with trial.refusing(spec, trial.TEXT):
+                theirs = model(input_ids=token[None], use_cache=False).logits[0]
+            trials = trial.run_own(model, spec)
             pack(model, head, ops)
             self.matrix = DenseMatrix(head.weight.detach()).ready(ops)
-            self.behind = self._checked(model, spec, token, theirs)
-        attend_by(self.decoder, NAME)
+            with trial.refusing(spec, trial.OURS):
+                self.behind = self._checked(model, spec, token, theirs)
+                attend_by(self.decoder, NAME)
+                self._compare(trials, tower, spec)
 
     def _checked(
         self, model: Any, spec: AnySpec, token: torch.Tensor, theirs: torch.Tensor
     ) -> AfterHead:
         """Which way logits go on, where one token's are the model's own, `theirs`."""
         attend_by(self.decoder, check.NAME)
-        state = check.counted_token(spec, self.run, self.embedding(token))
+        state = check.counted_token(spec.facts.text, self.run, self.embedding(token))
         plain = self.matrix.logits(self.ops, state)
         for way in ways(model.config.get_text_config(decoder=True)):
-            if check.same_logits(way.apply(plain), theirs):
+            if alike(way.apply(plain), theirs):
                 return way
-        raise CheckpointError(
-            f"{spec.folder}: {spec.facts.architecture} is not served: its logits of one token are "
-            "not those of its own forward, which does more than is computed here"
+        raise Unservable(
+            "its logits of one token are not those of its own forward, which does more than is "
+            "computed here"
         )
+
+    def _compare(
+        self, trials: Sequence[trial.OwnAnswer], tower: AnyTower | None, spec: AnySpec
+    ) -> None:
+        """Raises Unservable where what was tried comes to something else here."""
+        device = self.embedding.weight.device
+        batches = []
+        for each in trials:
+            canvases = each.prompt.canvases
+            rows = [tower.encode_canvas(*canvas) for canvas in canvases] if tower else []
+            none = torch.zeros((0, spec.embedding_width), device=device)
+            made = torch.cat(rows) if rows else none
+            batches.append(trial.batch_of(each.prompt, made, device))
+        if tower is not None:
+            ours = [self._embed(batch) for batch in batches]
+            found = trial.learned_rows(list(zip(trials, ours, strict=True)), marks(spec))
+            self.learned = Learned(found) if found else None
+        for each, batch in zip(trials, batches, strict=True):
+            with watch(self.decoder, stop=each.logits is None) as watched:
+                self(batch, check.PromptAttention(spec.facts.text))
+            assert watched.handed is not None
+            if why := find_difference(watched.handed, each.handed):
+                raise Unservable(why)
+            if each.logits is None or watched.states is None:
+                continue
+            logits = self.logits(watched.states[-1:])[0]
+            if not alike(logits, each.logits.float(), LOGITS[watched.states.dtype]):
+                raise Unservable("its logits of a prompt are not those of its own generate")
 
     def _telling_token(self, spec: AnySpec) -> torch.Tensor:
         """[1]: the one with the largest embedding that stands for no image."""
@@ -104,17 +156,31 @@ class AnyText:
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """States [T, hidden], after the last norm."""
-        x = self.embedding(batch.tokens)  # [T, hidden]
-        if batch.splice_rows.shape[0]:
-            x = x.index_copy(0, batch.splice_rows, batch.embeddings.to(x.dtype))
+        x = self._embed(batch)
         call = PagedCall(attention, self.dim, len(x), x.device)
-        if self.seen is None:
-            return self.run(x, batch.positions, call)
-        kinds = torch.isin(batch.tokens, self.seen).int()[None]
-        return self.run(x, batch.positions, call, moe_mm_token_type_ids=kinds)
+        more: dict[str, Any] = {}
+        if self.seen is not None:
+            more["moe_mm_token_type_ids"] = torch.isin(batch.tokens, self.seen).int()[None]
+        if self.deepstack is not None and batch.splice_rows.shape[0]:
+            more |= for_layers(self.deepstack, batch, self.hidden, x.dtype)
+        return self.run(x, batch.positions, call, **more)
+
+    def _embed(self, batch: Batch) -> torch.Tensor:
+        """[T, hidden]"""
+        x: torch.Tensor = self.embedding(batch.tokens)
+        if self.learned is not None:
+            x = self.learned.put(x, batch.tokens)
+        if batch.splice_rows.shape[0]:
+            rows = (
+                batch.embeddings
+                if self.deepstack is None
+                else own_rows(self.deepstack, batch, self.hidden)
+            )
+            x = x.index_copy(0, batch.splice_rows, rows.to(x.dtype))
+        return x
 
     def run(
-        self, x: torch.Tensor, positions: torch.Tensor, call: PagedCall, **more: torch.Tensor
+        self, x: torch.Tensor, positions: torch.Tensor, call: PagedCall, **more: Any
     ) -> torch.Tensor:
         """x [T, hidden], positions [axes, T] -> [T, hidden]"""
         places = positions if len(positions) == 1 else positions[:, None]
@@ -155,8 +221,8 @@ class AnyModel:
         hold.
         """
         spec, model = self.spec, self._read(weights)
-        tower: VisionNet = self._tower(model) if spec.sees_images else NoVision()
-        text = AnyText(model, spec, weights.ops)
+        tower = self._tower(model) if spec.sees_images else None
+        text = AnyText(model, tower, spec, weights.ops)
         logger.warning(
             "%s has no family of Saccade's own: transformers' modules compute it (adapter "
             "transformers_any), with Saccade's pages and %s kernels for attention alone; a step is "
@@ -167,7 +233,8 @@ class AnyModel:
         )
         if spec.facts.text.near is not None:
             logger.warning("%s", LONG if spec.long else SHORT)
-        return WholeNet(spec, weights.ops, tower, text, weights.adapters)
+        vision: VisionNet = NoVision() if tower is None else tower
+        return WholeNet(spec, weights.ops, vision, text, weights.adapters)
 
     def _tower(self, model: Any) -> AnyTower:
         return AnyTower(model, self.spec)

@@ -28,6 +28,12 @@ from saccade.families.checkpoint import read_json
 from saccade.families.transformers_any.facts import PROCESSOR_FILES
 from saccade.families.transformers_any.phi4 import phi4_processor_class
 
+EXPERTS = "moe_mm_token_type_ids"
+"""Of each token: which experts take it."""
+TEXT_KEYS = frozenset(
+    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", EXPERTS}
+)
+"""Tensors of a prompt's tokens; others are of its images."""
 VIDEO = "video_processor"
 PIXTRAL, PHI4 = "PixtralProcessor", "Phi4MultimodalProcessor"
 OWN_CODE = (
@@ -124,12 +130,12 @@ def warm_up(own: OwnProcessor) -> None:
 
 def ask(processor: Any, image: PIL.Image.Image) -> Any:
     """What a processor makes of one image alone and its token."""
-    return processor(
-        images=[image],
-        text=[processor.image_token],
-        return_tensors="pt",
-        add_special_tokens=False,
-    )
+    return ask_text(processor, processor.image_token, [image])
+
+
+def ask_text(processor: Any, text: str, images: list[PIL.Image.Image]) -> Any:
+    """What a processor makes of a text with the token of each image in it."""
+    return processor(images=images, text=[text], return_tensors="pt", add_special_tokens=False)
 
 
 def process(processor: Any, pixels: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:

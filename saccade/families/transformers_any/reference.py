@@ -14,12 +14,7 @@ import torch
 
 from saccade.core.child import Channel, Disconnected, enter
 from saccade.core.recipe import OwnProcessor
-from saccade.families.transformers_any.inspector import (
-    EXPERTS,
-    TEXT_KEYS,
-    find_class,
-    read_config,
-)
+from saccade.families.transformers_any.inspector import find_class, read_config
 from saccade.families.transformers_any.merged import merge_adapter
 from saccade.families.transformers_any.parity import (
     REFERENCE,
@@ -28,7 +23,13 @@ from saccade.families.transformers_any.parity import (
     ReferenceBoot,
     checkered,
 )
-from saccade.families.transformers_any.processor import ask, load_processor, quiet
+from saccade.families.transformers_any.processor import (
+    EXPERTS,
+    TEXT_KEYS,
+    ask,
+    load_processor,
+    quiet,
+)
 from saccade.families.transformers_any.rope import keep_rope
 
 TYPES = "mm_token_type_ids"
@@ -78,7 +79,7 @@ def main() -> int:
             question = channel.receive()
             try:
                 channel.send(answer(model, boot.processor, question))
-            except (TypeError, ValueError, RuntimeError) as error:
+            except Exception as error:  # transformers raises what it pleases
                 channel.send(Expected(error=f"{type(error).__name__}: {error}"))
     return 0
 

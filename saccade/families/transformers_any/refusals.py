@@ -48,6 +48,11 @@ NEAR = "sliding_attention"
 """The kind of layer that has a window."""
 MOST_CONTEXT = 1 << 24
 """Tokens; `check.py` looks at a layer's mask at each of these places."""
+DESCRIBED_BY = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    "max_position_embeddings",
+)
+"""Fields of a language model that transformers has a name for, whatever their own."""
 SCORES_CAP = "attn_logit_softcapping"
 MASKS, MODELS = "create_masks_for_generate", "transformers.models."
 """What a model's class has of its own where its masks are more than causal, and windows."""
@@ -105,10 +110,16 @@ def ropes(said: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_text(text: Any) -> TextFacts:
-    """Sizes of the language model, but its axes of positions. Raises CheckpointError naming the
-    field.
+    """Sizes of the language model, but its axes of positions. Raises CheckpointError naming a field
+    with a wrong value, and Unservable for a model that is not described by these.
     """
     said = text.to_dict()
+    said |= {name: said.get(own) for name, own in text.attribute_map.items() if own in said}
+    if missing := [name for name in DESCRIBED_BY if said.get(name) is None]:
+        raise Unservable(
+            f"{text.model_type} models are not served: their configuration does not say "
+            f"{missing[0]}, without which no memory of keys and values can be laid out"
+        )
     told, rope = Section("its language model", said), Section("its rope", ropes(said)[0])
     heads, kv_heads = read_heads(told)
     hidden, layers = told.count("hidden_size"), told.layers("num_hidden_layers")

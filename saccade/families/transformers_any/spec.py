@@ -36,6 +36,7 @@ from saccade.families.transformers_any.facts import (
     pattern,
     processing,
     read_facts,
+    with_images,
 )
 
 MOST_PIXELS = 2**31 - 1
@@ -66,7 +67,6 @@ class AnySpec:
     long: bool = False
 
     family = "transformers_any"
-    templates = Templates()
     video = None
     patch_unit = 1
     encoder_blocks = 1
@@ -97,6 +97,11 @@ class AnySpec:
         except CheckpointError as error:
             raise ConfigError(f"--family-option {said}: {error}") from None
         return replace(self, processor=processor, facts=facts, sizes=sizes)
+
+    @property
+    def templates(self) -> Templates:
+        images = self.facts.images
+        return Templates(spaced=images.mark if images and images.joints.spaced else "")
 
     @property
     def sees_images(self) -> bool:
@@ -138,7 +143,9 @@ class AnySpec:
 
     @property
     def embedding_width(self) -> int:
-        return self.facts.text.hidden
+        images = self.facts.images
+        levels = 1 if images is None or images.deepstack is None else images.deepstack.levels
+        return self.facts.text.hidden * levels
 
     @property
     def position_axes(self) -> int:
@@ -217,25 +224,25 @@ class AnySpec:
                 f"the prompt has {len(found)} image placeholders for {len(images)} images",
                 param="messages",
             )
-        expanded: list[int] = []
+        if known is None:
+            return tuple(tokens), ()
+        shown = [self.sizes.facts((image.grid[1], image.grid[2])).tokens for image in images]
+        expanded, segments = with_images(tokens, known.placeholder, shown, known.joints.shared)
         spans: list[Span] = []
-        done = 0
-        for number, (at, image) in enumerate(zip(found, images)):
-            expanded += tokens[done:at]
-            facts = self.sizes.facts((image.grid[1], image.grid[2]))
-            spans += content_spans(facts.tokens, self.images.content, len(expanded), number)
-            expanded += facts.tokens
-            done = at + 1
-        expanded += tokens[done:]
+        for number, (start, _, written) in enumerate(segments):
+            spans += content_spans(shown[number], known.content, start - written, number)
         return tuple(expanded), tuple(spans)
 
     def widened(self, at: int, spans: Sequence[Span]) -> int:
+        done = 0
         for _, run in groupby(spans, lambda span: span.image):
             of_image = list(run)
             before, after = self.sizes.around[pattern(of_image)]
-            if of_image[0].start - before >= at:
+            begin = max(done, of_image[0].start - before)  # two images may share a token
+            if begin >= at:
                 break
-            at += of_image[-1].end + after - of_image[0].start + before - 1
+            done = of_image[-1].end + after
+            at += done - begin - 1
         return at
 
     @property

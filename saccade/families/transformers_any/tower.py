@@ -8,11 +8,15 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from saccade.core.errors import CheckpointError
 from saccade.core.pixel_tensors import ROW_BYTES, placed
+from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid
+from saccade.families.transformers_any.layered import levels_of, one_tensor
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 
@@ -74,17 +78,25 @@ class AnyTower:
         if "rows" in self.names:
             inputs["rows"] = grid[0]
         made = self.features(**inputs)
-        rows = made if isinstance(made, torch.Tensor | list | tuple) else made.pooler_output
-        if not isinstance(rows, torch.Tensor):
-            rows = torch.cat([each.flatten(0, -2) for each in rows])
-        rows = rows.flatten(0, -2)
-        if rows.shape != (grid[0], self.spec.hidden_size):
+        images = self.spec.images
+        if images.deepstack is None:
+            rows = one_tensor(
+                made if isinstance(made, torch.Tensor | list | tuple) else made.pooler_output
+            )
+        else:
+            rows = torch.cat(levels_of(images.deepstack, made), dim=1)
+        if rows.shape != (grid[0], self.spec.embedding_width):
             raise CheckpointError(
                 f"{self.spec.facts.architecture} makes {list(rows.shape)} of an image of {grid[2]} "
                 f"x {grid[1]} px, for which its processor writes {grid[0]} tokens of "
-                f"{self.spec.hidden_size} values"
+                f"{self.spec.embedding_width} values"
             )
         return rows
+
+    def encode_canvas(self, recipe: ImageRecipe, canvas: npt.NDArray[np.uint8]) -> torch.Tensor:
+        """[rows, embedding_width]"""
+        data = torch.from_numpy(canvas).to(self.device).reshape(-1)
+        return self._encode(data, recipe.grid)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         counts = [int(fact.places[0, 1]) for fact in facts]

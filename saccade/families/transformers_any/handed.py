@@ -1,0 +1,181 @@
+"""What a model hands its decoder, recorded from its own forward and from ours, and whether both are
+alike. Knows nothing of models, nor of how a prompt is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Two ways to the same values may differ by this share of their size."""
+LOGITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.06}
+"""The same of one token's logits, which a router may have sent to other experts."""
+EMBEDDINGS, POSITIONS, MASK = "inputs_embeds", "position_ids", "attention_mask"
+NEUTRAL = frozenset(
+    {
+        *("past_key_values", "use_cache", "cache_position", "paged", "input_ids", "labels"),
+        *("return_dict", "output_attentions", "output_hidden_states", "logits_to_keep"),
+        "num_items_in_batch",
+    }
+)
+"""Arguments that say how to compute, and what to keep: not what a token is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """One call. arguments: by name, but neutral ones. states: [T, hidden]; None: not computed.
+
+    A decoder that is handed tokens makes embeddings itself: if of tokens alone, they stand here.
+    """
+
+    arguments: Mapping[str, Any]
+    states: torch.Tensor | None
+
+    @property
+    def embeddings(self) -> torch.Tensor | None:
+        """[T, hidden]; None: the decoder makes them of tokens and images."""
+        made = self.arguments.get(EMBEDDINGS)
+        return None if made is None else made[0]
+
+
+class Enough(Exception):
+    """The decoder need not compute."""
+
+
+class Watch:
+    """Records the first call of a decoder, as in `Handed`."""
+
+    def __init__(self, stop: bool, images: Collection[str]) -> None:
+        self.arguments: Mapping[str, Any] | None = None
+        self.states: torch.Tensor | None = None
+        self._stop = stop
+        self._images = images
+
+    def before(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.arguments is not None:
+            return
+        signature = inspect.signature(decoder.forward)
+        found = dict(signature.bind_partial(*args, **kwargs).arguments)
+        for name, each in signature.parameters.items():
+            if each.kind is inspect.Parameter.VAR_KEYWORD:
+                found |= found.pop(name, {})
+        told = {name: each for name, each in found.items() if _says(name, each)}
+        if EMBEDDINGS not in told and found.get("input_ids") is not None:
+            if told.keys() & self._images:
+                self.arguments = {n: each for n, each in told.items() if n not in self._images}
+                return  # what it makes of images shows in its states alone
+            told[EMBEDDINGS] = decoder.get_input_embeddings()(found["input_ids"])
+        self.arguments = told
+        if self._stop:
+            raise Enough
+
+    def behind(self, _decoder: Any, _args: tuple[Any, ...], made: Any) -> None:
+        if self.states is None:
+            self.states = made[0][0]
+
+    @property
+    def handed(self) -> Handed | None:
+        """None: the decoder was not called."""
+        return None if self.arguments is None else Handed(self.arguments, self.states)
+
+
+@contextmanager
+def watch(decoder: Any, *, stop: bool = False, images: Collection[str] = ()) -> Iterator[Watch]:
+    """Record what the decoder is handed within the block. stop: end the call before its layers, if
+    it is handed embeddings. images: names of the tensors of images.
+    """
+    watched = Watch(stop, images)
+    hooks = (
+        decoder.register_forward_pre_hook(watched.before, with_kwargs=True),
+        decoder.register_forward_hook(watched.behind),
+    )
+    try:
+        yield watched
+    except Enough:
+        pass
+    finally:
+        for each in hooks:
+            each.remove()
+
+
+def find_difference(ours: Handed, theirs: Handed) -> str | None:
+    """Return the reason why our call is not the model's own; None: both are alike."""
+    names = sorted(theirs.arguments.keys() - ours.arguments.keys() - {POSITIONS, MASK})
+    if names:
+        return f"its decoder is handed {', '.join(names)}, which nothing here passes"
+    for name, value in ours.arguments.items():
+        own = theirs.arguments.get(name)
+        if own is None and (_is_zero(value) or (name == EMBEDDINGS and theirs.states is not None)):
+            continue
+        if name == POSITIONS:
+            if own is not None and not _same_places(value, own):
+                return "its decoder is handed other positions than are known here"
+        elif not alike(value, own):
+            return f"its decoder is handed other {name} than are made here"
+    mask = theirs.arguments.get(MASK)
+    if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.all()):
+        return "its decoder is handed a mask of its own, which no cache here follows"
+    if ours.states is None or theirs.states is None or same_states(ours.states, theirs.states):
+        return None
+    return "what its decoder makes of a prompt is not what is computed here"
+
+
+def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Return True if most rows of two [T, hidden] differ by rounding alone: in half formats a
+    router may send the others to other experts.
+    """
+    if theirs.dtype == torch.float32:
+        return alike(ours, theirs)
+    apart = (ours.float() - theirs.float()).norm(dim=1) / theirs.float().norm(dim=1)
+    return bool(apart.median() <= ROUNDING[theirs.dtype])
+
+
+def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
+    """Return True if two values differ by rounding alone. within: this share of their size; None:
+    the one of the format of `theirs`.
+    """
+    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        if ours.shape != theirs.shape:
+            return False
+        if not ours.is_floating_point():
+            return torch.equal(ours.long(), theirs.long())
+        apart = (ours.float() - theirs.float()).norm()
+        share = ROUNDING[theirs.dtype] if within is None else within
+        return bool(apart <= share * theirs.float().norm())
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        return ours.keys() == theirs.keys() and all(alike(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(alike, ours, theirs))
+    return bool(type(ours) is type(theirs) and ours == theirs)
+
+
+def differing_rows(ours: torch.Tensor, theirs: torch.Tensor) -> Sequence[int]:
+    """Return the rows of two [T, hidden] that differ by more than rounding."""
+    apart = (ours.float() - theirs.float()).norm(dim=1)
+    many = apart > ROUNDING[theirs.dtype] * theirs.float().norm(dim=1)
+    found: list[int] = many.nonzero()[:, 0].tolist()
+    return found
+
+
+def _says(name: str, value: Any) -> bool:
+    return name not in NEUTRAL and value is not None and value is not False
+
+
+def _is_zero(value: Any) -> bool:
+    """Return True for kinds of tokens that say no more than none do."""
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.any()
+
+
+def _same_places(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Return True for equal positions: [1, T], or [axes, 1, T], with the places in the text before
+    them or without.
+    """
+    own, other = (each[:, 0] if each.dim() == 3 else each for each in (ours, theirs))
+    other = other[len(other) - len(own) :] if len(other) > len(own) > 1 else other
+    return own.shape[-1] == other.shape[-1] and bool((own == other).all())

@@ -1,0 +1,74 @@
+"""What a decoder is handed beside the rows that stand for an image: features for its layers
+(deepstack), and rows that the model has learned for the marks around an image.
+
+Knows nothing of which model it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from saccade.families.transformers_any.facts import Deepstack
+from saccade.nn.protocol import Batch
+
+
+class Learned:
+    """Rows in place of the embeddings of some tokens."""
+
+    __slots__ = ("rows", "tokens")
+
+    def __init__(self, found: Mapping[int, torch.Tensor]) -> None:
+        """found: a row [hidden] by token."""
+        kept = sorted(found)
+        self.tokens = torch.tensor(kept, device=found[kept[0]].device)
+        self.rows = torch.stack([found[token] for token in kept]).clone()
+
+    def put(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden], of these tokens [T]."""
+        places, which = (tokens[:, None] == self.tokens).nonzero(as_tuple=True)
+        return x.index_copy(0, places, self.rows[which].to(x.dtype))
+
+
+def one_tensor(made: Any) -> torch.Tensor:
+    """Features of one image, in one piece or in several, as [rows, hidden]."""
+    if not isinstance(made, torch.Tensor):
+        made = torch.cat([each.flatten(0, -2) for each in made])
+    rows: torch.Tensor = made.flatten(0, -2)
+    return rows
+
+
+def levels_of(deepstack: Deepstack, made: Any) -> list[torch.Tensor]:
+    """What a tower has made of one image for the decoder's first input, if it makes that, and for
+    each of its layers in turn: [rows, hidden] each.
+    """
+    if deepstack.by_number:
+        found = {layer: one_tensor(each) for layer, each in made.deepstack_features}
+        return [found[layer] for layer in deepstack.layers]
+    return [one_tensor(made.pooler_output), *map(one_tensor, made.deepstack_features)]
+
+
+def own_rows(deepstack: Deepstack, batch: Batch, hidden: int) -> torch.Tensor:
+    """The rows [S, hidden] in place of an image's tokens."""
+    if deepstack.by_number:
+        return batch.embeddings.new_zeros((len(batch.embeddings), hidden))
+    return batch.embeddings[:, :hidden]
+
+
+def for_layers(
+    deepstack: Deepstack, batch: Batch, hidden: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """The decoder's arguments with the features of all shown tokens, in the order of tokens."""
+    order = batch.splice_rows.argsort()
+    shown = torch.zeros(len(batch.tokens), dtype=torch.bool, device=batch.tokens.device)
+    shown[batch.splice_rows] = True
+    levels = torch.split(batch.embeddings[order].to(dtype), hidden, dim=1)
+    if deepstack.by_number:
+        mask = shown[None, :, None]
+        return {
+            "vision_mask": mask,
+            "deepstack_features": dict(zip(deepstack.layers, levels, strict=True)),
+        }
+    return {"visual_pos_masks": shown[None], "deepstack_visual_embeds": list(levels[1:])}

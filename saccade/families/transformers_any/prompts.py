@@ -1,0 +1,126 @@
+"""Prompts that a model is tried with at load: text alone, and text around images, as the model's
+own processor makes them, beside what is made of them here.
+
+Knows nothing of what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import torch
+
+from saccade.core.family import put_spaces
+from saccade.core.recipe import ImageRecipe
+from saccade.core.types import Image, ImageKey, Size, Span
+from saccade.families.transformers_any.facts import SizeFacts
+from saccade.families.transformers_any.parity import checkered
+from saccade.families.transformers_any.processor import ask_text, draw, load_processor
+from saccade.families.transformers_any.refusals import Unservable
+from saccade.families.transformers_any.spec import AnySpec
+
+WORDS = 24
+"""Tokens of a prompt without an image."""
+MOST_IMAGES = 4
+"""Of a prompt that is to show all tokens that stand around images."""
+TEXTS = ("x", "y", "z", "x", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePrompt:
+    """One prompt in both worlds. inputs: as the model's own forward takes it. canvases: of its
+    images, as towers take them here, each with its recipe.
+    """
+
+    tokens: tuple[int, ...]
+    positions: npt.NDArray[np.int64]  # [axes, T]
+    inputs: Mapping[str, torch.Tensor]
+    spans: tuple[Span, ...] = ()
+    canvases: tuple[tuple[ImageRecipe, npt.NDArray[np.uint8]], ...] = ()
+
+
+def text_prompt(spec: AnySpec) -> ProbePrompt:
+    """Tokens from all over the vocabulary, none of which has to do with images."""
+    images = spec.facts.images
+    others = {*images.seen, *(t for each in images.sizes for t in each.tokens)} if images else set()
+    usual = [token for token in range(spec.vocab_size) if token not in others]
+    tokens = tuple(usual[:: max(1, len(usual) // WORDS)][:WORDS])
+    positions, _ = spec.positions(len(tokens), (), ())
+    ids = torch.tensor([tokens])
+    return ProbePrompt(
+        tokens, positions, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    )
+
+
+def marks(spec: AnySpec) -> frozenset[int]:
+    """Tokens that stand around an image's rows, and in no text."""
+    around = {token for each in (*spec.images.sizes, *spec.images.largest) for token in each.tokens}
+    added = load_processor(spec.processor).tokenizer.added_tokens_decoder
+    return frozenset(around & added.keys() - {spec.images.content})
+
+
+def few_sizes(spec: AnySpec) -> tuple[Size, ...]:
+    """The size of an image that becomes few tokens."""
+    return (_by_tokens(spec)[0].size,)
+
+
+def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
+    """Sizes of two images or more, small ones, which show all kinds of tokens around images."""
+    known = _by_tokens(spec)
+    found, seen = [known[0]], set(known[0].tokens)
+    for each in (known[1], *known[2:]):
+        if len(found) == 1 or (len(found) < MOST_IMAGES and not seen.issuperset(each.tokens)):
+            found.append(each)
+            seen.update(each.tokens)
+    return tuple(each.size for each in found)
+
+
+def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
+    """The known sizes, those of the fewest tokens first, but those of one row last: some models'
+    own code takes one row for none.
+    """
+    images = spec.images
+    return sorted(
+        (*images.sizes, *images.largest),
+        key=lambda each: (each.tokens.count(images.content) == 1, len(each.tokens), each.size),
+    )
+
+
+def image_prompt(spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype) -> ProbePrompt:
+    """Letters, and an image of each size between them. Raises Unservable where the processor's
+    own tokens are not ours, and what a processor raises.
+    """
+    processor = load_processor(spec.processor)
+    pixels = [checkered(size) for size in sizes]
+    text = TEXTS[0] + "".join(
+        processor.image_token + TEXTS[1 + at % (len(TEXTS) - 1)] for at in range(len(sizes))
+    )
+    made = ask_text(processor, text, [PIL.Image.fromarray(each) for each in pixels])
+    recipes = [spec.recipe(*size, spec.pixel_bounds) for size in sizes]
+    images = [
+        Image(ImageKey(bytes([at] * 32), bytes(16)), each.grid, each.grid[0], 1, each.canvas)
+        for at, each in enumerate(recipes)
+    ]
+    if mark := spec.templates.spaced:
+        text = put_spaces(text, mark)
+    plain = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    tokens, spans = spec.expand_prompt(plain, images)
+    if list(tokens) != made["input_ids"][0].tolist():
+        raise Unservable("its processor writes other tokens around images than are known here")
+    blocks = [spec.image_positions(each.grid) for each in images]
+    positions, _ = spec.positions(len(tokens), spans, blocks)
+    inputs = {
+        name: each.to(dtype) if each.is_floating_point() and not name.endswith("mask") else each
+        for name, each in made.items()
+        if isinstance(each, torch.Tensor) and name != "token_type_ids"
+    }
+    canvases = []
+    for recipe, each in zip(recipes, pixels, strict=True):
+        canvas = np.zeros((*recipe.canvas, 3), np.uint8)
+        draw(canvas, recipe, each)
+        canvases.append((recipe, canvas))
+    return ProbePrompt(tokens, positions, inputs, spans, tuple(canvases))

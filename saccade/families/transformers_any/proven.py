@@ -1,0 +1,48 @@
+"""Architectures whose answers tests compare with transformers' own `generate`, token for token:
+`docs/models.md` lists the same ones.
+"""
+
+from __future__ import annotations
+
+PROVEN = frozenset(
+    {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MinistralForCausalLM",
+        "MixtralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Glm4MoeForCausalLM",
+        "Olmo2ForCausalLM",
+        "Olmo3ForCausalLM",
+        "Phi3ForCausalLM",
+        "SmolLM3ForCausalLM",
+        "CohereForCausalLM",
+        "Cohere2ForCausalLM",
+        "Exaone4ForCausalLM",
+        "Gemma2ForCausalLM",
+        "GraniteForCausalLM",
+        "LlavaOnevisionForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "LightOnOcrForConditionalGeneration",
+        "Glm4vForConditionalGeneration",
+        "Glm46VForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "GlmOcrForConditionalGeneration",
+        "PaddleOCRVLForConditionalGeneration",
+        "Ernie4_5_VLMoeForConditionalGeneration",
+        "DeepseekVLForConditionalGeneration",
+        "DeepseekVLHybridForConditionalGeneration",
+        "DeepseekOcr2ForConditionalGeneration",
+        "AyaVisionForConditionalGeneration",
+        "Phi4MultimodalForCausalLM",
+        "CohereCompassForConditionalGeneration",
+        "Ovis2ForConditionalGeneration",
+        "Granite4VisionForConditionalGeneration",
+        "Idefics2ForConditionalGeneration",
+    }
+)

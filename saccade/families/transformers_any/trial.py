@@ -1,0 +1,147 @@
+"""The trial of a model at load: prompts through its own `generate`, and through what is computed
+here, must hand its decoder the same, and come to the same.
+
+What cannot be tried is refused. Knows nothing of which model it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from saccade.core.errors import CheckpointError, StartupError
+from saccade.families.transformers_any.handed import Handed, differing_rows, watch
+from saccade.families.transformers_any.processor import TEXT_KEYS
+from saccade.families.transformers_any.prompts import (
+    ProbePrompt,
+    few_sizes,
+    image_prompt,
+    telling_sizes,
+    text_prompt,
+)
+from saccade.families.transformers_any.refusals import Unservable
+from saccade.families.transformers_any.spec import AnySpec
+from saccade.nn.protocol import Batch
+
+TEXT = "transformers' own generate does not answer a prompt of text"
+IMAGES = "transformers' own generate does not answer a prompt with an image"
+OURS = "what is computed here does not take a prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswer:
+    """A prompt, and what the model's own `generate` made of it. logits: of the token behind it,
+    [V]; None: the decoder's layers were not run.
+    """
+
+    prompt: ProbePrompt
+    handed: Handed
+    logits: torch.Tensor | None
+
+
+@contextmanager
+def refusing(spec: AnySpec, what: str) -> Iterator[None]:
+    """Raise whatever is raised within as the reason for which the model is not served."""
+    named = f"{spec.folder}: {spec.facts.architecture} is not served:"
+    try:
+        yield
+    except Unservable as error:
+        raise CheckpointError(f"{named} {error}") from error
+    except (StartupError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # transformers raises what it pleases
+        raise CheckpointError(f"{named} {what}: {type(error).__name__}: {error}") from error
+
+
+def run_own(model: Any, spec: AnySpec) -> tuple[OwnAnswer, ...]:
+    """Run all prompts through the model's own `generate`: before anything of it is changed."""
+    with refusing(spec, TEXT):
+        trials = [_ask(model, text_prompt(spec), stop=False)]
+    if spec.sees_images:
+        with refusing(spec, IMAGES):
+            trials += [
+                _ask(model, image_prompt(spec, sizes, model.dtype), stop=stop)
+                for sizes, stop in ((telling_sizes(spec), True), (few_sizes(spec), False))
+            ]
+    return tuple(trials)
+
+
+def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
+    """stop: only look at what the decoder is handed."""
+    settings: Any = transformers.GenerationConfig
+    greedy = settings(
+        max_new_tokens=1,
+        do_sample=False,
+        num_beams=1,  # a checkpoint's own settings may say more
+        cache_implementation="dynamic",
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    logits = None
+    inputs = {name: each.to(model.device) for name, each in prompt.inputs.items()}
+    images = inputs.keys() - TEXT_KEYS
+    with watch(model.get_decoder(), stop=stop, images=images) as watched:
+        logits = model.generate(**inputs, generation_config=greedy).logits[0][0]
+    if watched.handed is None:
+        raise Unservable("its own generate does not call its decoder")
+    return OwnAnswer(prompt, watched.handed, logits)
+
+
+def batch_of(prompt: ProbePrompt, rows: torch.Tensor, device: torch.device) -> Batch:
+    """One whole prompt as a batch, for an attention without pages. rows: embeddings of its images,
+    [S, embedding_width].
+    """
+    places = [at for span in prompt.spans for at in range(span.start, span.end)]
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    few = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    return Batch(
+        tokens=torch.tensor(prompt.tokens, device=device),
+        positions=torch.from_numpy(prompt.positions).to(device),
+        out_slots=none,
+        slots=none,
+        page_table=few,
+        q_starts=few[0],
+        kv_lengths=few[0],
+        singles=0,
+        splice_rows=torch.tensor(places, dtype=torch.int64, device=device),
+        embeddings=rows,
+        sample_rows=none,
+    )
+
+
+def learned_rows(
+    trials: Sequence[tuple[OwnAnswer, torch.Tensor]], marks: frozenset[int]
+) -> dict[int, torch.Tensor]:
+    """Find the rows [hidden] that a model's own forward puts in place of tokens around an image,
+    the same for each image. trials: with our embeddings [T, hidden]. marks: the tokens that may
+    have them.
+
+    Raises Unservable where another token has a row of its own, or a mark has several.
+    """
+    found: dict[int, torch.Tensor] = {}
+    known = [
+        (each.prompt.tokens, each.handed.embeddings, ours)
+        for each, ours in trials
+        if each.handed.embeddings is not None
+    ]
+    for tokens, theirs, ours in known:
+        for place in differing_rows(ours, theirs):
+            token, row = tokens[place], theirs[place]
+            if token not in marks:
+                raise Unservable(
+                    f"its decoder is handed another row at token {place} (id {token}) of a prompt "
+                    "than is made here"
+                )
+            if differing_rows(found.setdefault(token, row)[None], row[None]):
+                raise Unservable(f"its decoder is handed rows of its own in place of token {token}")
+    for tokens, theirs, ours in known:
+        for place, token in enumerate(tokens):
+            if token in found and not differing_rows(ours[place][None], theirs[place][None]):
+                raise Unservable(f"its decoder is handed two kinds of rows for token {token}")
+    return found

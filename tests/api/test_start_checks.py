@@ -1,0 +1,133 @@
+"""While a server checks its first answers no client is answered; an unproven architecture is served
+only where it is allowed, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from saccade.api.app import build_app
+from saccade.core.answer_options import AnswerOptions
+from saccade.core.errors import CheckpointError, ConfigError
+from saccade.core.options import ModelOptions
+from saccade.core.serve_options import ServeOptions
+from saccade.families.registry import load_spec, unproven
+from saccade.front import assemble, parity, request_manager
+from saccade.front.assemble import check_proven
+from saccade.front.content import message_from_object
+from saccade.front.conversation import Chat
+from saccade.front.parity import check_parity
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.request_manager import RequestManager
+from tests.helpers.echo import EchoEngine
+from tests.helpers.served import FOLDER, TOKENIZER, build_front
+
+BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+
+
+def with_front(work: Any, tmp_path: Path) -> Any:
+    """Run `work`, given a front still to be started and a client of its app."""
+
+    async def run() -> Any:
+        front = build_front(
+            EchoEngine(lambda _: TOKENIZER.encode("Hello!")), 8, str(tmp_path / "files")
+        )
+        app = httpx.ASGITransport(build_app(front, ("demo",), ServeOptions(), None))
+        try:
+            async with httpx.AsyncClient(transport=app, base_url="http://127.0.0.1") as client:
+                return await work(front, client)
+        finally:
+            await front.stop()
+
+    return asyncio.run(run())
+
+
+def test_no_client_is_answered_while_first_answers_are_checked(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def work(front: RequestManager, client: httpx.AsyncClient) -> None:
+        async def ask() -> tuple[int, int]:
+            asked = await client.post("/v1/chat/completions", json=BODY)
+            return (await client.get("/health")).status_code, asked.status_code
+
+        async def check() -> None:
+            seen.append(await ask())
+            message = message_from_object({"role": "user", "content": "hello"}, "messages[0]")
+            prepared = await front.prepare(GenerationRequest(Chat((message,)), {"max_tokens": 4}))
+            async with aclosing(front.generate(prepared)) as events:
+                assert [event async for event in events], "the check itself is answered"
+
+        await front.start(check=check)
+        seen.append(await ask())
+
+    with_front(work, tmp_path)
+    assert seen == [(503, 503), (200, 200)]
+
+
+def test_a_check_that_fails_ends_the_start(tmp_path: Path) -> None:
+    async def work(front: RequestManager, client: httpx.AsyncClient) -> int:
+        async def check() -> None:
+            raise CheckpointError("its answers are wrong")
+
+        with pytest.raises(CheckpointError, match="its answers are wrong"):
+            await front.start(check=check)
+        told = await client.get("/health")
+        assert "its answers are wrong" in told.text
+        return told.status_code
+
+    assert with_front(work, tmp_path) == 503
+
+
+def test_a_chat_that_is_not_answered_fails_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoReference:
+        def __init__(self, *_: object) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(parity, "ReferenceChild", NoReference)
+    options = ServeOptions(answers=AnswerOptions(check_parity=True))
+
+    async def work(front: RequestManager, _: httpx.AsyncClient) -> None:
+        engine: Any = front._engine
+        engine.fault = ("TypeError: 'NoneType' object is not iterable", "internal_error")
+        with pytest.raises(CheckpointError, match=r"'Say something\.' is not answered: TypeError"):
+            await front.start(check=partial(check_parity, front, str(FOLDER), options))
+
+    with_front(work, tmp_path)
+
+
+def test_an_unproven_architecture_says_so_to_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def listed(front: RequestManager, client: httpx.AsyncClient) -> Any:
+        await front.start()
+        return (await client.get("/v1/models")).json()["data"][0]
+
+    assert "unproven" not in with_front(listed, tmp_path)
+    monkeypatch.setattr(request_manager, "unproven", lambda _: "SomeForCausalLM")
+    assert with_front(listed, tmp_path)["unproven"] is True
+
+
+def test_an_unproven_architecture_is_served_only_if_allowed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec: Any = object()
+    monkeypatch.setattr(assemble, "unproven", lambda _: "SomeForCausalLM")
+    with pytest.raises(ConfigError, match=r"SomeForCausalLM is none of .* start with --allow-unp"):
+        check_proven(spec, Path("model"), ModelOptions())
+    check_proven(spec, Path("model"), replace(ModelOptions(), allow_unproven=True))
+    assert "SomeForCausalLM is unproven" in caplog.text
+
+
+def test_a_family_of_our_own_is_proven() -> None:
+    assert unproven(load_spec(FOLDER)) == ""
