@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ Colour = tuple[float, float, float]
 HALF: Colour = (0.5, 0.5, 0.5)
 RESAMPLES: dict[int, Resample] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers."""
+FIRST_LANCZOS = (2, 12)
+"""PyTorch's first release that resizes by Lanczos."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts")
 """Names of the number of experts; the second since transformers 5."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -157,13 +160,23 @@ def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
 
 
 def read_resample(processor: Section, default: int) -> Resample:
-    """The way to resize. Raises CheckpointError."""
+    """Return the way to resize. Raises CheckpointError.
+
+    Beside an older PyTorch, Lanczos becomes bicubic, as in transformers' `TorchvisionBackend`.
+    """
     number = processor.integer("resample", default=default)
     if number not in RESAMPLES:
         raise CheckpointError(
             f"{processor.where}: resample {number} is not supported (1, 2 and 3 are)"
         )
+    if RESAMPLES[number] == "lanczos" and _torch_release() < FIRST_LANCZOS:
+        return "bicubic"
     return RESAMPLES[number]
+
+
+def _torch_release() -> tuple[int, int]:
+    major, minor = version("torch").split(".")[:2]
+    return int(major), int(minor)
 
 
 class SiglipDefaults(NamedTuple):

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from saccade.core.errors import CheckpointError, ConfigError, InvalidRequest
 from saccade.core.types import Grid, Image, ImageKey
+from saccade.families import config_readers
 from saccade.families.registry import load_spec
 from saccade.families.smolvlm.spec import SmolVLMSpec
 from saccade.media.decode import decode_into
@@ -92,6 +93,18 @@ def test_pixels_of_other_settings_are_the_references(
     theirs, spec = reference(folder), read(folder)
     for data in files()[:16]:
         np.testing.assert_array_equal(canvas_of(spec, data), theirs.resize(decoded(data)))
+
+
+def test_lanczos_is_bicubic_beside_an_older_pytorch(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in transformers, whose torchvision cannot do it there."""
+    folder, found = checkpoint("smolvlm"), list[str]()
+    for release in ((2, 11), (2, 12), (3, 0)):
+        monkeypatch.setattr(config_readers, "_torch_release", lambda now=release: now)
+        spec = read(folder)
+        found.append(spec.recipe(64, 96, spec.pixel_bounds).resample)
+    assert found == ["bicubic", "lanczos", "lanczos"]
 
 
 def test_a_request_may_ask_for_fewer_tiles(spec: SmolVLMSpec) -> None:
