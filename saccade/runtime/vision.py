@@ -175,8 +175,11 @@ class VisionEncoder:
                     raise  # other ranks compute on, or nothing on this device can
                 logger.exception("an image is not encoded")
                 self._begun.remove(encoding)
-                why = describe_failure(error)
-                self._failed += [(encode.key, why) for encode in encoding.encodes]
+                if len(encoding.encodes) > 1:  # which of them is to blame is not known
+                    for encode in encoding.encodes:
+                        self._add([encode], [encode], encode.patches)
+                else:
+                    self._failed.append((encoding.encodes[0].key, describe_failure(error)))
                 continue
             if whole:
                 ready = encoding.watch.last if self._lane is not None else None

@@ -5,7 +5,7 @@ ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,33 @@ def test_an_image_that_is_not_encoded_ends_its_requests_alone(
     again = harness.run([shown(harness, "a", "one")])["one"]
     assert again.error is None and len(again.tokens) == 4, "the next time it is encoded"
     assert len(harness.worker.images.embeddings) == 1  # type: ignore[attr-defined]
+
+
+def test_an_image_that_a_tower_does_not_take_spares_those_beside_it(
+    net: FamilyNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of one pack are encoded apart where the pack raises."""
+    sizes = {"1": 64, "2": 96, "3": 128}
+
+    def ask(harness: Harness) -> Mapping[str, Any]:
+        return harness.run([shown(harness, id, id, size) for id, size in sizes.items()])
+
+    wanted = ask(Harness(net))
+    embed, begun = type(net.vision).embed, list[int]()
+
+    def refuse(vision: Any, pixels: torch.Tensor, facts: Any) -> torch.Tensor:
+        begun.append(len(pixels))
+        if len(pixels) == sizes["2"]:
+            raise ValueError("it is not taken")
+        return embed(vision, pixels, facts)
+
+    monkeypatch.setattr(type(net.vision), "embed", refuse)
+    harness = Harness(net)
+    found = ask(harness)
+    assert begun == [64, 96, 64, 96, 128], "the first time together"
+    assert "it is not taken" in (found["2"].error or "")
+    assert [found[id].tokens for id in "13"] == [wanted[id].tokens for id in "13"]
+    harness.scheduler.audit()
 
 
 def test_a_step_that_finds_no_memory_ends_its_requests_and_leaves_their_pages(
