@@ -44,6 +44,7 @@ def test_a_process_that_met_an_error_of_the_gpu_ends_and_its_test_is_named(
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'bench'}")
     results = pytester.path / "tests.jsonl"
     monkeypatch.setenv(pytest_results.PLACE, str(results))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # its run is one of its own
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS.format(said=said))
     command = [sys.executable, "-m", "pytest", "-p", pytest_results.NAME, "-p", "no:cacheprovider"]

@@ -267,6 +267,29 @@ def test_other_libraries_shapes_of_an_image_are_honoured_in_chats(
     assert source.param == "messages[0].content[0]" and source.budget.max_pixels == 4096
 
 
+@pytest.mark.parametrize("place", ["image", "document", "tool_result"])
+def test_an_image_block_has_bounds_of_its_own(place: str) -> None:
+    block: dict[str, Any] = {"type": "image", "source": {"type": "url", "url": URL}}
+    block |= {"min_pixels": 1024, "max_pixels": 4096}
+    if place == "document":
+        block = {"type": "document", "source": {"type": "content", "content": [block]}}
+    asked: list[dict[str, Any]] = [{"role": "user", "content": [block]}]
+    if place == "tool_result":
+        call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+        answer = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
+        asked = [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [answer]},
+        ]
+    body = {**BODY["messages"], "messages": asked}
+    found = READ["messages"](bytearray(json.dumps(body).encode())).prompt
+    assert isinstance(found, Chat)
+    (source,) = found.sources
+    assert isinstance(source, ImageSource)
+    assert (source.budget.min_pixels, source.budget.max_pixels) == (1024, 4096)
+
+
 @pytest.mark.parametrize(
     ("part", "param"),
     [

@@ -62,7 +62,9 @@ def pytest_words(tests: Sequence[str], processes: int) -> list[str]:
 
 
 def environment(results: Path) -> dict[str, str]:
-    return os.environ | {
+    # its pytest may be a test's own
+    ours = {name: each for name, each in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+    return ours | {
         "OMP_NUM_THREADS": "1",
         "SACCADE_HALVES": "1",
         pytest_results.PLACE: str(results),

@@ -59,10 +59,12 @@ class Transformations(Struct, forbid_unknown_fields=True):
 
 
 class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
-    """An image."""
+    """An image. min_pixels, max_pixels: an extension of ours, as in a chat's parts."""
 
     source: Base64Source | URLSource | FileSource
     transformations: Transformations | None = None
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
 
 
 class VideoBytes(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):

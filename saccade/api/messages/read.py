@@ -58,6 +58,7 @@ from saccade.front.video_parts import (
     VideoPart,
     read_video,
 )
+from saccade.media.content import Budget
 from saccade.media.sources import Base64, FileId, ImageSource, SentFile, VideoSource
 from saccade.text.grammar import OutputConstraint
 from saccade.text.tools import Tool, ToolSet, read_each, read_function
@@ -340,7 +341,8 @@ def _parts(block: Shown, place: str, view: PageView | None) -> list[Part]:
     if isinstance(block, TextBlock):
         return [MessageText(block.text, place)]
     if isinstance(block, ImageBlock):
-        return [ImageSource(_address(block.source), place)]
+        budget = Budget(min_pixels=block.min_pixels, max_pixels=block.max_pixels)
+        return [ImageSource(_address(block.source), place, budget)]
     if isinstance(block, VideoBlock):
         return [_video(block, place)]
     heading = "".join(f"{line}\n" for line in (block.title, block.context) if line)
