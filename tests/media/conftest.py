@@ -20,6 +20,7 @@ from saccade.core.types import Grid
 from saccade.families.qwen_vl.config import ImageRules, smart_resize
 from saccade.families.qwen_vl.video import QwenVideo
 from saccade.media.media import Media
+from saccade.media.stock import Stocks
 from tests.helpers.stocks import image_stocks
 
 
@@ -87,6 +88,11 @@ MakePath = Callable[..., AbstractAsyncContextManager[Path]]
 @pytest.fixture
 def media_path(spec: FamilySpec) -> MakePath:
     """`async with media_path(arena_bytes, **media options) as path`."""
+    return paths_of(spec, image_stocks)
+
+
+def paths_of(spec: FamilySpec, stocks: Callable[[], Stocks]) -> MakePath:
+    """As `media_path`, with image workers from these stocks."""
 
     @asynccontextmanager
     async def make(
@@ -94,7 +100,7 @@ def media_path(spec: FamilySpec) -> MakePath:
     ) -> AsyncIterator[Path]:
         arena, metrics = Arena.create(arena_bytes), Metrics()
         told = MediaOptions(**{"media_workers": 1, **options})  # type: ignore[arg-type]
-        media = Media(spec, told, arena, metrics, stocks=image_stocks(), cards=cards)
+        media = Media(spec, told, arena, metrics, stocks=stocks(), cards=cards)
         media.start()
         try:
             yield Path(media, arena, metrics)

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from types import SimpleNamespace
 
@@ -15,12 +13,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from saccade.core.arena import Arena
 from saccade.core.client import Client
 from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec
-from saccade.core.metrics import Metrics
-from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
 from saccade.core.video import VideoWishes
@@ -29,21 +24,19 @@ from saccade.media.content import Budget, Probe
 from saccade.media.decode_queue import Job, JobQueue
 from saccade.media.documents import OpenedPage
 from saccade.media.fairness import Requester
-from saccade.media.media import Media
 from saccade.media.opened import OpenedImage, OpenedVideo
 from saccade.media.sources import ImageSource, SentFile, VideoSource
 from saccade.media.stock import Stocks
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.media import holed
 from tests.media.clips import clip
-from tests.media.conftest import Path
+from tests.media.conftest import MakePath, Path, paths_of
 from tests.media.pictures import decoded, encode, noise, photo
 
 RENEWALS = "saccade_image_worker_renewals_total"
 RESTARTS, DECODES = "saccade_image_worker_restarts_total", "saccade_decodes_total"
 HEADERS = "saccade_headers_read_total"
 ANNA, MALLORY = Client("anna", limited=True), Client("mallory", limited=True)
-Holed = Callable[..., AbstractAsyncContextManager[Path]]
 
 
 @cache
@@ -57,22 +50,9 @@ def holed_stocks() -> Stocks:
 
 
 @pytest.fixture
-def holed_path(spec: FamilySpec) -> Holed:
+def holed_path(spec: FamilySpec) -> MakePath:
     """A media path whose image workers have a hole."""
-
-    @asynccontextmanager
-    async def make(**options: object) -> AsyncIterator[Path]:
-        arena, metrics = Arena.create(16 << 20), Metrics()
-        told = MediaOptions(**{"media_workers": 1, **options})  # type: ignore[arg-type]
-        media = Media(spec, told, arena, metrics, stocks=holed_stocks())
-        media.start()
-        try:
-            yield Path(media, arena, metrics)
-        finally:
-            await media.close()
-            arena.close()
-
-    return make
+    return paths_of(spec, holed_stocks)
 
 
 def asks(client: Client, salt: str = "") -> Requester:
@@ -126,7 +106,7 @@ TWO = {
 
 @pytest.mark.first
 @pytest.mark.parametrize("two", TWO)
-def test_code_that_stays_reads_nothing_of_another_clients(holed_path: Holed, two: str) -> None:
+def test_code_that_stays_reads_nothing_of_another_clients(holed_path: MakePath, two: str) -> None:
     mallory, salt, anna, other = TWO[two]
 
     async def scenario() -> tuple[bool, bool]:
@@ -161,7 +141,9 @@ def evil_of(code: str) -> bytes:
 
 @pytest.mark.first
 @pytest.mark.parametrize("name", ATTACKS)
-def test_code_that_stays_changes_nothing_of_another_clients(holed_path: Holed, name: str) -> None:
+def test_code_that_stays_changes_nothing_of_another_clients(
+    holed_path: MakePath, name: str
+) -> None:
     """Nor where both send the same bytes, at once or one after the other."""
     if name == "leaves a thread behind" and not heif.INSTALLED:
         pytest.skip("no image has a thread")
@@ -189,7 +171,7 @@ def test_code_that_stays_changes_nothing_of_another_clients(holed_path: Holed, n
 
 
 def test_what_a_worker_says_of_a_header_is_believed_by_its_own_client_alone(
-    holed_path: Holed,
+    holed_path: MakePath,
 ) -> None:
     """Images of one request, and a file that was uploaded."""
 
@@ -217,7 +199,7 @@ async def film(path: Path, client: Client, data: bytes) -> OpenedVideo:
 
 
 @pytest.mark.more
-def test_a_videos_card_is_its_own_clients(holed_path: Holed) -> None:
+def test_a_videos_card_is_its_own_clients(holed_path: MakePath) -> None:
     async def scenario() -> None:
         async with holed_path() as path:
             await film(path, MALLORY, holed.with_code(clip(), holed.LIE))
@@ -233,7 +215,7 @@ def test_a_videos_card_is_its_own_clients(holed_path: Holed) -> None:
 
 
 @pytest.mark.more
-def test_no_images_header_waits_for_a_videos_card(holed_path: Holed) -> None:
+def test_no_images_header_waits_for_a_videos_card(holed_path: MakePath) -> None:
     async def scenario() -> None:
         async with holed_path() as path:
             held = asyncio.create_task(film(path, ANNA, holed.with_code(clip(), holed.SLEEP)))
@@ -250,7 +232,7 @@ def test_no_images_header_waits_for_a_videos_card(holed_path: Holed) -> None:
 
 @pytest.mark.more
 def test_a_reader_that_stops_its_own_clock_is_ended_by_the_nurserys(
-    holed_path: Holed, monkeypatch: pytest.MonkeyPatch
+    holed_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is refused from then on, to its own client."""
     monkeypatch.setattr("saccade.media.header_pool.HEADER_SECONDS", 120.0)
@@ -292,7 +274,7 @@ async def read(path: Path, client: Client, data: bytes) -> list[OpenedPage]:
 
 
 @pytest.mark.more
-def test_code_of_a_document_reads_and_changes_no_other(holed_path: Holed) -> None:
+def test_code_of_a_document_reads_and_changes_no_other(holed_path: MakePath) -> None:
     words = "the secret of anna is nineteen"
     hers = pdf([Sheet([words]), Sheet(["two"])])
     mine = pdf([Sheet(["nothing"])])
@@ -310,7 +292,7 @@ def test_code_of_a_document_reads_and_changes_no_other(holed_path: Holed) -> Non
     asyncio.run(scenario())
 
 
-def test_one_client_costs_no_worker_and_two_in_turn_one_each(holed_path: Holed) -> None:
+def test_one_client_costs_no_worker_and_two_in_turn_one_each(holed_path: MakePath) -> None:
     """A new image has one order for its header and one for its pixels, a seen one has none."""
 
     async def scenario() -> None:
@@ -336,7 +318,7 @@ def test_one_client_costs_no_worker_and_two_in_turn_one_each(holed_path: Holed) 
 
 
 def test_headers_of_two_clients_are_two_orders_and_take_turns(
-    holed_path: Holed, monkeypatch: pytest.MonkeyPatch
+    holed_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many requests one of them has: hers come first or second."""
 

@@ -251,8 +251,24 @@ async def adapted(trial: Trial) -> Finding:
 
 async def replaced(trial: Trial) -> Finding:
     """One URL, where another image lies the second time."""
+    return await _put_anew(trial)
+
+
+async def changed(trial: Trial) -> Finding:
+    """One URL whose server says nothing of freshness: when the image was changed, long ago, and its
+    tag. A cache that guesses takes it for fresh. Then the same by way of a redirect.
+    """
+    for path in ("image.png", "moved"):
+        found = await _put_anew(trial, path, tagged=True)
+        if found != APART:
+            return found
+    return APART
+
+
+async def _put_anew(trial: Trial, path: str = "image.png", *, tagged: bool = False) -> Finding:
     one, other = plain(trial.number()), plain(trial.number())
-    with _shelf(trial.host) as (url, put):
+    with _shelf(trial.host, tagged=tagged) as (url, put):
+        url = url.replace("image.png", path)
         put(one)
         first = await trial.asker.ask([url])
         if not says(first.text, one.number):
@@ -262,27 +278,6 @@ async def replaced(trial: Trial) -> Finding:
     if says(second.text, one.number):
         return _mixed(f"{other.number} lies at the URL by now, and it says {second.text!r}")
     return APART if says(second.text, other.number) else _unread(other, second)
-
-
-async def changed(trial: Trial) -> Finding:
-    """One URL whose server says nothing of freshness: when the image was changed, long ago, and its
-    tag. A cache that guesses takes it for fresh. Then the same by way of a redirect.
-    """
-    for path in ("image.png", "moved"):
-        one, other = plain(trial.number()), plain(trial.number())
-        with _shelf(trial.host, tagged=True) as (url, put):
-            url = url.replace("image.png", path)
-            put(one)
-            first = await trial.asker.ask([url])
-            if not says(first.text, one.number):
-                return _unread(one, first)
-            put(other)
-            second = await trial.asker.ask([url])
-        if says(second.text, one.number):
-            return _mixed(f"{other.number} lies at the URL by now, and it says {second.text!r}")
-        if not says(second.text, other.number):
-            return _unread(other, second)
-    return APART
 
 
 async def claimed(trial: Trial) -> Finding:
