@@ -68,8 +68,8 @@ from saccade.edge.disconnect import while_connected
 from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
 from saccade.edge.refusal import ErrorBody, body_for, refusal
-from saccade.front.conversation import Chat
 from saccade.front.request_manager import RequestManager
+from saccade.text.tools import NO_TOOLS
 
 log = logging.getLogger("saccade")
 
@@ -209,7 +209,7 @@ class _Api:
             shape = ChatShape(
                 self.front.vocabulary,
                 bool(answer.logprobs),
-                isinstance(ask.prompt, Chat) and ask.prompt.offer.open,
+                ask.chat.tools != NO_TOOLS and ask.chat.tools.open,
                 answer.include_reasoning is not False,
             )
             tell = self._choices(shape, reply, PromptView(top=answer.prompt_logprobs))
@@ -247,7 +247,7 @@ class _Api:
         async with self.door.admission.admit(scope, receive) as (body, _):
             tokens = await self.door.read(read_detokenize, body)
             self.door.model_of(tokens.model)
-            self.front.intake.check_tokens("tokens", tokens.tokens)
+            self.front.intake.limits.check_tokens("tokens", tokens.tokens)
             text = self.front.intake.tokenizer.decode(tokens.tokens)
             await send_json(send, TokenText(text))
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from saccade.core.config import PageView
 from saccade.core.errors import InvalidRequest
 from saccade.front.fields import Positive
-from saccade.front.video_parts import NO_DEFAULTS, MediaReading, Rate, VideoDefaults
+from saccade.front.video_parts import NO_VIDEO_DEFAULTS, MediaReading, Rate, VideoDefaults
 from saccade.media.content import Budget, Detail
 
 
@@ -55,7 +55,7 @@ class PartDefaults:
     min_pixels: int | None = None
     max_pixels: int | None = None
     as_edges: bool = False
-    video: VideoDefaults = NO_DEFAULTS
+    video: VideoDefaults = NO_VIDEO_DEFAULTS
     view: PageView | None = None
 
     @classmethod
@@ -89,6 +89,9 @@ class PartDefaults:
             self.max_pixels if most is None else most,
             self.as_edges,
         )
+
+
+NO_DEFAULTS = PartDefaults()
 
 
 def _one(name: str, *given: int | None) -> int | None:

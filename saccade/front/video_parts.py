@@ -126,7 +126,7 @@ class VideoDefaults(Struct, frozen=True, kw_only=True):
     reading: VideoReading | None = None
 
 
-NO_DEFAULTS = VideoDefaults()
+NO_VIDEO_DEFAULTS = VideoDefaults()
 
 
 def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> VideoSource:

@@ -493,7 +493,7 @@ class Media:
 
         Raises InvalidRequest, ImageError or TooLarge with the reason.
         """
-        asker = Requester(client.share(""), client.name, tenant=client.tenant(""))
+        asker = Requester.of(client)
         try:
             self._fetcher.check_size(len(data))
             if self.documents.takes(data, param):

@@ -27,7 +27,8 @@ from saccade.core.types import LARGEST, Request, SamplingParams
 from saccade.families.registry import load_spec
 from saccade.front.compiler import Compiler
 from saccade.front.conversation import Chat, Message, MessageText, Part
-from saccade.front.input_processor import InputProcessor, PreparedRequest
+from saccade.front.input_processor import InputProcessor
+from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.media.media import Media
@@ -86,7 +87,7 @@ def prepare(
         media,
         defaults or SamplingParams(temperature=1.0),
         special,
-        manner=manner,
+        answer_format=manner,
     )
     return runner.run(intake.prepare(ask, context))
 
@@ -290,7 +291,7 @@ def test_what_is_refused_for_little_is_refused_before_grammars_and_images(
     monkeypatch.setattr(Compiler, "compile", lambda *_: pytest.fail("it was compiled"))
     monkeypatch.setattr(Media, "open_all", lambda *_: pytest.fail("images were fetched"))
     with pytest.raises(InvalidRequest, match=match):
-        prepare(replace(ask, wish=OutputConstraint("regex", "x", "r")))
+        prepare(replace(ask, constraint=OutputConstraint("regex", "x", "r")))
 
 
 def test_a_grammar_that_will_not_do_is_refused_before_images(
@@ -301,7 +302,7 @@ def test_a_grammar_that_will_not_do_is_refused_before_images(
         prepare(
             GenerationRequest(
                 Chat((user(ImageSource(png(), "0")),)),
-                wish=OutputConstraint("regex", "(", "regex"),
+                constraint=OutputConstraint("regex", "(", "regex"),
             )
         )
 
