@@ -44,18 +44,18 @@ class Field:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class BodyPart:
     """An attribute of a body's class, or the body itself: a group, or the class of `inner` ones."""
 
     name: str
     kind: type[Any]
     optional: bool
-    inner: tuple[Part, ...]
+    inner: tuple[BodyPart, ...]
 
     @classmethod
-    def of(cls, name: str, hint: Any) -> Part:
+    def of(cls, name: str, hint: Any) -> BodyPart:
         kind = next((each for each in get_args(hint) if each is not NoneType), hint)
-        inner: tuple[Part, ...] = ()
+        inner: tuple[BodyPart, ...] = ()
         if not issubclass(kind, msgspec.Struct):
             hints = get_type_hints(kind)
             inner = tuple(cls.of(each.name, hints[each.name]) for each in dataclasses.fields(kind))
@@ -89,7 +89,7 @@ class BodySchema(Generic[F]):
         the JSON of some fields, beyond which the field is not even read.
         """
         self.kind = kind
-        self._body = Part.of("", kind)
+        self._body = BodyPart.of("", kind)
         self.groups = self._body.groups
         self._fields = {
             field.encode_name: Field(group, Reader(field.type), field.required)

@@ -100,11 +100,11 @@ class InputProcessor:
         preparation = Preparation(
             request, context_length, client, budget, time.monotonic(), readable=context_length
         )
-        for step in self._steps_of(request):
+        for step in self.steps_of(request):
             await step(preparation)
         return preparation.finish()
 
-    def _steps_of(self, request: GenerationRequest) -> Iterator[Step]:
+    def steps_of(self, request: GenerationRequest) -> Iterator[Step]:
         """Yield the steps that the request's fields name."""
         chat = request.chat
         formed = request.constraint is not None or chat.tools != NO_TOOLS

@@ -25,6 +25,8 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.types import LARGEST, Request, SamplingParams
 from saccade.families.registry import load_spec
+from saccade.front.answer_rules import AnswerRules
+from saccade.front.breakpoints import CacheWish
 from saccade.front.compiler import Compiler
 from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.input_processor import InputProcessor
@@ -92,6 +94,14 @@ def prepare(
     return runner.run(intake.prepare(ask, context))
 
 
+def steps(request: GenerationRequest) -> list[str]:
+    """What preparing this request enters, in order."""
+    _, media = running_media()
+    template = ChatTemplate.load(FOLDER, TOKENIZER, None, SPEC.templates)
+    intake = InputProcessor(SPEC, TOKENIZER, template, media, SamplingParams())
+    return [step.__name__ for step in intake.steps_of(request)]
+
+
 def user(*parts: str | Part) -> Message:
     return Message(
         "user", tuple(MessageText(part) if isinstance(part, str) else part for part in parts)
@@ -104,6 +114,41 @@ def text_of(prepared: PreparedRequest) -> str:
     for span in reversed(prepared.request.spans):
         tokens[span.start : span.end] = [PLACEHOLDER]
     return TOKENIZER.backend.decode(tokens, skip_special_tokens=False)
+
+
+def test_a_plain_text_joins_tokenising_and_limits_alone() -> None:
+    for prompt in (Chat((user("Hi"),)), "Hi", (1, 2)):
+        assert steps(GenerationRequest(prompt)) == ["encode", "widen"]
+
+
+def test_fields_decide_which_steps_a_request_joins() -> None:
+    text, picture = Chat((user("Hi"),)), ImageSource(png(size=(64, 64)), "here")
+    for request, joined in (
+        (GenerationRequest(Chat((user(picture),))), ["check", "encode", "open", "widen", "limit"]),
+        (
+            GenerationRequest(Chat((user(SentFile(b"", "here")),))),
+            ["check", "encode", "open", "encode", "open", "widen", "limit"],
+        ),
+        (
+            GenerationRequest(text, constraint=OutputConstraint("regex", "x", "r")),
+            ["choose", "encode", "compile", "widen"],
+        ),
+        (
+            GenerationRequest(replace(text, tools=ToolSet(choice="none"))),
+            ["choose", "encode", "compile", "widen"],
+        ),
+        (
+            GenerationRequest(text, cache=CacheWish(diagnose=True)),
+            ["check", "encode", "widen", "place"],
+        ),
+        (
+            GenerationRequest(text, rules=AnswerRules(priority=1)),
+            ["begin", "encode", "check", "widen", "apply", "limit"],
+        ),
+        (GenerationRequest(text, prediction="x"), ["encode", "widen", "predict"]),
+        (GenerationRequest(replace(text, thinks=True)), ["encode", "widen", "note_ignored"]),
+    ):
+        assert steps(request) == joined
 
 
 def test_pictures_stand_where_they_appear_in_their_order() -> None:
