@@ -1,4 +1,4 @@
-"""The command lines of the lab: `bench media`, `bench encoder`, `bench kernels`, `bench eviction`,
+"""The command lines of the lab: `bench media`, `bench encoder`, `bench kernels`,
 `make-checkpoint`, `simulate`, for `saccade_bench/cli.py` and entry points to mount.
 
 Owns nothing but names; what needs torch is imported when called, so that `--help` stays quick.
@@ -16,7 +16,6 @@ from cyclopts import App
 from saccade_bench.cli import PLAIN, Flat
 from saccade_bench.lab.options import (
     EncoderBenchOptions,
-    EvictionOptions,
     FleetOptions,
     KernelBenchOptions,
     MachineOptions,
@@ -51,13 +50,6 @@ def kernels(*, options: Annotated[KernelBenchOptions, Flat] = KernelBenchOptions
     from saccade_bench.lab.kernels import bench_kernels
 
     bench_kernels(options)
-
-
-def eviction(*, options: Annotated[EvictionOptions, Flat] = EvictionOptions()) -> None:
-    """Compare eviction policies of embeddings on drawn traces: images found, and encoding saved."""
-    from saccade_bench.lab.eviction import bench_eviction
-
-    bench_eviction(options)
 
 
 @simulation.default

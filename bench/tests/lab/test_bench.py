@@ -21,12 +21,10 @@ from saccade.core.errors import ConfigError, ImageError, SaccadeError
 from saccade.families.qwen_vl.config import PatchEmbedding
 from saccade_bench.lab import encoder, kernels, machine
 from saccade_bench.lab.encoder import EncoderFigure, bench_encoder
-from saccade_bench.lab.eviction import bench_eviction
 from saccade_bench.lab.kernels import bench_kernels
 from saccade_bench.lab.machine import describe
 from saccade_bench.lab.options import (
     EncoderBenchOptions,
-    EvictionOptions,
     KernelBenchOptions,
     MediaBenchOptions,
 )
@@ -147,18 +145,12 @@ def test_bench_kernels_measures_nothing_before_all_options_are_right(
         bench_kernels(replace(KernelBenchOptions(TINY, device="cpu"), **wrong))
 
 
-def test_bench_eviction_draws_nothing_that_could_not_be_written() -> None:
-    with pytest.raises(ConfigError, match="--output-file"):
-        bench_eviction(EvictionOptions(output_file=Path(__file__).parent))
-
-
 @pytest.mark.parametrize(
     ("options", "names"),
     [
         (EncoderBenchOptions, ("models", "dtypes")),
         (KernelBenchOptions, ("models", "dtypes", "resolutions")),
         (MediaBenchOptions, ("resolutions", "image_formats", "image_contents")),
-        (EvictionOptions, ("zipf", "budgets", "drift")),
     ],
 )
 def test_an_option_without_values_is_refused(
