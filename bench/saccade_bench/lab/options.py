@@ -63,8 +63,6 @@ class MediaBenchOptions:
     """Decides the pictures."""
     output_file: Path | None = None
     """Write every figure here, as JSON."""
-    plot: Path | None = None
-    """Write a bar chart here, as PNG."""
     quiet: bool = False
     """Print no progress and no tables."""
 
@@ -255,33 +253,3 @@ class SimulateOutput:
     """Write everything here, as JSON."""
     quiet: bool = False
     """Print no progress and no tables."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelBenchOptions:
-    """The measurements, and the place of the figures."""
-
-    models: tuple[str, ...] = ("qwen2.5-vl-7b", "qwen3-vl-8b")
-    """Presets of make-checkpoint, whose towers' sizes the measurements have. Only the embedding of
-    positions is made of weights.
-    """
-    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
-    """Number formats of queries and keys."""
-    tokens: int | None = None
-    """Tokens turned by the rotary embedding at a time. Derived: 4096 on cpu, 65536 on cuda."""
-    resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
-    """Picture sizes, WIDTHxHEIGHT or 720p, 1080p, 1440p, 4k, whose positions are computed."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where. auto: cuda if there is one."""
-    repeats: int = 10
-    """Runs of each measurement, in turns; figures are medians."""
-    threads: int | None = None
-    """CPU threads. Derived: torch's own choice."""
-    without_transformers: bool = False
-    """Measure Saccade alone."""
-    output_file: Path | None = None
-    """Write every figure here, as JSON."""
-
-    def __post_init__(self) -> None:
-        filled(self, "models", "dtypes", "resolutions")
-        at_least(1, self, "repeats", "tokens", "threads")
