@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from saccade.demo.draw import (
+from saccade_bench.drawn.draw import (
     DEFAULT_FONT,
     SHAPES,
     Scene,
@@ -19,7 +19,7 @@ from saccade.demo.draw import (
     load_font,
     render,
 )
-from saccade.demo.tasks import SKILLS, held_out
+from saccade_bench.drawn.tasks import SKILLS, held_out
 
 
 @pytest.mark.parametrize("skill", SKILLS)

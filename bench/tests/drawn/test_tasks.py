@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from saccade.demo.draw import DEFAULT_FONT, Scene
-from saccade.demo.tasks import (
+from saccade_bench.drawn.draw import DEFAULT_FONT, Scene
+from saccade_bench.drawn.tasks import (
     EASIEST,
     HARDEST,
     LETTERS,
@@ -23,7 +23,7 @@ from saccade.demo.tasks import (
     is_number,
     plural,
 )
-from saccade.demo.words import KNOWN_WORDS
+from saccade_bench.drawn.words import KNOWN_WORDS
 from train.tokenizer import vocabulary
 
 

@@ -1,5 +1,5 @@
 """Held-out accuracy of the demo model through an OpenAI-compatible API: `python -m
-saccade.demo.evaluate --base-url URL --num-prompts 200`, beside `saccade serve`.
+train.evaluate --base-url URL --num-prompts 200`, beside `saccade serve`.
 
 Owns: the asking, the scoring (exact text), the table and the JSON. Does not know: which server or
 model answers. Pictures are sent as PNG data URLs of any size (sides of 96 to 256 px, seldom
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from saccade.demo.draw import (
+from saccade_bench.drawn.draw import (
     DEFAULT_FONT,
     HELD_OUT_FONTS,
     Scene,
@@ -32,7 +32,7 @@ from saccade.demo.draw import (
     render,
     training_fonts,
 )
-from saccade.demo.tasks import SKILLS, Exchange, Task, held_out
+from saccade_bench.drawn.tasks import SKILLS, Exchange, Task, held_out
 
 ChatMessage = dict[str, Any]
 Ask = Callable[[list[ChatMessage]], str]

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from saccade.demo.draw import (
+from saccade_bench.drawn.draw import (
     COLOURS,
     MIN_FONT,
     SHAPES,
@@ -26,7 +26,7 @@ from saccade.demo.draw import (
     draw_text_scene,
     training_fonts,
 )
-from saccade.demo.words import KNOWN_WORDS
+from saccade_bench.drawn.words import KNOWN_WORDS
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

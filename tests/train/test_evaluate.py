@@ -14,8 +14,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from saccade.demo.draw import DEFAULT_FONT
-from saccade.demo.evaluate import (
+from saccade_bench.drawn.draw import DEFAULT_FONT
+from saccade_bench.drawn.tasks import held_out
+from train.evaluate import (
     ANY_SIZE,
     LARGE,
     ChatMessage,
@@ -27,7 +28,6 @@ from saccade.demo.evaluate import (
     score_skill,
     user_message,
 )
-from saccade.demo.tasks import held_out
 
 
 def test_a_right_answer_counts_and_a_wrong_one_is_kept() -> None:
