@@ -175,7 +175,7 @@ def test_prompts_are_expanded_as_the_reference_does_it(
         assert (expanded[span.start - 1], expanded[span.end]) == (ids.begin, ids.end)
     ends = iter(spans)
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
+        end = spec.widened(at, spans, images)
         assert end == next(ends).end + 1 if token == ids.content else expanded[end - 1] == token
     positions, following = spec.positions(len(expanded), spans, ())
     assert positions.tolist() == [list(range(len(expanded)))] and following == len(expanded)

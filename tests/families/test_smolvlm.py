@@ -149,7 +149,7 @@ def test_prompts_are_expanded_as_the_reference_does_it(
             spec.image_text.content
         }
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
+        end = spec.widened(at, spans, images)
         if token == spec.image_text.content:
             assert expanded[:end][-1:] == spec.image_text.end
         else:

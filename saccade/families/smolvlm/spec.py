@@ -195,7 +195,7 @@ class SmolVLMSpec:
         expanded += tokens[done:]
         return tuple(expanded), tuple(spans)
 
-    def widened(self, at: int, spans: Sequence[Span]) -> int:
+    def widened(self, at: int, spans: Sequence[Span], _images: Sequence[Image]) -> int:
         text = self.image_text
         for _, each in groupby(spans, lambda span: span.image):
             first, *others = each
