@@ -29,7 +29,7 @@ class InternVLModel:
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
         """The vision tower alone; no other tensor is read. Raises as `build` does."""
-        tower = InternVisionTower(weights, self.spec.vision, self.spec.tiles, encoder_shard)
+        tower = InternVisionTower(weights, self.spec.vision, self.spec.images, encoder_shard)
         return TowerAlone(self.spec, weights.ops, tower, weights.adapters)
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
@@ -37,7 +37,7 @@ class InternVLModel:
 
         Raises CheckpointError where a tensor is missing or misshapen.
         """
-        tower = InternVisionTower(weights, self.spec.vision, self.spec.tiles, encoder_shard)
+        tower = InternVisionTower(weights, self.spec.vision, self.spec.images, encoder_shard)
         # Older files do not say that they are not tied: a head of the file's own counts.
         tied = self.spec.text.tied and not weights.has(HEAD)
         text = attention_decoder(weights, replace(self.spec.text, tied=tied), shard)

@@ -29,7 +29,7 @@ class SmolVLMModel:
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
         """The vision tower alone; no other tensor is read. Raises as `build` does."""
-        tower = smolvlm_tower(weights, self.spec.vision, self.spec.tiles, encoder_shard)
+        tower = smolvlm_tower(weights, self.spec.vision, self.spec.images, encoder_shard)
         return TowerAlone(self.spec, weights.ops, tower, weights.adapters)
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
@@ -37,7 +37,7 @@ class SmolVLMModel:
 
         Raises CheckpointError where a tensor is missing or misshapen.
         """
-        tower = smolvlm_tower(weights, self.spec.vision, self.spec.tiles, encoder_shard)
+        tower = smolvlm_tower(weights, self.spec.vision, self.spec.images, encoder_shard)
         tied = self.spec.text.tied and not weights.has(HEAD)
         text = attention_decoder(weights, replace(self.spec.text, tied=tied), shard)
         return WholeNet(self.spec, weights.ops, tower, text, weights.adapters)
