@@ -101,7 +101,7 @@ def test_pixels_are_the_references(spec: Gemma3Spec, theirs: Reference) -> None:
 
 
 def image_of(spec: Gemma3Spec) -> Image:
-    grid = spec.grid(SIDE, SIDE)
+    grid = spec.sample.grid
     size = spec.num_tokens(grid), spec.num_patches(grid)
     return Image(ImageKey(b"", b""), grid, *size, (1, 1))
 
@@ -136,17 +136,20 @@ def test_a_chat_becomes_the_tokens_of_the_references_processor(
     shown = [np.zeros((SIDE, SIDE, 3), np.uint8)] * 2
     wanted = backend.encode(theirs.expand(text, shown)).ids
     tokens = tokenizer.encode(text)
-    expanded, spans = spec.expand_prompt(tokens, [image_of(spec)] * 2)
+    images = [image_of(spec)] * 2
+    expanded, spans = spec.expand_prompt(tokens, images)
     assert list(expanded) == wanted
     assert [span.length for span in spans] == [TOKENS] * 2
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
-        assert expanded[end - 1] == (spec.images.end if token == spec.images.begin else token)
+        end = spec.widened(at, spans, images)
+        assert expanded[end - 1] == (
+            spec.placeholder.after[0] if token == spec.placeholder.marks[0] else token
+        )
     with pytest.raises(InvalidRequest, match="2 image placeholders for 1 images"):
         spec.expand_prompt(tokens, [image_of(spec)])
     literals = Literals(tokenizer)
     written = literals.encode(literals.render(template, CHAT))
-    assert written.count(spec.images.begin) == 2
+    assert written.count(spec.placeholder.marks[0]) == 2
     assert f"how many {BEGIN} are there?" in tokenizer.decode(written)
 
 

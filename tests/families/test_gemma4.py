@@ -171,7 +171,7 @@ def test_a_chat_becomes_the_tokens_of_the_references_processor(
     expanded, spans = spec.expand_prompt(tokens, images)
     assert list(expanded) == wanted
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
+        end = spec.widened(at, spans, images)
         assert expanded[end - 1] == (spec.images.end if token == spec.images.content else token)
     with pytest.raises(InvalidRequest, match="2 image placeholders for 1 images"):
         spec.expand_prompt(tokens, images[:1])

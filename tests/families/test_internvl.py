@@ -25,8 +25,8 @@ from saccade.core.config import EncoderConfig
 from saccade.core.errors import CheckpointError, ConfigError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.types import Grid, Image, ImageKey
-from saccade.families.internvl.config import TileRules
-from saccade.families.internvl.spec import InternVLSpec, tile_grid
+from saccade.families.internvl.images import TileRules, tile_grid
+from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.internvl.tiny import MOST_TILES, SIDE
 from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into

@@ -294,7 +294,7 @@ def test_prompts_and_pixels_are_those_of_the_references_processor(
         }
     ends = (spec.image_text.image[1], spec.image_text.slice[1])
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
+        end = spec.widened(at, spans, images)
         if token == spec.image_text.content:
             assert expanded[end - 1] in ends and expanded[end] != spec.image_text.slice[0]
         else:
