@@ -264,8 +264,9 @@ class PromptEncoder:
             has = f"{chat.num_characters} characters"
             raise too_long(ask.names["messages"], has, context_length, True)
         messages = [message.for_template() for message in chat.messages]
-        offered = [tool.for_template() for tool in chat.offer.tools]
-        tools = (offered or None) if self._manner.calls is not None else None
+        tools = None
+        if chat.offer is not None and self._manner.calls is not None:
+            tools = [tool.for_template() for tool in chat.offer.tools] or None
         if (hidden := self.template.hidden(messages, tools)) is not None:
             place = chat.place_of(*hidden)
             raise InvalidRequest(

@@ -78,9 +78,6 @@ class ToolSet:
         return {tool.name: tool.parameters for tool in self.tools}
 
 
-NO_TOOLS = ToolSet()
-
-
 def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
     """The tools of a chat request. Raises InvalidRequest that names the field."""
     return read_each(tools, _read_tool)

@@ -175,6 +175,7 @@ def test_a_transcript_of_an_agent_becomes_a_chat() -> None:
     ]
     places = [each.place for each in chat.messages]
     assert places[:3] == ["system", "messages[0].content", "messages[1].content"]
+    assert chat.offer is not None
     (tool,) = chat.offer.tools
     assert (tool.name, tool.description, tool.parameters) == (
         "look",
@@ -229,6 +230,7 @@ def test_a_tool_choice_is_openais(choice: Any, openais: Any, parallel: bool) -> 
          "tools": [{**TOOL, "eager_input_streaming": True}], "tool_choice": choice},
     )  # fmt: skip
     offer = chat_of(ask).offer
+    assert offer is not None
     assert (offer.choice, offer.parallel) == (openais, parallel)
 
 

@@ -265,6 +265,7 @@ def test_tools_and_formats_are_read() -> None:
         reasoning={"effort": "high"},
     )
     chat = chat_of(ask)
+    assert chat.offer is not None
     (tool,) = chat.offer.tools
     assert (tool.name, tool.parameters) == (FUNCTION["name"], FUNCTION["parameters"])
     assert tool.param == "tools[0].parameters"

@@ -172,9 +172,9 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _offer(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet:
+def _offer(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet | None:
     if choice is None:
-        return ToolSet(tools)
+        return ToolSet(tools) if tools else None
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequest(
             'tool_choice.name: stands with type "tool", and only there', "tool_choice.name"
