@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from saccade.core.errors import InvalidRequest
 from saccade.core.grammar_vocab import read_lexicon
 from saccade.sched.grammar_state import Matchers
-from saccade.text.grammar import Grammars, OutputConstraint
+from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench.fixtures.schemas import SchemaMaker
 
 T = TypeVar("T")

@@ -15,9 +15,9 @@ import msgspec
 
 from saccade.front.breakpoints import Mark
 from saccade.media.sources import ImageSource, SentFile, Source, VideoSource
-from saccade.text.json_size import extent
-from saccade.text.message_offsets import TOOLS
-from saccade.text.tools import ToolSet
+from saccade.text.grammar.json_size import extent
+from saccade.text.grammar.tools import ToolSet
+from saccade.text.prompt.message_offsets import TOOLS
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,15 +39,15 @@ from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
 from saccade.media.media import Media
 from saccade.media.opened import Opened, OpenedImage, OpenedVideo
 from saccade.media.sources import ImageSource, Source
-from saccade.text import tool_calls
-from saccade.text.answer import PLAIN, ReadAs
-from saccade.text.answer_format import SILENT, AnswerFormat
-from saccade.text.grammar import OutputConstraint
-from saccade.text.message_offsets import TOOLS, Landmark
-from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.reasoning import THINK, Where
-from saccade.text.tool_grammar import Style, read_tool_choice
-from saccade.text.tools import ToolSet
+from saccade.text.answer import tool_calls
+from saccade.text.answer.answer_format import SILENT, AnswerFormat
+from saccade.text.answer.reader import PLAIN, ReadAs
+from saccade.text.answer.reasoning import THINK, Where
+from saccade.text.grammar.grammars import OutputConstraint
+from saccade.text.grammar.tool_choice import Style, read_tool_choice
+from saccade.text.grammar.tools import ToolSet
+from saccade.text.prompt.message_offsets import TOOLS, Landmark
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
 Biases = tuple[tuple[int, float], ...]

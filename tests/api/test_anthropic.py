@@ -18,9 +18,9 @@ from saccade.edge.refusal import error_body
 from saccade.front.conversation import Chat, MessageText, tool_call
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.sources import Base64, FileId, ImageSource
-from saccade.text.answer import AnswerReader
-from saccade.text.grammar import OutputConstraint
-from saccade.text.tool_calls import CallArguments, CallStarted
+from saccade.text.answer.reader import AnswerReader
+from saccade.text.answer.tool_calls import CallArguments, CallStarted
+from saccade.text.grammar.grammars import OutputConstraint
 
 PIXEL = "iVBORw0KGgo="
 TOOL: dict[str, Any] = {

@@ -32,10 +32,10 @@ from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.media.media import Media
 from saccade.media.sources import ImageSource, SentFile
-from saccade.text.answer_format import SILENT, AnswerFormat
-from saccade.text.grammar import OutputConstraint
-from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.tools import ToolSet, read_tools
+from saccade.text.answer.answer_format import SILENT, AnswerFormat
+from saccade.text.grammar.grammars import OutputConstraint
+from saccade.text.grammar.tools import ToolSet, read_tools
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.helpers.images import png
 from tests.helpers.stocks import image_stocks

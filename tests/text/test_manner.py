@@ -7,10 +7,10 @@ import pytest
 
 import saccade.demo
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.text.answer_format import AnswerFormat, ReasoningParser, ToolParser, find_manner
-from saccade.text.json_size import Extent, extent
-from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.reasoning import CHANNEL, THINK
+from saccade.text.answer.answer_format import AnswerFormat, ReasoningParser, ToolParser, find_manner
+from saccade.text.answer.reasoning import CHANNEL, THINK
+from saccade.text.grammar.json_size import Extent, extent
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.fixtures.tiny_gemma3 import CHAT_TEMPLATE as GEMMA3
 from saccade_bench.fixtures.tiny_gemma4 import CHAT_TEMPLATE as GEMMA4
 from tests.text.templates import GLM, LLAMA, MISTRAL, QWEN2_VL, QWEN3_VL, STRICT, THINKING

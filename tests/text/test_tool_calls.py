@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment
 
-from saccade.text.answer import AnswerEvent, AnswerReader, WholeAnswer, gather
-from saccade.text.call_json import JsonScanner
-from saccade.text.tool_calls import (
+from saccade.text.answer.reader import AnswerEvent, AnswerReader, WholeAnswer, gather
+from saccade.text.answer.tool_calls import (
     CallArguments,
     CallBroken,
     CallEnded,
@@ -23,6 +22,7 @@ from saccade.text.tool_calls import (
     Text,
     ToolCalls,
 )
+from saccade.text.call_json import JsonScanner
 from saccade_bench.fixtures.tiny_gemma4 import CHAT_TEMPLATE
 
 TOOLS: dict[str, Any] = {

@@ -31,8 +31,8 @@ from saccade.front.conversation import Chat
 from saccade.front.fields import unsupported
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.grammar import OutputConstraint, read_json_schema, read_response_format
-from saccade.text.tools import Tool, ToolSet, read_each, read_function
+from saccade.text.grammar.grammars import OutputConstraint, read_json_schema, read_response_format
+from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
 
 
 @dataclass(frozen=True, slots=True)

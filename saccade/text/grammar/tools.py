@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from saccade.core.errors import InvalidRequest
-from saccade.text.json_size import extent
-from saccade.text.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from saccade.text.grammar.json_size import extent
+from saccade.text.grammar.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
 T = TypeVar("T")
 
