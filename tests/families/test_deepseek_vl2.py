@@ -37,8 +37,8 @@ from saccade.media.decode import decode_into
 from saccade.media.header import probe
 from saccade.media.sources import ImageSource, in_company
 from saccade.runtime.attention import pick_attention
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.server import serving

@@ -32,9 +32,9 @@ from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
 from saccade.runtime.weights import load_net
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
-from saccade.text.special_tokens import Literals
+from saccade.text.prompt.special_tokens import Literals
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference

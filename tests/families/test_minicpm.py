@@ -44,8 +44,8 @@ from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.quant_policy import LoadTally
 from saccade.runtime.weights import load_net
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference

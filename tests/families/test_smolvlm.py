@@ -23,8 +23,8 @@ from saccade.families.registry import load_spec
 from saccade.families.smolvlm.spec import SmolVLMSpec
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
