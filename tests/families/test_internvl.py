@@ -104,7 +104,7 @@ def test_pixels_are_the_references(spec: InternVLSpec, theirs: Reference) -> Non
         canvas = np.full((*recipe.canvas, 3), 7, np.uint8)
         decode_into([(canvas, recipe)], memoryview(data), header.upright, header.orientation)
         np.testing.assert_array_equal(canvas, theirs.resize(decoded(data)))
-        assert recipe.grid == spec.grid(*recipe.canvas)
+        assert recipe.grid == spec.images.grid(*recipe.canvas)
         seen.add(recipe.grid[0])
     assert seen == {1, 3, 4, 5, 6, 7}, "of all counts there are, thumbnails included"
 
@@ -119,7 +119,8 @@ def test_pixels_are_the_references(spec: InternVLSpec, theirs: Reference) -> Non
 def test_tiles_are_the_references(
     height: int, width: int, bounds: tuple[int, int], side: int
 ) -> None:
-    rules = TileRules(side, *bounds, mean=(0.5,) * 3, std=(0.5,) * 3, resample="bicubic")
+    half = (0.5, 0.5, 0.5)
+    rules = TileRules(side, *bounds, half, half, "bicubic", tokens=4, rows=17)
     columns, rows = get_optimal_tiled_canvas((height, width), (side, side), *bounds)
     assert tile_grid(height, width, rules) == (rows, columns)
 
@@ -169,14 +170,14 @@ def test_prompts_are_expanded_as_the_reference_does_it(
     expanded, spans = spec.expand_prompt(tokens, images)
     assert list(expanded) == wanted
     assert [span.length for span in spans] == [4 * recipe.grid[0] for recipe in recipes]
-    ids = spec.image_tokens
+    (content,), around = spec.placeholder.marks, spec.placeholder.before + spec.placeholder.after
     for span in spans:
-        assert set(expanded[span.start : span.end]) == {ids.content}
-        assert (expanded[span.start - 1], expanded[span.end]) == (ids.begin, ids.end)
+        assert set(expanded[span.start : span.end]) == {content}
+        assert (expanded[span.start - 1], expanded[span.end]) == around
     ends = iter(spans)
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
-        assert end == next(ends).end + 1 if token == ids.content else expanded[end - 1] == token
+        end = spec.widened(at, spans, images)
+        assert end == next(ends).end + 1 if token == content else expanded[end - 1] == token
     positions, following = spec.positions(len(expanded), spans, ())
     assert positions.tolist() == [list(range(len(expanded)))] and following == len(expanded)
     with pytest.raises(InvalidRequest, match="3 image placeholders for 2 images"):
