@@ -69,7 +69,6 @@ from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
 from saccade.edge.refusal import ErrorBody, body_for, refusal
 from saccade.front.request_manager import RequestManager
-from saccade.text.tools import NO_TOOLS
 
 log = logging.getLogger("saccade")
 
@@ -209,7 +208,7 @@ class _Api:
             shape = ChatShape(
                 self.front.vocabulary,
                 bool(answer.logprobs),
-                ask.chat.tools != NO_TOOLS and ask.chat.tools.open,
+                ask.chat.tools is not None and ask.chat.tools.open,
                 answer.include_reasoning is not False,
             )
             tell = self._choices(shape, reply, PromptView(top=answer.prompt_logprobs))

@@ -15,9 +15,9 @@ import msgspec
 
 from saccade.front.breakpoints import Mark
 from saccade.media.sources import ImageSource, SentFile, Source, VideoSource
-from saccade.text.json_size import extent
-from saccade.text.message_offsets import TOOLS
-from saccade.text.tools import NO_TOOLS, ToolSet
+from saccade.text.grammar.json_size import extent
+from saccade.text.grammar.tools import ToolSet
+from saccade.text.prompt.message_offsets import TOOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,12 @@ def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> 
     return {**named, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-_NO_VARIABLES = 2
-"""Characters of an empty object."""
-
-
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation to be rendered by the chat template.
 
-    `variables` are the client's own for the template. effort, verbosity, thinks:
+    `tools`: None: the client names none, and chooses none. `variables` are the client's own for the
+    template. effort, verbosity, thinks:
     `reasoning_effort`, `verbosity` and `enable_thinking`, whose meaning is the template's.
     `num_characters`: of the template's whole input; counting takes a while, so a large chat is
     built beside the event loop. `media`: images, videos and files, in the order of the template.
@@ -117,7 +114,7 @@ class Chat:
     """
 
     messages: tuple[Message, ...]
-    tools: ToolSet = NO_TOOLS
+    tools: ToolSet | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     effort: str | None = None
@@ -130,17 +127,17 @@ class Chat:
     marks: tuple[Mark, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        size, marks = _NO_VARIABLES, [*self.tool_marks]
+        size, marks = 0, [*self.tool_marks]
         media: list[Source | SentFile] = []
         for index, message in enumerate(self.messages):
             size += message.num_characters
             media += message.media
             for mark in message.marks:
                 marks.append(replace(mark, message=index))
-        for tool in self.tools.tools:
+        for tool in self.tools.tools if self.tools else ():
             size += tool.num_characters
         if self.variables:
-            size += extent(self.variables).characters - _NO_VARIABLES
+            size += extent(self.variables).characters
         object.__setattr__(self, "num_characters", size)
         object.__setattr__(self, "media", tuple(media))
         object.__setattr__(self, "marks", tuple(marks))

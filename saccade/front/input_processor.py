@@ -31,10 +31,9 @@ from saccade.front.steps.tokenise import Tokenise
 from saccade.media.fairness import BOUNDLESS, MemoryBudget
 from saccade.media.media import Media
 from saccade.media.opened import Opened
-from saccade.text.answer_format import SILENT, AnswerFormat
-from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.reasoning import THINK
-from saccade.text.tools import NO_TOOLS
+from saccade.text.answer.answer_format import SILENT, AnswerFormat
+from saccade.text.answer.reasoning import THINK
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
 
@@ -107,7 +106,7 @@ class InputProcessor:
     def steps_of(self, request: GenerationRequest) -> Iterator[Step]:
         """Yield the steps that the request's fields name."""
         chat = request.chat
-        formed = request.constraint is not None or chat.tools != NO_TOOLS
+        formed = request.constraint is not None or chat.tools is not None
         marked = bool(chat.marks) or request.cache != NO_WISH
         ruled = request.rules != NO_ANSWER_RULES
         # What the fields alone refuse.

@@ -20,9 +20,9 @@ from saccade.front.compiler import MakeConstraint
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
 from saccade.media.fairness import MemoryBudget
 from saccade.media.opened import Opened, OpenedImage
-from saccade.text.answer import PLAIN, ReadAs
-from saccade.text.grammar import OutputConstraint
-from saccade.text.reasoning import Where
+from saccade.text.answer.reader import PLAIN, ReadAs
+from saccade.text.answer.reasoning import Where
+from saccade.text.grammar.grammars import OutputConstraint
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,14 @@ from saccade.front.breakpoints import NO_WISH, CacheWish
 from saccade.front.compiler import MakeConstraint
 from saccade.front.conversation import NO_CHAT, Chat
 from saccade.front.fields import too_long
-from saccade.text import message_offsets as landmarks
-from saccade.text import reasoning
-from saccade.text.answer_format import AnswerFormat
-from saccade.text.grammar import OutputConstraint
-from saccade.text.message_offsets import Landmark
-from saccade.text.prompt import ChatTemplate, Tokenizer, TooManyTokens
-from saccade.text.reasoning import Where
-from saccade.text.special_tokens import Literals, Rendered
+from saccade.text.answer import reasoning
+from saccade.text.answer.answer_format import AnswerFormat
+from saccade.text.answer.reasoning import Where
+from saccade.text.grammar.grammars import OutputConstraint
+from saccade.text.prompt import message_offsets as landmarks
+from saccade.text.prompt.message_offsets import Landmark
+from saccade.text.prompt.special_tokens import Literals, Rendered
+from saccade.text.prompt.template import ChatTemplate, Tokenizer, TooManyTokens
 
 T = TypeVar("T")
 
@@ -274,8 +274,8 @@ class PromptEncoder:
             raise too_long(request.names["messages"], has, context_length, True)
         messages = [message.for_template() for message in chat.messages]
         tools = None
-        if chat.tools.tools and self._answer_format.calls is not None:
-            tools = [tool.for_template() for tool in chat.tools.tools]
+        if chat.tools is not None and self._answer_format.calls is not None:
+            tools = [tool.for_template() for tool in chat.tools.tools] or None
         if (hidden := self.template.hidden(messages, tools)) is not None:
             place = chat.place_of(*hidden)
             raise InvalidRequest(

@@ -76,7 +76,9 @@ class SourceReader:
         await self._fetcher.close()
         await self._uploads.close()
 
-    async def read(self, url: Address, salt: str, asker: Requester, video: bool = False) -> SourceRead:
+    async def read(
+        self, url: Address, salt: str, asker: Requester, video: bool = False
+    ) -> SourceRead:
         """Read a source's bytes, their digest, and their header. Raises ImageError, NotFound,
         TooLarge; Overloaded without room or a turn.
         """
@@ -93,7 +95,9 @@ class SourceReader:
         fetched = time.monotonic()
         return Fetched(await self.named(data), begun, fetched)
 
-    async def with_header(self, found: Fetched, asker: Requester, video: bool = False) -> SourceRead:
+    async def with_header(
+        self, found: Fetched, asker: Requester, video: bool = False
+    ) -> SourceRead:
         """Read the header of fetched bytes. Raises ImageError."""
         probe = await self.header(found.encoded.digest, found.encoded.data, asker, video)
         return found.read(probe, time.monotonic())

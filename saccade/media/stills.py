@@ -6,7 +6,7 @@ from saccade.core.family import FamilySpec
 from saccade.media.content import identify_soon
 from saccade.media.decode_queue import Job, PixelLimits
 from saccade.media.opened import Kind, OpenedImage, SeenFrame, jobs_of
-from saccade.media.source_reader import SourceRead, Reads
+from saccade.media.source_reader import Reads, SourceRead
 from saccade.media.sources import DrawnPage, ImageSource
 
 

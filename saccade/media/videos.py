@@ -6,7 +6,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.video import FrameBudget
 from saccade.media.decode_queue import Job, PixelLimits
 from saccade.media.opened import OpenedImage, OpenedVideo, ReadTimes, SeenFrame, jobs_of
-from saccade.media.source_reader import SourceRead, Reads
+from saccade.media.source_reader import Reads, SourceRead
 from saccade.media.sources import VideoSource, comes_along
 from saccade.media.video import (
     assemble,

@@ -42,8 +42,8 @@ from saccade.front.conversation import Chat
 from saccade.front.fields import too_long, unsupported
 from saccade.front.part_defaults import NO_DEFAULTS, PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.grammar import OutputConstraint, read_wish
-from saccade.text.tools import ToolSet, read_tools
+from saccade.text.grammar.grammars import OutputConstraint, read_wish
+from saccade.text.grammar.tools import ToolSet, read_tools
 
 
 def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, Reply, ChatAnswer]:

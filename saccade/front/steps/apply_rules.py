@@ -9,7 +9,7 @@ from saccade.front.answer_rules import reasoning_tags
 from saccade.front.conversation import Chat
 from saccade.front.prepared import Preparation, Prompt
 from saccade.front.steps.limit_answer import LimitAnswer
-from saccade.text.prompt import Tokenizer
+from saccade.text.prompt.template import Tokenizer
 
 READABLE = 8
 """A prompt that is to be cut may have so many times the context."""

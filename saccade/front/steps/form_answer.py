@@ -15,12 +15,12 @@ from saccade.core.types import MAX_BIAS
 from saccade.front.compiler import Compiler, MakeConstraint
 from saccade.front.prepared import Preparation
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text import tool_calls
-from saccade.text.answer_format import AnswerFormat
-from saccade.text.grammar import OutputConstraint
-from saccade.text.prompt import Tokenizer
-from saccade.text.reasoning import Tags
-from saccade.text.tool_grammar import Style, read_tool_choice
+from saccade.text.answer import tool_calls
+from saccade.text.answer.answer_format import AnswerFormat
+from saccade.text.answer.reasoning import Tags
+from saccade.text.grammar.grammars import OutputConstraint
+from saccade.text.grammar.tool_choice import Style, read_tool_choice
+from saccade.text.prompt.template import Tokenizer
 
 
 class FormAnswer:
@@ -38,7 +38,8 @@ class FormAnswer:
         """Choose what holds the answer. Raises InvalidRequest for tools that cannot be called."""
         request = preparation.request
         preparation.constraint = self._constraint(request)
-        tools = request.chat.tools
+        if (tools := request.chat.tools) is None:
+            return
         if tools.tools and not tools.open and self._format.calls is not None:
             preparation.request = replace(request, sampling=self._without_calls(request))
         preparation.reading = replace(
@@ -58,12 +59,14 @@ class FormAnswer:
         grammar = await self._compiler.compile(constraint, until, share)
         if grammar is not None:
             preparation.grammar = grammar.text
-            certain = request.chat.tools.open
+            certain = preparation.reading.form is not None
             preparation.reading = replace(preparation.reading, certain=certain)
 
     def _constraint(self, request: GenerationRequest) -> OutputConstraint | MakeConstraint | None:
         """Return the form of the answers, calls included."""
         tools, form, constraint = request.chat.tools, self._format.calls, request.constraint
+        if tools is None:
+            return constraint
         if form is None:
             if tools.open or (tools.held and tools.tools):
                 raise InvalidRequest(

@@ -9,7 +9,7 @@ from saccade.core.family import FamilySpec
 from saccade.front.breakpoints import Mark, choose
 from saccade.front.prepared import Preparation, Prompt
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
-from saccade.text.message_offsets import TOOLS, Landmark
+from saccade.text.prompt.message_offsets import TOOLS, Landmark
 
 
 class KeepPrompt:
@@ -29,12 +29,14 @@ class KeepPrompt:
 
     def placed(self, request: GenerationRequest, encoded: EncodedPrompt, prompt: Prompt) -> Prompt:
         """Return the prompt with its breakpoints and landmarks."""
-        found = [(self._spec.widened(at, prompt.spans), mark) for at, mark in encoded.landmarks]
+        spans, images = prompt.spans, [each.image for each in prompt.opened]
+        ends = encoded.landmarks
+        found = [(self._spec.widened(at, spans, images), mark) for at, mark in ends]
         marks, chat = self.breakpoints_of(request), request.chat
         landmarks = (
             (at, chat.place_of(mark.message, mark.part))
             for at, mark in found
-            if mark.message != TOOLS or chat.tools.tools
+            if mark.message != TOOLS or (chat.tools and chat.tools.tools)
         )
         return replace(
             prompt,

@@ -15,7 +15,7 @@ from saccade.front.prepared import Preparation, Prompt
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
 from saccade.front.steps.limit_answer import LimitAnswer
 from saccade.media.opened import Opened
-from saccade.text.reasoning import Tags
+from saccade.text.answer.reasoning import Tags
 
 
 class Tokenise:
