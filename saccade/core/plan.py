@@ -322,6 +322,11 @@ class Plan:
         return sum(row.length for row in self.rows)
 
     @property
+    def images(self) -> bool:
+        """True if the step begins some work on images."""
+        return bool(self.moves or self.encode or self.save or self.deliver or self.adapt)
+
+    @property
     def patches(self) -> int:
         """To be run through the vision tower."""
         return sum(encode.patches for encode in self.encode if not encode.given)

@@ -238,7 +238,7 @@ class Batcher:
         self.slots = slots
         self.chunk_tokens = chunk_tokens
         self._known = known
-        self._axes = known.axes
+        self._axes = known.spec.position_axes
         self._page_size = page_size
         self._table = table
         self._slots: list[Slot | None] = [None] * slots
@@ -255,8 +255,9 @@ class Batcher:
     def open(self, opened: Open) -> None:
         """A sequence enters an empty slot."""
         assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
-        positions, following = self._known.sequence(
-            len(opened.tokens), opened.spans, opened.images
+        images = [self._known.image(image.grid) for image in opened.images]
+        positions, following = self._known.spec.positions(
+            len(opened.tokens), opened.spans, images
         )  # [A, P]
         tokens = np.array(opened.tokens, np.int64)
         sampling = opened.sampling
@@ -368,10 +369,10 @@ class Batcher:
         owners = [*slots[:decoding], *before, *slots[decoding:], *behind]
         lengths = [*ends[:decoding], *before, *ends[decoding:], *behind]
         words = append(host, width * total, owners, [*q_starts, *lengths])
-        shown = splice_rows(plan.splices) + len(before)  # none is of a row that decodes
-        shown = pad_splices(shown, frame, q_starts[frame.singles + len(others)])
-        host[words : words + len(shown)] = shown
-        words += len(shown)
+        replaced = splice_rows(plan.splices) + len(before)  # none is of a row that decodes
+        replaced = pad_splices(replaced, frame, q_starts[frame.singles + len(others)])
+        host[words : words + len(replaced)] = replaced
+        words += len(replaced)
         drawn = [index for index, row in enumerate(rows) if row.sample]
         drawing = [slots[index] for index in drawn]
         counts, points = self._count(drawing, [ends[index] for index in drawn])
@@ -380,7 +381,7 @@ class Batcher:
         words = append(host, words, [*last, *drawing, *places], pages, points)
         self._staging.send(words)
         there = self._staging.cut(
-            Layout(self._axes, total, frame.rows, len(drawn), len(places), len(shown))
+            Layout(self._axes, total, frame.rows, len(drawn), len(places), len(replaced))
         )
         if places:
             table.on_device.view(-1).index_copy_(0, there.places, there.pages)
@@ -388,7 +389,8 @@ class Batcher:
             mine, tokens = there.owners[:decoding], there.tokens[:decoding]
             torch.index_select(self._drawn, 0, mine, out=tokens)
         parts = [(each.key, each.offset, each.length) for each in plan.splices]
-        batch = self._batch(there, frame.singles, embeddings.gather(parts))
+        shown = embeddings.gather(parts) if parts else embeddings.none
+        batch = self._batch(there, frame.singles, shown)
         kept = {first: row.keep for first, row in zip(firsts, rows) if row.keep != NO_LINE}
         batch = replace(batch, adapters=self._adapted(rows), kept=kept)
         guesses = {

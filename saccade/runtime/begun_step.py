@@ -33,13 +33,23 @@ LATE_SECONDS = 0.05
 
 
 class Step:
-    """A begun plan. The drawn tokens are on their way to the host."""
+    """A begun plan. The drawn tokens are on their way to the host.
 
-    def __init__(self, plan: Plan, vision: VisionEncoder, disk: DiskTier[ImageKey] | None) -> None:
+    Its result tells of work that ended beside it. pages: of KV pages in other tiers. vision, disk:
+    of encodings, and of embeddings on disk. None: there is none under way.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pages: PageMemory | None = None,
+        vision: VisionEncoder | None = None,
+        disk: DiskTier[ImageKey] | None = None,
+    ) -> None:
         self._plan = plan
+        self._pages = pages
         self._vision = vision
         self._disk = disk
-        self._pages: PageMemory | None = None
         self._tokens = torch.empty(0, dtype=torch.int64)
         self._report: Report | None = None
         self._scored: tuple[Scored, ...] = ()
@@ -49,12 +59,6 @@ class Step:
         self._begun = time.monotonic()
         self._known = StepResult(plan.step)  # so far
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
-
-    def move_pages(self, pages: PageMemory) -> None:
-        """Begin the plan's work on KV pages on disk; the result tells of ended work."""
-        self._pages = pages
-        if self._plan.pages:
-            pages.move(self._plan.pages)
 
     def took(self, key: ImageKey) -> None:
         """An embedding from another server has arrived."""
@@ -124,10 +128,12 @@ class Step:
             self._copied.synchronize()
         wait = self._plan.wait and not self._await_pages()
         alone = wait and not (self._disk and self._disk.busy)
-        encoded = self._taken + self._vision.ended(wait=alone)
-        while wait and not encoded and self._awaits() and self._vision.computing:
-            time.sleep(POLL_SECONDS)
-            encoded = self._vision.ended()
+        vision, encoded = self._vision, self._taken
+        if vision is not None:
+            encoded += vision.ended(wait=alone)
+            while wait and not encoded and self._awaits() and vision.computing:
+                time.sleep(POLL_SECONDS)
+                encoded = vision.ended()
         disk: tuple[DiskEvent, ...] = ()
         if self._disk:
             disk = self._disk.collect(wait and not encoded and self._disk.busy)
@@ -142,7 +148,7 @@ class Step:
             readouts=() if self._read is None else self._read.read(),
             broken=self._broken(tokens),
             encoded=encoded,
-            failed=self._vision.failures(),
+            failed=vision.failures() if vision is not None else (),
             disk=disk,
             pages=self._pages.collect() if self._pages else (),
         )
@@ -176,11 +182,11 @@ class Step:
 
     def _awaits(self) -> bool:
         """True while background work is under way, and none has ended."""
-        told = self._disk and self._disk.told
-        if self._vision.any_ended or told or (self._pages and self._pages.told):
+        vision, disk, pages = self._vision, self._disk, self._pages
+        if (vision and vision.any_ended) or (disk and disk.told) or (pages and pages.told):
             return False
-        reading = (self._disk and self._disk.busy) or (self._pages and self._pages.reading)
-        return self._vision.computing or bool(reading)
+        reading = (disk and disk.busy) or (pages and pages.reading)
+        return bool((vision and vision.computing) or reading)
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:

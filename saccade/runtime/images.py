@@ -25,13 +25,16 @@ from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.files import EmbeddingFiles
 from saccade.runtime.graphs import Capture, CudaCapture, eager
 from saccade.runtime.memory import DTYPES, EmbeddingMemory
+from saccade.runtime.page_memory import PageMemory
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.vision import VisionEncoder
 from saccade.runtime.warm import compiler
 
 
 class ImageExecutor:
-    """One rank's vision tower and embeddings. `tower`: its fingerprint (`_open_disk`)."""
+    """One rank's vision tower and embeddings. `tower`: its fingerprint (`_open_disk`). `active`:
+    work of earlier steps may be under way, so that each step asks for news.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class ImageExecutor:
         self._vision = VisionEncoder(spec, self.encoder, arena, self.like, shard, mode)
         blockwise.compile_ahead(self.like)
         self.tower, self._disk = _open_disk(spec, config, shard, self._vision)
+        self.active = self._disk is not None
         self.embeddings = EmbeddingMemory(
             self.like, shard, self._disk, config.embeddings.host_bytes
         )
@@ -68,9 +72,12 @@ class ImageExecutor:
         disk = self._disk
         return str(disk.files.folder) if disk is not None and disk.files.shared else ""
 
-    def begin(self, plan: Plan) -> Step:
-        """Begin a step; for a plan that says only so, fit graphs and do no other work."""
-        step = Step(plan, self._vision, self._disk)
+    def begin(self, plan: Plan, pages: PageMemory | None = None) -> Step:
+        """Begin a step; for a plan that says only so, fit graphs and do no other work. pages: as
+        `Step`'s.
+        """
+        self.active = plan.images or self._vision.busy or self._disk is not None
+        step = Step(plan, pages, self._vision, self._disk)
         if plan.adapt:
             step.adapted(self._vision.adapt())
         return step

@@ -83,9 +83,10 @@ class Worker:
             kept=kept,
         )
         self._adapters = open_table(net, torch.empty(0, dtype=dtype, device=device), everyone)
-        disk = open_pages(config.kv.pages, everyone)
-        room = config.kv.pages.host_bytes
-        self.pages = PageMemory(caches, size, self.states, everyone, disk, room)
+        self.pages: PageMemory | None = None
+        if config.kv.pages:
+            disk, room = open_pages(config.kv.pages, everyone), config.kv.pages.host_bytes
+            self.pages = PageMemory(caches, size, self.states, everyone, disk, room)
         known = PositionCache(spec, net.vision, metrics)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
         like = self.images.like
@@ -113,7 +114,7 @@ class Worker:
     @property
     def kept(self) -> tuple[tuple[bytes, int], ...]:
         """KV pages left on disk by an earlier run: (name, bytes), the oldest first."""
-        return self.pages.found
+        return self.pages.found if self.pages is not None else ()
 
     @torch.inference_mode()
     def _capture(self, sizes: StepGraphSizes, metrics: Metrics) -> StepGraphs:
@@ -127,7 +128,8 @@ class Worker:
         """
         self._graphs = None
         self.images.close()
-        self.pages.close()
+        if self.pages is not None:
+            self.pages.close()
 
     @torch.inference_mode()
     def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
@@ -137,7 +139,8 @@ class Worker:
         masks: called where a row is `masked`, after all other launches; may block, and read the
         results of steps before.
         """
-        step = self.images.begin(plan)
+        images = self.images if plan.images or self.images.active else None
+        step = images.begin(plan, self.pages) if images is not None else Step(plan, self.pages)
         if plan.adapt:
             return step
         if plan.change is not None:
@@ -157,11 +160,15 @@ class Worker:
                     opened.prompt_length,
                     opened.rules,
                 )
-        step.move_pages(self.pages)
-        self.states.copy(plan.restore)
+        if plan.pages:
+            assert self.pages is not None, "there are no other tiers for KV pages"
+            self.pages.move(plan.pages)
+        if plan.restore:
+            self.states.copy(plan.restore)
         for encode in plan.encode:
             self._adapters.check(encode.adapter)
-        self.images.encode(plan, step)
+        if images is not None:
+            images.encode(plan, step)
         if plan.rows:
             left = [masks] if masks is not None and _masked(plan) else []
             try:
@@ -173,8 +180,10 @@ class Worker:
                 for mask in left:  # those of the next plan come behind them
                     mask()
                 step.exhausted()
-        self.states.copy(plan.snapshot)
-        self.images.save(plan)
+        if plan.snapshot:
+            self.states.copy(plan.snapshot)
+        if plan.save:
+            self.images.save(plan)
         return step
 
     def _change(self, change: Change) -> Changed:

@@ -70,7 +70,8 @@ def ask(engine: EngineHere, request: Request, name: str) -> Heard:
 
 def evict(engine: EngineHere) -> None:
     """Until every page of the prefix cache lies in a tier alone."""
-    prefix, disk = engine.scheduler.prefix, engine.worker.pages.disk
+    prefix, pages = engine.scheduler.prefix, engine.worker.pages
+    disk = pages.disk if pages is not None else None
     assert prefix is not None and prefix.kept is not None
     prefix.evict(prefix.evictable)
     engine.run([])

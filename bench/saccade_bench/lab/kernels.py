@@ -321,7 +321,8 @@ def have_positions(known: PositionCache, image: Image) -> tuple[npt.NDArray[np.i
     between some text.
     """
     known.facts(image.grid)
-    return known.sequence(image.num_tokens + 2 * TEXT, [Span(TEXT, image.num_tokens, 0)], [image])
+    spans, length = [Span(TEXT, image.num_tokens, 0)], image.num_tokens + 2 * TEXT
+    return known.spec.positions(length, spans, [known.image(image.grid)])
 
 
 def have_their_positions(theirs: TransformersPositions, image: Image) -> torch.Tensor:
