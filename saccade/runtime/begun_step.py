@@ -18,8 +18,7 @@ from saccade.core.types import ImageKey
 from saccade.runtime.disk import DiskTier
 from saccade.runtime.finite import NO_TOKEN
 from saccade.runtime.page_memory import PageMemory
-from saccade.runtime.sampler import Report
-from saccade.runtime.scores import RowsRead, Scored
+from saccade.runtime.row_parts import Outcome
 from saccade.runtime.vision import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
@@ -51,9 +50,7 @@ class Step:
         self._vision = vision
         self._disk = disk
         self._tokens = torch.empty(0, dtype=torch.int64)
-        self._report: Report | None = None
-        self._scored: tuple[Scored, ...] = ()
-        self._read: RowsRead | None = None
+        self._outcomes: list[tuple[Outcome, list[torch.Tensor]]] = []
         self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
         self._begun = time.monotonic()
@@ -64,26 +61,15 @@ class Step:
         """An embedding from another server has arrived."""
         self._taken += ((key, 0.0, time.monotonic()),)
 
-    def draw(self, tokens: torch.Tensor, report: Report | None) -> None:
+    def draw(self, tokens: torch.Tensor) -> None:
         """Begin to copy the drawn tokens, [D] in row order, to the host."""
-        self._tokens, self._report = to_host(tokens), report
-        if report is not None:
-            chosen, best, ids = map(to_host, (report.chosen, report.best, report.ids))
-            self._report = replace(report, chosen=chosen, best=best, ids=ids)
+        self._tokens = to_host(tokens)
         self._note_copies(tokens)
 
-    def score(self, scored: Sequence[Scored]) -> None:
-        """Begin to copy the scores of prompts to the host."""
-        for each in scored:
-            ids, logprobs, ranks = map(to_host, (each.ids, each.logprobs, each.ranks))
-            self._scored += (Scored(each.start, ids, logprobs, ranks),)
-            self._note_copies(each.ids)
-
-    def read(self, found: RowsRead) -> None:
-        """Begin to copy the readings of prompts to the host."""
-        states, logits = to_host(found.states), to_host(found.logits)
-        self._read = RowsRead(found.wanted, states, logits)
-        self._note_copies(found.states)
+    def tell(self, outcome: Outcome) -> None:
+        """Begin to copy an outcome to the host."""
+        self._outcomes.append((outcome, [to_host(each) for each in outcome.tensors]))
+        self._note_copies(outcome.tensors[0])
 
     def guess(self, guesses: tuple[HeadGuesses, ...]) -> None:
         """Note the guesses of the model's head."""
@@ -104,8 +90,7 @@ class Step:
     def exhausted(self) -> None:
         """The plan's rows found no memory."""
         self._known = replace(self._known, exhausted=True)
-        self._tokens, self._report = torch.empty(0, dtype=torch.int64), None
-        self._read = None
+        self._tokens, self._outcomes = torch.empty(0, dtype=torch.int64), []
 
     def changed(self, outcome: Changed) -> None:
         """Note the outcome of the plan's change."""
@@ -138,20 +123,18 @@ class Step:
         if self._disk:
             disk = self._disk.collect(wait and not encoded and self._disk.busy)
         tokens = tuple(self._tokens.tolist())
-        logprobs = self._report.read(tokens) if self._report else (None,) * len(tokens)
-        scores = tuple(scored.read() for scored in self._scored)
-        return replace(
+        result = replace(
             self._known,
             tokens=tokens,
-            logprobs=logprobs,
-            scores=scores,
-            readouts=() if self._read is None else self._read.read(),
             broken=self._broken(tokens),
             encoded=encoded,
             failed=vision.failures() if vision is not None else (),
             disk=disk,
             pages=self._pages.collect() if self._pages else (),
         )
+        for outcome, found in self._outcomes:
+            result = outcome.tell(result, found)
+        return result
 
     def _broken(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """As `StepResult.broken`; `tokens`: the drawn ones."""

@@ -11,12 +11,13 @@ cumulative distribution, the best token first.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from saccade.core.token_rules import NO_RULES, TokenRules
+from saccade.core.plan import StepResult
+from saccade.core.token_rules import TokenRules
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.ops import Ops
@@ -64,24 +65,21 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Log-probabilities of W of the rows drawn, `rows`, each with `tops[i]` of the K best; at their
-    place of computing, or on the way to host memory.
+    """Log-probabilities of W of the rows drawn, `rows`, each with `tops[i]` of the K best. tensors:
+    of the chosen tokens [W], of the best ones [W, K], and these [W, K].
     """
 
     rows: Sequence[int]
     tops: Sequence[int]
-    chosen: torch.Tensor  # [W]
-    best: torch.Tensor  # [W, K]
-    ids: torch.Tensor  # [W, K]
+    tensors: Sequence[torch.Tensor]
 
-    def read(self, tokens: Sequence[int]) -> tuple[TokenLogprobs | None, ...]:
-        """Log-probabilities for the client, one per row drawn; None if not asked for."""
-        found: list[TokenLogprobs | None] = [None] * len(tokens)
-        chosen, best, ids = self.chosen.tolist(), self.best.tolist(), self.ids.tolist()
+    def tell(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+        chosen, best, ids = (each.tolist() for each in found)
+        told = []
         for index, (row, top) in enumerate(zip(self.rows, self.tops)):
             pairs = tuple(zip(ids[index][:top], best[index][:top]))
-            found[row] = TokenLogprobs(token=tokens[row], logprob=chosen[index], top=pairs)
-        return tuple(found)
+            told.append((row, TokenLogprobs(result.tokens[row], chosen[index], pairs)))
+        return replace(result, logprobs=tuple(told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +123,10 @@ class Sampler:
         params: SamplingParams,
         tokens: Sequence[int],
         prompt_length: int,
-        rules: TokenRules = NO_RULES,
+        rules: TokenRules | None = None,
     ) -> None:
         """A sequence enters `slot`: its prompt, and the answer so far."""
-        if rules != NO_RULES:
+        if rules is not None:
             self._rules[slot] = RowRules(
                 rules, tokens, prompt_length, self._vocab_size, self._device
             )
@@ -192,7 +190,7 @@ class Sampler:
         tops = [asked[row].logprobs or 0 for row in wants]
         best, ids = torch.topk(raw, min(max(tops), self._vocab_size), dim=-1)
         chosen = raw.gather(1, self._pick(tokens, wants).unsqueeze(1)).squeeze(1)
-        return tokens, Report(wants, tops, chosen, best, ids)
+        return tokens, Report(wants, tops, (chosen, best, ids))
 
     def _draw_rows(
         self, logits: torch.Tensor, draws: Draws, masked: bool, later: Allowed | None

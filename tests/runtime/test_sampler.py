@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from saccade.core.plan import StepResult
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.runtime.edits import Edits
 from saccade.runtime.sampler import Draws, Sampler, uniform
@@ -53,7 +54,9 @@ def sample(
 ) -> tuple[list[int], Reports]:
     tokens, report = sampler(rows, stop_ids, logits.shape[1])(logits, draws(rows))
     drawn = tokens.tolist()
-    return drawn, report.read(drawn) if report else (None,) * len(rows)
+    result = StepResult(0, tuple(drawn))
+    told = dict(report.tell(result, report.tensors).logprobs) if report else {}
+    return drawn, tuple(map(told.get, range(len(rows))))
 
 
 def draw(row: torch.Tensor, count: int = 0, **params: Any) -> int:
