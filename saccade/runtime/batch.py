@@ -22,8 +22,8 @@ from saccade.nn.protocol import Batch
 from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.row_parts import Asking
-from saccade.runtime.sampler import Draws, uniform
+from saccade.runtime.row_parts import Asking, Draws
+from saccade.runtime.sampler import uniform
 
 Integers = npt.NDArray[np.int64]
 UPDATES = 4096

@@ -56,6 +56,7 @@ class ImageExecutor:
         self._vision = VisionEncoder(spec, self.encoder, arena, self.like, shard, mode)
         blockwise.compile_ahead(self.like)
         self.tower, self._disk = _open_disk(spec, config, shard, self._vision)
+        self._encoding = False
         self.active = self._disk is not None
         self.embeddings = EmbeddingMemory(
             self.like, shard, self._disk, config.embeddings.host_bytes
@@ -76,8 +77,9 @@ class ImageExecutor:
         """Begin a step; for a plan that says only so, fit graphs and do no other work. pages: as
         `Step`'s.
         """
-        self.active = plan.images or self._vision.busy or self._disk is not None
-        step = Step(plan, pages, self._vision, self._disk)
+        self._encoding = bool(plan.encode) or (self._encoding and self._vision.busy)
+        self.active = self._encoding or self._disk is not None
+        step = Step(plan, pages, self._vision if self._encoding else None, self._disk)
         if plan.adapt:
             step.adapted(self._vision.adapt())
         return step
@@ -92,8 +94,9 @@ class ImageExecutor:
             if encode.given:
                 self.embeddings.put(encode.key, self._vision.take_over(encode).rows)
                 step.took(encode.key)
-        for encoded in self._vision.advance(plan.tower):
-            self.embeddings.put(encoded.key, encoded.rows, encoded.ready)
+        if self._encoding:
+            for encoded in self._vision.advance(plan.tower):
+                self.embeddings.put(encoded.key, encoded.rows, encoded.ready)
 
     def save(self, plan: Plan) -> None:
         for key in plan.save:

@@ -1,20 +1,21 @@
 """Parts of a row: what a request may ask of its rows beside their tokens. Each is entered by the
 rows that ask, and made with the first of them.
 
-Owns the protocols alone. The parts are in `scores.py`.
+Owns the protocols alone. Parts of states are in `scores.py`, those of draws in `edits.py` and
+`token_rules.py` (`draw_parts.py` has their order).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from saccade.core.plan import RowExtra, StepResult
+from saccade.core.plan import Open, RowExtra, StepResult
 
 Extra = TypeVar("Extra", bound=RowExtra, covariant=True)
 AnyExtra = TypeVar("AnyExtra", bound=RowExtra, contravariant=True)
@@ -50,4 +51,39 @@ class StatePart(Protocol[AnyExtra]):
 
     def __call__(self, states: torch.Tensor, asking: Sequence[Asking[AnyExtra]]) -> Outcome | None:
         """states: of the batch, [T, hidden]. None on ranks that keep no results."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The D rows of a step with a draw, known before the logits.
+
+    counts: tokens drawn before, by row. guesses: by place, those of rows that count only if the
+    row before of their slot drew that token.
+    """
+
+    rows: Sequence[int]  # slots, for the host
+    counts: Sequence[int]
+    slots: torch.Tensor  # [D] int64
+    uniforms: torch.Tensor  # [D] float64
+    guesses: Mapping[int, int] = field(default_factory=dict)
+
+
+class DrawPart(Protocol):
+    """Changes logits before the draw, by what was drawn before, in the slots opened for it."""
+
+    def open(self, opened: Open) -> None:
+        """A sequence that asks for it enters a slot: its prompt, and the answer so far."""
+        ...
+
+    def close(self, slot: int) -> None: ...
+
+    def edit(self, logits: torch.Tensor, draws: Draws, masked: bool, /) -> bool:
+        """Change logits [D, V] in place. masked: some tokens are forbidden (-inf). Return whether
+        some are from now on.
+        """
+        ...
+
+    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
+        """`tokens` [D] were drawn."""
         ...

@@ -1,7 +1,7 @@
 """`TokenRules` on logits: earlier tokens' bans and demands on the next.
 
-Owns, for one sequence with rules, its tokens on the device, where drawn tokens are added unknown to
-the host. A step's work is a pass over the tokens and a pass over the row.
+Owns, for each sequence with rules, its tokens on the device, where drawn tokens are added unknown
+to the host. A step's work is a pass over the tokens and a pass over the row.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from saccade.core.plan import Open
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.nn.transfer import send
+from saccade.runtime.row_parts import Draws
 
 ROOM = 256
 """Tokens that there is room for beside the first ones, to begin with."""
@@ -131,50 +133,91 @@ class _Thinking:
         self._inside = goes_on | (token == self._budget.open)
 
 
-class RowRules:
-    """The rules of one sequence."""
+class RowBans:
+    """The tokens that one sequence's rules forbid."""
 
     def __init__(
-        self,
-        rules: TokenRules,
-        tokens: Sequence[int],
-        prompt_length: int,
-        vocab_size: int,
-        device: torch.device,
+        self, rules: TokenRules, tokens: Sequence[int], prompt_length: int, device: torch.device
     ) -> None:
         """tokens: the prompt, and the answer so far."""
         answer = tokens[prompt_length:]
         self._allowed = send(np.array(rules.allowed, np.int64), device) if rules.allowed else None
-        self._words = _BadWords(rules.bad_words, answer, device) if rules.bad_words else None
-        self._ngrams = (
-            _Ngrams(rules.no_repeat, tokens if rules.no_repeat.prompt else answer, device)
-            if rules.no_repeat
-            else None
-        )
-        self._thinking = (
-            _Thinking(rules.thinking, answer, vocab_size, device) if rules.thinking else None
-        )
+        self._kinds: list[_BadWords | _Ngrams] = []
+        if rules.bad_words:
+            self._kinds.append(_BadWords(rules.bad_words, answer, device))
+        if rules.no_repeat:
+            seen = tokens if rules.no_repeat.prompt else answer
+            self._kinds.append(_Ngrams(rules.no_repeat, seen, device))
 
     def restrict(self, row: torch.Tensor) -> None:
-        """Forbid tokens, before any other edit: logits [V], in place."""
-        if not (self._words or self._ngrams) and self._allowed is None:
-            return
+        """Forbid tokens of logits [V], in place; none where no token would be left."""
         before = row.clone()
         if self._allowed is not None:
             row.fill_(-torch.inf)
             row.index_copy_(0, self._allowed, before.index_select(0, self._allowed))
-        for rule in (self._words, self._ngrams):
-            if rule is not None:
-                rule.ban(row)
+        for kind in self._kinds:
+            kind.ban(row)
         row.copy_(torch.where(row.amax() == -torch.inf, before, row))
-
-    def force(self, row: torch.Tensor) -> None:
-        """Leave one token if due, after all other edits: logits [V], in place."""
-        if self._thinking is not None:
-            self._thinking.force(row)
 
     def add(self, token: torch.Tensor) -> None:
         """`token` [1] was drawn."""
-        for rule in (self._words, self._ngrams, self._thinking):
-            if rule is not None:
-                rule.add(token)
+        for kind in self._kinds:
+            kind.add(token)
+
+
+class TokenBans:
+    """The tokens that rules forbid, before any other edit: a `DrawPart`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots: dict[int, RowBans] = {}
+
+    def open(self, opened: Open) -> None:
+        assert opened.rules is not None
+        self._slots[opened.slot] = RowBans(
+            opened.rules, opened.tokens, opened.prompt_length, self._device
+        )
+
+    def close(self, slot: int) -> None:
+        del self._slots[slot]
+
+    def edit(self, logits: torch.Tensor, draws: Draws, _masked: bool, /) -> bool:
+        for at, slot in enumerate(draws.rows):
+            if slot in self._slots:
+                self._slots[slot].restrict(logits[at])
+        return True
+
+    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
+        for at, slot in enumerate(draws.rows):
+            if slot in self._slots:
+                self._slots[slot].add(tokens[at : at + 1])
+
+
+class ThinkingBudgets:
+    """The ends of reasoning that are due, after all other edits: a `DrawPart`."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._slots: dict[int, _Thinking] = {}
+
+    def open(self, opened: Open) -> None:
+        assert opened.rules is not None and opened.rules.thinking is not None
+        answer = opened.tokens[opened.prompt_length :]
+        self._slots[opened.slot] = _Thinking(
+            opened.rules.thinking, answer, self._vocab_size, self._device
+        )
+
+    def close(self, slot: int) -> None:
+        del self._slots[slot]
+
+    def edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> bool:
+        for at, slot in enumerate(draws.rows):
+            if slot in self._slots:
+                self._slots[slot].force(logits[at])
+        return masked
+
+    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
+        for at, slot in enumerate(draws.rows):
+            if slot in self._slots:
+                self._slots[slot].add(tokens[at : at + 1])

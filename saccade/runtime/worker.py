@@ -159,13 +159,7 @@ class Worker:
                 assert self._adapters is not None, NOT_LOADED
                 self._adapters.open(opened.slot, opened.adapter)
             if self._sampler:
-                self._sampler.open(
-                    opened.slot,
-                    opened.sampling,
-                    opened.tokens,
-                    opened.prompt_length,
-                    opened.rules,
-                )
+                self._sampler.open(opened)
         if plan.pages:
             assert self.pages is not None, "there are no other tiers for KV pages"
             self.pages.move(plan.pages)
