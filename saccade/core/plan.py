@@ -76,7 +76,7 @@ class Open:
     adapter: int = 0
 
 
-class ScoreTokens(msgspec.Struct, frozen=True, tag="score"):
+class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
     """Score the prompt's tokens [first, end), each following a token of the row, and name the `top`
     likeliest beside each.
     """
@@ -86,7 +86,7 @@ class ScoreTokens(msgspec.Struct, frozen=True, tag="score"):
     top: int
 
 
-class ReadTokens(msgspec.Struct, frozen=True, tag="read"):
+class ReadRun(msgspec.Struct, frozen=True, tag="read"):
     """Read the row's last `count` tokens: the logits of `labels`, or the state where none are
     named.
     """
@@ -95,7 +95,7 @@ class ReadTokens(msgspec.Struct, frozen=True, tag="read"):
     labels: tuple[int, ...]
 
 
-RowExtra = ScoreTokens | ReadTokens
+RowExtra = ScoreRun | ReadRun
 """What a row may be asked for beside its token. Structs, for their tags tell them apart."""
 
 

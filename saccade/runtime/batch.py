@@ -207,7 +207,7 @@ class Placed(NamedTuple):
         return pad_splices(found, self.frame, self.end)
 
 
-class Drawing(NamedTuple):
+class DrawnRows(NamedTuple):
     """The D rows of a step with a draw. last: their last batch rows. The rest: as in `Draws`."""
 
     slots: list[int]
@@ -445,9 +445,9 @@ class Batcher:
             held = len(self._table.lists[row.slot]) * self._page_size
             assert row.start + row.length <= held, "a row reaches beyond its pages"
 
-    def _find_draws(self, rows: Sequence[Row], placed: Placed) -> Drawing:
+    def _find_draws(self, rows: Sequence[Row], placed: Placed) -> DrawnRows:
         """The rows with a draw, and what is known of it before the logits."""
-        drawing = Drawing([], [], [], [], {})
+        drawing = DrawnRows([], [], [], [], {})
         for row, first in zip(rows, placed.firsts):
             if not row.sample:
                 continue
@@ -463,7 +463,7 @@ class Batcher:
         return drawing
 
     def _stage(
-        self, rows: Sequence[Row], placed: Placed, spliced: Integers, drawing: Drawing
+        self, rows: Sequence[Row], placed: Placed, spliced: Integers, drawing: DrawnRows
     ) -> Fields:
         """Write a step's numbers in the order of `Fields`, and send them in one copy."""
         frame, host = placed.frame, self._staging.next()

@@ -18,7 +18,7 @@ from saccade.core.types import ImageKey
 from saccade.runtime.disk import DiskTier
 from saccade.runtime.finite import NO_TOKEN
 from saccade.runtime.page_memory import PageMemory
-from saccade.runtime.row_parts import Outcome
+from saccade.runtime.row_parts import RowOutcome
 from saccade.runtime.vision import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
@@ -50,7 +50,7 @@ class Step:
         self._vision = vision
         self._disk = disk
         self._tokens = torch.empty(0, dtype=torch.int64)
-        self._outcomes: list[tuple[Outcome, list[torch.Tensor]]] = []
+        self._outcomes: list[tuple[RowOutcome, list[torch.Tensor]]] = []
         self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
         self._begun = time.monotonic()
@@ -66,7 +66,7 @@ class Step:
         self._tokens = to_host(tokens)
         self._note_copies(tokens)
 
-    def tell(self, outcome: Outcome) -> None:
+    def tell(self, outcome: RowOutcome) -> None:
         """Begin to copy an outcome to the host."""
         self._outcomes.append((outcome, [to_host(each) for each in outcome.tensors]))
         self._note_copies(outcome.tensors[0])

@@ -21,7 +21,7 @@ Extra = TypeVar("Extra", bound=RowExtra, covariant=True)
 AnyExtra = TypeVar("AnyExtra", bound=RowExtra, contravariant=True)
 
 
-class Outcome(Protocol):
+class RowOutcome(Protocol):
     """What came of a step's rows, in tensors that cross to the host."""
 
     @property
@@ -49,7 +49,9 @@ class Asking(Generic[Extra]):
 class StatePart(Protocol[AnyExtra]):
     """Computes something of a step's states, for the rows that ask. Every rank takes part."""
 
-    def __call__(self, states: torch.Tensor, asking: Sequence[Asking[AnyExtra]]) -> Outcome | None:
+    def __call__(
+        self, states: torch.Tensor, asking: Sequence[Asking[AnyExtra]]
+    ) -> RowOutcome | None:
         """states: of the batch, [T, hidden]. None on ranks that keep no results."""
         ...
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 
 from saccade.core.config import SCORE_BLOCK_BYTES
-from saccade.core.plan import ReadTokens, RowExtra, ScoreTokens, StepResult
+from saccade.core.plan import ReadRun, RowExtra, ScoreRun, StepResult
 from saccade.core.types import PromptScores, Readout
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
-from saccade.runtime.row_parts import Asking, Outcome, StatePart
+from saccade.runtime.row_parts import Asking, RowOutcome, StatePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Scorer:
         self._rows = block_rows(net)
 
     def __call__(
-        self, states: torch.Tensor, asking: Sequence[Asking[ScoreTokens]]
-    ) -> Outcome | None:
+        self, states: torch.Tensor, asking: Sequence[Asking[ScoreRun]]
+    ) -> RowOutcome | None:
         runs: list[tuple[int, int]] = []
         tensors: list[torch.Tensor] = []
         for each in asking:
@@ -76,7 +76,7 @@ class RowsRead:
     lists are padded.
     """
 
-    asking: Sequence[Asking[ReadTokens]]
+    asking: Sequence[Asking[ReadRun]]
     tensors: Sequence[torch.Tensor]
 
     def tell(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
@@ -93,7 +93,7 @@ class RowsRead:
         return replace(result, readouts=tuple(told))
 
 
-class PromptReader:
+class StateReader:
     """Reads prompts of one network. `keeps`: this rank reads the results."""
 
     def __init__(self, net: FamilyNet, keeps: bool) -> None:
@@ -102,8 +102,8 @@ class PromptReader:
         self._rows = block_rows(net)
 
     def __call__(
-        self, states: torch.Tensor, asking: Sequence[Asking[ReadTokens]]
-    ) -> Outcome | None:
+        self, states: torch.Tensor, asking: Sequence[Asking[ReadRun]]
+    ) -> RowOutcome | None:
         plain = _last_rows(each for each in asking if not each.extra.labels)
         named = _last_rows(each for each in asking if each.extra.labels)
         found = self._net.normed(states.index_select(0, send(plain, states.device))).float()
@@ -127,8 +127,8 @@ class PromptReader:
 
 
 STATE_PARTS: Mapping[type[RowExtra], Callable[[FamilyNet, bool], StatePart[Any]]] = {
-    ScoreTokens: Scorer,
-    ReadTokens: PromptReader,
+    ScoreRun: Scorer,
+    ReadRun: StateReader,
 }
 """By what a row asks for: what computes it of one network, and whether this rank keeps it."""
 
@@ -138,7 +138,7 @@ def block_rows(net: FamilyNet) -> int:
     return max(1, SCORE_BLOCK_BYTES // (4 * net.spec.vocab_size))
 
 
-def _last_rows(asking: Iterable[Asking[ReadTokens]]) -> npt.NDArray[np.int64]:
+def _last_rows(asking: Iterable[Asking[ReadRun]]) -> npt.NDArray[np.int64]:
     """The batch rows to read, in order."""
     ends = [(each.at + each.length, each.extra.count) for each in asking]
     runs = [np.arange(end - count, end) for end, count in ends]

@@ -17,7 +17,7 @@ from typing import Literal
 
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
-from saccade.core.plan import PageTier, ReadTokens, RowExtra, ScoreTokens
+from saccade.core.plan import PageTier, ReadRun, RowExtra, ScoreRun
 from saccade.core.types import (
     CacheMiss,
     CacheReport,
@@ -336,10 +336,10 @@ class Sequence:
         request = self.request
         if request.reading is not None:
             count = end - max(start, self.scored)
-            return (ReadTokens(count, request.reading.labels),) if count > 0 else ()
+            return (ReadRun(count, request.reading.labels),) if count > 0 else ()
         assert request.prompt_logprobs is not None
         first, last = max(start + 1, self.scored), min(end + 1, self.prompt_length)
-        return (ScoreTokens(first, last, request.prompt_logprobs),) if first < last else ()
+        return (ScoreRun(first, last, request.prompt_logprobs),) if first < last else ()
 
     def may_draw(self, token_limit: int) -> bool:
         """True if one more token may be planned beyond the plans in flight: the answer has room for

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from saccade.core.child import Codec
-from saccade.core.plan import MOST_COMPARED, Masks, Plan, ReadTokens, Row, RowExtra, ScoreTokens
+from saccade.core.plan import MOST_COMPARED, Masks, Plan, ReadRun, Row, RowExtra, ScoreRun
 
 
 @pytest.mark.parametrize("kinds", [1, 3, MOST_COMPARED, MOST_COMPARED + 1, 200])
@@ -25,7 +25,7 @@ def test_every_row_keeps_its_mask_and_rows_that_are_alike_share_a_line(kinds: in
 
 def test_what_a_row_asks_for_is_told_apart_and_takes_no_place_where_nothing_is() -> None:
     codec: Codec[Plan, Plan] = Codec(Plan, Plan)
-    asked: tuple[RowExtra, ...] = (ScoreTokens(1, 9, 2), ReadTokens(3, ()), ReadTokens(1, (7, 8)))
+    asked: tuple[RowExtra, ...] = (ScoreRun(1, 9, 2), ReadRun(3, ()), ReadRun(1, (7, 8)))
     plan = Plan(1, rows=(Row(0, 5, 1, (), True), Row(1, 0, 9, (), False, extras=asked)))
     header, body = 5, codec.encode(plan)
     assert codec.decode(0, body[header:]) == plan

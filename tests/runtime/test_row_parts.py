@@ -20,12 +20,12 @@ from saccade.core.types import PromptReading
 from saccade.runtime.adapters import AdapterTable
 from saccade.runtime.edits import Edits
 from saccade.runtime.page_memory import PageMemory
-from saccade.runtime.scores import PromptReader, Scorer
+from saccade.runtime.scores import Scorer, StateReader
 from saccade.runtime.token_rules import ThinkingBudgets, TokenBans
 from saccade_bench.fixtures.harness import Harness, set_threads
 from tests.families.forwarding import load
 
-PARTS = {AdapterTable, Edits, PageMemory, PromptReader, Scorer, ThinkingBudgets, TokenBans}
+PARTS = {AdapterTable, Edits, PageMemory, StateReader, Scorer, ThinkingBudgets, TokenBans}
 UNASKED = {
     *("adapters", "draw_parts", "edits", "images", "memory", "page_memory", "positions"),
     *("row_parts", "scores", "states", "streams", "token_rules", "vision"),
@@ -66,7 +66,7 @@ def ask(over: Harness, **asked: Any) -> None:
         ({}, set()),
         ({"temperature": 1.0, "logprobs": 2}, set()),
         ({"prompt_logprobs": 1}, {Scorer}),
-        ({"reading": PromptReading()}, {PromptReader}),
+        ({"reading": PromptReading()}, {StateReader}),
         ({"frequency_penalty": 0.5}, {Edits}),
         ({"min_tokens": 2}, {Edits}),
         ({"rules": TokenRules(no_repeat=NoRepeat(2))}, {TokenBans}),

@@ -39,7 +39,7 @@ from saccade.core.plan import (
     Place,
     Plan,
     Row,
-    ScoreTokens,
+    ScoreRun,
     StepResult,
 )
 from saccade.core.types import (
@@ -221,7 +221,7 @@ class Worker:
             self._forward(row, seat, first, shown)
             first += row.length
             for extra in row.extras:
-                assert isinstance(extra, ScoreTokens)
+                assert isinstance(extra, ScoreRun)
                 assert row.start < extra.first < extra.end <= row.start + row.length + 1
                 ids = array("i", seat.open.tokens[extra.first : extra.end]).tobytes()
                 scores.append((place, PromptScores(extra.first, ids, ids, ids)))
