@@ -115,7 +115,7 @@ class PageTable:
         return places, self.array.reshape(-1)[places].tolist() if places else []
 
     def update(self, places: torch.Tensor, pages: torch.Tensor) -> None:
-        """What was taken has come, [U] each."""
+        """Take in what `take_updates` gave, once it is on the device: [U] each."""
         if len(places):
             self.on_device.view(-1).index_copy_(0, places, pages)
 
@@ -153,7 +153,7 @@ class Fields(NamedTuple):
 
     @classmethod
     def of(cls, buffer: torch.Tensor, layout: Layout) -> Fields:
-        """The fields, in the order of `Batcher.build`. The inputs of a network's layers come first:
+        """The fields, as `Batcher._stage` writes them. The inputs of a network's layers come first:
         their place depends on a step's frame alone, as a graph needs.
         """
         axes, total, rows, draws, updates, splices = layout
@@ -194,13 +194,13 @@ class Placed(NamedTuple):
     q_starts: list[int]
 
     def spread(self, values: Sequence[int]) -> list[int]:
-        """A value for each of the frame's rows: of the step's rows, or 0 for padding."""
-        between = self.frame.singles - self.decoding  # rows that decode and others
+        """Return a value for each of the frame's rows: of the step's rows, or 0 for padding."""
+        between = self.frame.singles - self.decoding  # behind the rows that decode
         behind = self.frame.rows - between - len(values)
         return [*values[: self.decoding], *[0] * between, *values[self.decoding :], *[0] * behind]
 
     def splice_rows(self, splices: Sequence[Splice]) -> Integers:
-        """The batch rows with image rows, in the order of the splices, padded to the frame's."""
+        """Return the batch rows with image rows, in the order of splices, padded to the frame's."""
         between = self.frame.singles - self.decoding  # no splice is of a row that decodes
         rows = [np.arange(each.row, each.row + each.length) + between for each in splices]
         found = np.concatenate(rows) if rows else np.empty(0, np.int64)
@@ -446,7 +446,7 @@ class Batcher:
             assert row.start + row.length <= held, "a row reaches beyond its pages"
 
     def _find_draws(self, rows: Sequence[Row], placed: Placed) -> DrawnRows:
-        """The rows with a draw, and what is known of it before the logits."""
+        """Return the rows with a draw, and what is known of it before the logits."""
         drawing = DrawnRows([], [], [], [], {})
         for row, first in zip(rows, placed.firsts):
             if not row.sample:

@@ -12,9 +12,35 @@ import torch
 
 from saccade.core.plan import Open
 from saccade.kernels.reference.ops import Ops
-from saccade.runtime.edits import Edits, SlotEdits
-from saccade.runtime.row_parts import DrawPart
-from saccade.runtime.token_rules import ThinkingBudgets, TokenBans
+from saccade.runtime.edits import Edit, SlotEdits
+from saccade.runtime.row_parts import DrawPart, Draws, RowEdit
+from saccade.runtime.token_rules import RowBans, Thinking
+
+
+class RowByRow:
+    """A part that goes through its rows one by one. make: the edit of a sequence that asks."""
+
+    def __init__(self, make: Callable[[Open], RowEdit]) -> None:
+        self._make = make
+        self._slots: dict[int, RowEdit] = {}
+
+    def open(self, opened: Open) -> None:
+        self._slots[opened.slot] = self._make(opened)
+
+    def close(self, slot: int) -> None:
+        del self._slots[slot]
+
+    def edit(self, logits: torch.Tensor, draws: Draws, masked: bool, /) -> bool:
+        left = masked
+        for at, slot in enumerate(draws.rows):
+            if slot in self._slots:
+                left |= self._slots[slot].edit(logits[at], draws.counts[at], masked)
+        return left
+
+    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
+        for at, slot in enumerate(draws.rows):
+            if slot in self._slots:
+                self._slots[slot].add(tokens[at : at + 1])
 
 
 class DrawParts:
@@ -23,10 +49,10 @@ class DrawParts:
     def __init__(
         self, vocab_size: int, slots: int, stop_ids: Sequence[int], place: torch.device, ops: Ops
     ) -> None:
-        self._makers: tuple[Callable[[], DrawPart], ...] = (
-            lambda: TokenBans(place),
-            lambda: Edits(vocab_size, stop_ids, place),
-            lambda: ThinkingBudgets(vocab_size, place),
+        self._makers: tuple[Callable[[Open], RowEdit], ...] = (
+            lambda opened: RowBans.of(opened, place),
+            lambda opened: Edit.of(opened, vocab_size, stop_ids, place),
+            lambda opened: Thinking.of(opened, vocab_size, place),
         )
         self._made: dict[int, DrawPart] = {}
         if ops.samples:
@@ -49,7 +75,7 @@ class DrawParts:
         for kind, make in enumerate(self._makers):
             if asked[kind]:
                 if kind not in self._made:
-                    self._made[kind] = make()
+                    self._made[kind] = RowByRow(make)
                 self._made[kind].open(opened)
                 joined.append(self._made[kind])
         return tuple(joined)

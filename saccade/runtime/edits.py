@@ -2,7 +2,7 @@
 early end.
 
 Owns, for each asking sequence, the tokens and their counts on the device, where drawn tokens are
-added unknown to the host. On a CPU (`Edits`) only the values concerned are read and written: a pass
+added unknown to the host. On a CPU (`Edit`) only the values concerned are read and written: a pass
 over a whole vocabulary would cost as much as the choice itself. On a GPU (`SlotEdits`) launches
 cost: one kernel edits all rows of a step.
 """
@@ -76,9 +76,25 @@ class Edit:
     bias: tuple[torch.Tensor, torch.Tensor] | None
     bans: torch.Tensor | None
 
-    def apply(self, row: torch.Tensor, count: int, masked: bool = False) -> None:
-        """Change the logits [V] of the next token in place; `count` were drawn before. `masked`:
-        some are -inf, and a banned end may be the only token left: then the ban is lifted.
+    @classmethod
+    def of(
+        cls, opened: Open, vocab_size: int, stop_ids: Sequence[int], device: torch.device
+    ) -> Edit:
+        """The edits of a sequence, with its prompt and the answer so far."""
+        params, history, bias, bans = opened.sampling, None, None, None
+        if penalties(params) != NEUTRAL:
+            history = History(opened.tokens, opened.prompt_length, vocab_size, device)
+        if params.logit_bias:
+            ids, amounts = zip(*params.logit_bias)
+            added = send(np.array(amounts, np.float32), device)
+            bias = send(np.array(ids, np.int64), device), added
+        if params.min_tokens:
+            bans = send(np.array((*stop_ids, *params.stop_token_ids), np.int64), device)
+        return cls(params, history, bias, bans)
+
+    def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
+        """Change the logits of the next token. Where a banned end is the only token that is left,
+        the ban is lifted.
 
         In vLLM's order: bans and biases, then penalties on the result. Repetition penalty: Keskar
         et al. 2019 (CTRL), over prompt and output. Presence and frequency: OpenAI's, over the
@@ -101,49 +117,15 @@ class Edit:
             counts = self.history.counts.index_select(0, ids)
             # A token that stands there twice gets the same value twice.
             row.index_copy_(0, ids, harder - (presence * (counts > 0) + frequency * counts))
-
-
-class Edits:
-    """The edits of all slots."""
-
-    def __init__(self, vocab_size: int, stop_ids: Sequence[int], device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._stop_ids = tuple(stop_ids)
-        self._device = device
-        self._edits: dict[int, Edit] = {}
-
-    def open(self, opened: Open) -> None:
-        """A sequence enters a slot: its prompt and the answer so far."""
-        params = opened.sampling
-        device, history, bias, bans = self._device, None, None, None
-        if penalties(params) != NEUTRAL:
-            history = History(opened.tokens, opened.prompt_length, self._vocab_size, device)
-        if params.logit_bias:
-            ids, amounts = zip(*params.logit_bias)
-            added = send(np.array(amounts, np.float32), device)
-            bias = send(np.array(ids, np.int64), device), added
-        if params.min_tokens:
-            ends = (*self._stop_ids, *params.stop_token_ids)
-            bans = send(np.array(ends, np.int64), device)
-        self._edits[opened.slot] = Edit(params, history, bias, bans)
-
-    def close(self, slot: int) -> None:
-        del self._edits[slot]
-
-    def edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> bool:
-        for at, slot in enumerate(draws.rows):
-            if slot in self._edits:
-                self._edits[slot].apply(logits[at], draws.counts[at], masked)
         return masked
 
-    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
-        for at, slot in enumerate(draws.rows):
-            if slot in self._edits and (history := self._edits[slot].history) is not None:
-                history.add(tokens[at : at + 1])
+    def add(self, token: torch.Tensor) -> None:
+        if self.history is not None:
+            self.history.add(token)
 
 
 class SlotEdits:
-    """As `Edits`, for all rows of a step in one kernel, which reads the slots' wishes on the
+    """As `Edit`, for all rows of a step in one kernel, which reads the slots' wishes on the
     device.
 
     Each slot has a line of counts for the whole vocabulary, at a fixed address: a graph may read

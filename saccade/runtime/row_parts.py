@@ -1,8 +1,8 @@
 """Parts of a row: what a request may ask of its rows beside their tokens. Each is entered by the
 rows that ask, and made with the first of them.
 
-Owns the protocols alone. Parts of states are in `scores.py`, those of draws in `edits.py` and
-`token_rules.py` (`draw_parts.py` has their order).
+Owns the protocols alone. Parts of states are in `scores.py`, those of draws in `draw_parts.py`, of
+`edits.py` and `token_rules.py`.
 """
 
 from __future__ import annotations
@@ -88,4 +88,16 @@ class DrawPart(Protocol):
 
     def count(self, draws: Draws, tokens: torch.Tensor) -> None:
         """`tokens` [D] were drawn."""
+        ...
+
+
+class RowEdit(Protocol):
+    """What changes the logits of one sequence."""
+
+    def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
+        """As `DrawPart`'s, of the logits [V] of the sequence's next token. count: drawn before."""
+        ...
+
+    def add(self, token: torch.Tensor) -> None:
+        """`token` [1] was drawn."""
         ...

@@ -14,7 +14,6 @@ import torch
 from saccade.core.plan import Open
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.nn.transfer import send
-from saccade.runtime.row_parts import Draws
 
 ROOM = 256
 """Tokens that there is room for beside the first ones, to begin with."""
@@ -107,7 +106,7 @@ class _BadWords:
             self._tail = torch.cat((self._tail[1:], token))
 
 
-class _Thinking:
+class Thinking:
     """The state of the answer's reasoning, and the number of tokens it may still take."""
 
     def __init__(
@@ -121,11 +120,19 @@ class _Thinking:
         for token in answer:
             self.add(torch.tensor([token], device=device))
 
-    def force(self, row: torch.Tensor) -> None:
-        """The end of reasoning alone, if due; not if a grammar forbids the end."""
+    @classmethod
+    def of(cls, opened: Open, vocab_size: int, device: torch.device) -> Thinking:
+        """The budget of a sequence, with its answer so far."""
+        assert opened.rules is not None and opened.rules.thinking is not None
+        answer = opened.tokens[opened.prompt_length :]
+        return cls(opened.rules.thinking, answer, vocab_size, device)
+
+    def edit(self, row: torch.Tensor, _: int, masked: bool, /) -> bool:
+        """Leave the end of reasoning alone, if due; not if a grammar forbids the end."""
         close = slice(self._budget.close, self._budget.close + 1)
         due = self._inside & (self._left <= 0) & (row[close] > -torch.inf)
         row.copy_(torch.where(due, self._ending, row))
+        return masked
 
     def add(self, token: torch.Tensor) -> None:
         self._left = self._left - self._inside.long()
@@ -149,8 +156,14 @@ class RowBans:
             seen = tokens if rules.no_repeat.prompt else answer
             self._kinds.append(_Ngrams(rules.no_repeat, seen, device))
 
-    def restrict(self, row: torch.Tensor) -> None:
-        """Forbid tokens of logits [V], in place; none where no token would be left."""
+    @classmethod
+    def of(cls, opened: Open, device: torch.device) -> RowBans:
+        """The bans of a sequence, with its prompt and the answer so far."""
+        assert opened.rules is not None
+        return cls(opened.rules, opened.tokens, opened.prompt_length, device)
+
+    def edit(self, row: torch.Tensor, _count: int, _masked: bool, /) -> bool:
+        """Forbid tokens; none where no token would be left."""
         before = row.clone()
         if self._allowed is not None:
             row.fill_(-torch.inf)
@@ -158,66 +171,8 @@ class RowBans:
         for kind in self._kinds:
             kind.ban(row)
         row.copy_(torch.where(row.amax() == -torch.inf, before, row))
-
-    def add(self, token: torch.Tensor) -> None:
-        """`token` [1] was drawn."""
-        for kind in self._kinds:
-            kind.add(token)
-
-
-class TokenBans:
-    """The tokens that rules forbid, before any other edit: a `DrawPart`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._slots: dict[int, RowBans] = {}
-
-    def open(self, opened: Open) -> None:
-        assert opened.rules is not None
-        self._slots[opened.slot] = RowBans(
-            opened.rules, opened.tokens, opened.prompt_length, self._device
-        )
-
-    def close(self, slot: int) -> None:
-        del self._slots[slot]
-
-    def edit(self, logits: torch.Tensor, draws: Draws, _masked: bool, /) -> bool:
-        for at, slot in enumerate(draws.rows):
-            if slot in self._slots:
-                self._slots[slot].restrict(logits[at])
         return True
 
-    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
-        for at, slot in enumerate(draws.rows):
-            if slot in self._slots:
-                self._slots[slot].add(tokens[at : at + 1])
-
-
-class ThinkingBudgets:
-    """The ends of reasoning that are due, after all other edits: a `DrawPart`."""
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._device = device
-        self._slots: dict[int, _Thinking] = {}
-
-    def open(self, opened: Open) -> None:
-        assert opened.rules is not None and opened.rules.thinking is not None
-        answer = opened.tokens[opened.prompt_length :]
-        self._slots[opened.slot] = _Thinking(
-            opened.rules.thinking, answer, self._vocab_size, self._device
-        )
-
-    def close(self, slot: int) -> None:
-        del self._slots[slot]
-
-    def edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> bool:
-        for at, slot in enumerate(draws.rows):
-            if slot in self._slots:
-                self._slots[slot].force(logits[at])
-        return masked
-
-    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
-        for at, slot in enumerate(draws.rows):
-            if slot in self._slots:
-                self._slots[slot].add(tokens[at : at + 1])
+    def add(self, token: torch.Tensor) -> None:
+        for kind in self._kinds:
+            kind.add(token)

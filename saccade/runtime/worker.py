@@ -18,7 +18,7 @@ from saccade.core.config import EncoderMode, EngineConfig, StepGraphSizes
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Change, Changed, Memory, Plan, Row, RowExtra, StepResult
 from saccade.nn.net import without_weights
-from saccade.nn.protocol import Batch, FamilyNet
+from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.adapters import NOT_LOADED, AdapterTable, open_table
@@ -33,7 +33,7 @@ from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
 from saccade.runtime.page_memory import PageMemory, open_pages
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.renewal import LoadNet, Renewal
-from saccade.runtime.row_parts import StatePart
+from saccade.runtime.row_parts import Draws, StatePart
 from saccade.runtime.sampler import Sampler
 from saccade.runtime.scores import STATE_PARTS
 from saccade.runtime.sleep import GivenBack, let_go
@@ -298,29 +298,13 @@ class Worker:
             # Whatever is no number in a sequence reaches the state of its last token.
             finite = finite_rows(states.index_select(0, batch.q_starts[1:].long() - 1))  # [R]
             step.check(finite, self._batcher.places(rows, frame))
-        if not draws.rows:
-            self._guess(plan, batch, states, draws.slots, step)
-            return
-        logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
-        report = None
-        if self._sampler:
-            allowed, masked = None, _masked(plan)
-            if masked:
-                assert masks is not None, "a row's mask follows, but nobody has it"
-                words = masks()
-                allowed = None if words is None else send(words, logits.device)
-            finite = quieten(logits)
-            tokens, report = self._sampler(logits, draws, allowed, masked)
-            told = torch.where(finite, tokens, NO_TOKEN)
-        else:
-            tokens = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
-            told = tokens  # by the first rank alone
-        tokens = self._shard.broadcast(tokens)
-        self._batcher.keep(draws, tokens)
-        step.draw(told)
-        if report is not None:
-            step.tell(report)
-        self._guess(plan, batch, states, tokens, step)
+        drawn = draws.slots
+        if draws.rows:
+            logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
+            drawn = self._draw(logits, draws, _masked(plan), masks, step)
+        if self._net.head is not None and self._guesses:
+            guess = HeadGuesser(self._net.head, self._attention, self._batcher)
+            step.guess(guess(rows, batch, self._net.normed(states), drawn))
 
     def _tell_extras(
         self, rows: Sequence[Row], frame: Frame | None, states: torch.Tensor, step: Step
@@ -332,13 +316,34 @@ class Worker:
             if (outcome := self._state_parts[kind](states, asking)) is not None:
                 step.tell(outcome)
 
-    def _guess(
-        self, plan: Plan, batch: Batch, states: torch.Tensor, drawn: torch.Tensor, step: Step
-    ) -> None:
-        """drawn: as `HeadGuesser`'s."""
-        if self._net.head is not None and self._guesses:
-            guess = HeadGuesser(self._net.head, self._attention, self._batcher)
-            step.guess(guess(plan.rows, batch, self._net.normed(states), drawn))
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        draws: Draws,
+        masked: Sequence[int],
+        masks: MaskSource | None,
+        step: Step,
+    ) -> torch.Tensor:
+        """Return the first rank's tokens [D]. masked: the places of rows with masks."""
+        report = None
+        if self._sampler is None:
+            tokens = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
+            told = tokens  # by the first rank alone
+        else:
+            allowed = None
+            if masked:
+                assert masks is not None, "a row's mask follows, but nobody has it"
+                words = masks()
+                allowed = None if words is None else send(words, logits.device)
+            finite = quieten(logits)
+            tokens, report = self._sampler(logits, draws, allowed, masked)
+            told = torch.where(finite, tokens, NO_TOKEN)
+        tokens = self._shard.broadcast(tokens)
+        self._batcher.keep(draws, tokens)
+        step.draw(told)
+        if report is not None:
+            step.tell(report)
+        return tokens
 
 
 def _masked(plan: Plan) -> list[int]:

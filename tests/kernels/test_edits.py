@@ -11,7 +11,8 @@ import torch
 
 from saccade.core.plan import Open
 from saccade.core.types import SamplingParams
-from saccade.runtime.edits import Edits, SlotEdits
+from saccade.runtime.draw_parts import RowByRow
+from saccade.runtime.edits import Edit, SlotEdits
 from saccade.runtime.row_parts import DrawPart, Draws
 
 pytest.importorskip("triton")
@@ -39,9 +40,9 @@ ANSWER = [3, 3, 9, 41]
 PROMPT = [3, 5, 5, 298, 7]
 
 
-def both(slots: int, device: str) -> tuple[Edits, SlotEdits]:
+def both(slots: int, device: str) -> tuple[RowByRow, SlotEdits]:
     return (
-        Edits(VOCAB, ENDS, torch.device("cpu")),
+        RowByRow(lambda opened: Edit.of(opened, VOCAB, ENDS, torch.device("cpu"))),
         SlotEdits(VOCAB, slots, ENDS, torch.device(device)),
     )
 
@@ -64,7 +65,7 @@ def drawing(rows: list[int], counts: list[int], device: str) -> Draws:
     return Draws(rows, counts, slots, torch.zeros(len(rows), dtype=torch.float64))
 
 
-def check(ours: SlotEdits, theirs: Edits, device: str, rows: list[int], drawn: int) -> None:
+def check(ours: SlotEdits, theirs: RowByRow, device: str, rows: list[int], drawn: int) -> None:
     """Three steps of `rows`, which have drawn so many tokens."""
     for step in range(3):
         draws = drawing(rows, [drawn + step] * len(rows), device)

@@ -18,14 +18,13 @@ from saccade.core.plan import Change, Plan
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import PromptReading
 from saccade.runtime.adapters import AdapterTable
-from saccade.runtime.edits import Edits
+from saccade.runtime.draw_parts import RowByRow
 from saccade.runtime.page_memory import PageMemory
 from saccade.runtime.scores import Scorer, StateReader
-from saccade.runtime.token_rules import ThinkingBudgets, TokenBans
 from saccade_bench.fixtures.harness import Harness, set_threads
 from tests.families.forwarding import load
 
-PARTS = {AdapterTable, Edits, PageMemory, StateReader, Scorer, ThinkingBudgets, TokenBans}
+PARTS = {AdapterTable, PageMemory, RowByRow, Scorer, StateReader}
 UNASKED = {
     *("adapters", "draw_parts", "edits", "images", "memory", "page_memory", "positions"),
     *("row_parts", "scores", "states", "streams", "token_rules", "vision"),
@@ -67,10 +66,10 @@ def ask(over: Harness, **asked: Any) -> None:
         ({"temperature": 1.0, "logprobs": 2}, set()),
         ({"prompt_logprobs": 1}, {Scorer}),
         ({"reading": PromptReading()}, {StateReader}),
-        ({"frequency_penalty": 0.5}, {Edits}),
-        ({"min_tokens": 2}, {Edits}),
-        ({"rules": TokenRules(no_repeat=NoRepeat(2))}, {TokenBans}),
-        ({"rules": TokenRules(thinking=ThinkingBudget(2, 4, 5, True))}, {ThinkingBudgets}),
+        ({"frequency_penalty": 0.5}, {RowByRow}),
+        ({"min_tokens": 2}, {RowByRow}),
+        ({"rules": TokenRules(no_repeat=NoRepeat(2))}, {RowByRow}),
+        ({"rules": TokenRules(thinking=ThinkingBudget(2, 4, 5, True))}, {RowByRow}),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import torch
 
 from saccade.core.plan import Open, StepResult
 from saccade.core.types import SamplingParams, TokenLogprobs
-from saccade.runtime.edits import Edits
+from saccade.runtime.edits import Edit
 from saccade.runtime.row_parts import Draws
 from saccade.runtime.sampler import Sampler, uniform
 
@@ -182,14 +182,11 @@ def test_a_draw_is_the_same_after_a_preemption() -> None:
 
 def test_penalties_follow_their_formulas() -> None:
     row = logits()[0]
-    edits = Edits(VOCAB, (), torch.device("cpu"))
     params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
-    edits.open(opened(3, Row(params, [1, 2, 9], 2)))
-    points = torch.zeros(1, dtype=torch.float64)
-    again = Draws([3], [1], torch.tensor([3]), points)
-    edits.count(again, torch.tensor([9]))
+    edit = Edit.of(opened(3, Row(params, [1, 2, 9], 2)), VOCAB, (), torch.device("cpu"))
+    edit.add(torch.tensor([9]))
     got = row.clone()
-    edits.edit(got.unsqueeze(0), Draws([3], [2], torch.tensor([3]), points), False)
+    edit.edit(got, 2, False)
     want = row.clone()
     for token in (1, 2, 9):
         want[token] = want[token] / 1.5 if want[token] > 0 else want[token] * 1.5

@@ -75,7 +75,7 @@ def test_what_is_forbidden_is_what_the_definitions_forbid_however_the_tokens_cam
             if end > known:
                 row_rules.add(torch.tensor([tokens[end - 1]]))
             row = torch.zeros(VOCAB)
-            row_rules.restrict(row)
+            row_rules.edit(row, 0, False)
             banned = set((row == -torch.inf).nonzero().flatten().tolist())
             assert banned == forbidden(rules, tokens[:end], prompt_length), (rules, tokens[:end])
 
@@ -89,7 +89,7 @@ def test_no_repeat_is_what_transformers_forbids() -> None:
         theirs = transformers.NoRepeatNGramLogitsProcessor(size)
         expected = theirs(torch.tensor([tokens]), torch.zeros(1, VOCAB))[0]
         row = torch.zeros(VOCAB)
-        RowBans(TokenRules(no_repeat=NoRepeat(size)), tokens, 1, CPU).restrict(row)
+        RowBans(TokenRules(no_repeat=NoRepeat(size)), tokens, 1, CPU).edit(row, 0, False)
         assert torch.equal(row, expected)
 
 
