@@ -7,7 +7,7 @@ A spec holds values that answer for it: the shapes of its language model and tow
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol, Self, TypeVar, get_args, get_type_hints
 
@@ -215,23 +215,31 @@ def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
 @dataclass(frozen=True, slots=True)
 class FamilyOptions:
     """The options of a family that has none. A family with options adds a field for each, whose
-    type is a Literal of the texts that users may give.
+    type is a Literal of the texts that users may give, or str where the checkpoint decides.
     """
 
 
 Chosen = TypeVar("Chosen", bound=FamilyOptions)
 
 
-def read_options(kind: type[Chosen], family: str, options: Mapping[str, str]) -> Chosen:
-    """Return what a user has chosen, NAME to VALUE, and defaults for the rest.
+def read_options(
+    kind: type[Chosen],
+    family: str,
+    options: Mapping[str, str],
+    **values: Iterable[str],
+) -> Chosen:
+    """Return what a user has chosen, NAME to VALUE, and defaults for the rest. values: those of
+    options whose type is str; none: the checkpoint has no such option.
 
     Raises ConfigError, which lists the known options.
     """
     types = get_type_hints(kind)
-    known = {each.name: get_args(types[each.name]) for each in fields(kind)}
+    known = {
+        each.name: tuple(values.get(each.name, get_args(types[each.name]))) for each in fields(kind)
+    }
     for name, value in options.items():
         if value not in known.get(name, ()):
-            listed = [f"{each}, which is {' or '.join(values)}" for each, values in known.items()]
+            listed = [f"{each}, which is {' or '.join(few)}" for each, few in known.items() if few]
             has = ", and ".join(listed) or "no options"
             raise ConfigError(f"--family-option {name}={value}: {family} has {has}")
     return kind(**options)

@@ -114,7 +114,7 @@ class EngineHere:
         pixels = torch.randint(0, 256, (*canvas, 3), generator=self._generator, dtype=torch.uint8)
         key = ImageKey(self._number.to_bytes(32, "big"), bytes(16))
         self._pixels[key] = pixels
-        grid = spec.grid(*canvas)
+        grid = spec.images.grid(*canvas)
         shown = Image(key, grid, spec.num_tokens(grid), spec.num_patches(grid), canvas)
         expanded, spans = spec.expand_prompt([*tokens, spec.image_token_id, 7], [shown])
         return Request(f"{self._number}", expanded, spans, (shown,), sampling)

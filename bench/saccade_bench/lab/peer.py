@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from saccade.core.errors import ConfigError
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.config import ImageRules
+from saccade.families.qwen_vl.images import ImageRules
 from saccade.kernels.reference.patchify import patchify
 from saccade.nn.weights import Part, Weights
 

@@ -30,7 +30,7 @@ class MiniCPMModel:
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
         """The vision tower alone; no other tensor is read. Raises as `build` does."""
-        tower = MiniCPMTower(weights, self.spec.vision, self.spec.slices, encoder_shard)
+        tower = MiniCPMTower(weights, self.spec.vision, self.spec.images, encoder_shard)
         return TowerAlone(self.spec, weights.ops, tower, weights.adapters)
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
@@ -38,7 +38,7 @@ class MiniCPMModel:
 
         Raises CheckpointError where a tensor is missing or misshapen.
         """
-        tower = MiniCPMTower(weights, self.spec.vision, self.spec.slices, encoder_shard)
+        tower = MiniCPMTower(weights, self.spec.vision, self.spec.images, encoder_shard)
         tied = self.spec.text.tied and not weights.has(HEAD)
         config = replace(self.spec.text, tied=tied)
         text = hybrid_model(weights, config, self.spec.hybrid, shard)

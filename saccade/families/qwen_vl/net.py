@@ -44,7 +44,7 @@ class QwenVLModel:
 
     def _tower(self, weights: Weights, shard: Shard) -> VisionTower:
         spec = self.spec
-        return VisionTower(weights, spec.vision, spec.image_rules, shard, spec.patch_embed)
+        return VisionTower(weights, spec.vision, spec.images, shard, spec.patch_embed)
 
     def canonical_name(self, name: str) -> str:
         return canonical_name(name)
