@@ -26,9 +26,9 @@ from saccade.core.family import PixelBounds
 from saccade.core.options import EngineOptions
 from saccade.core.types import Image, ImageKey
 from saccade.engine.sizing import pick_chunk
+from saccade.families.base_spec import Placeholder
 from saccade.families.gemma4.images import fit
 from saccade.families.gemma4.spec import Gemma4Spec
-from saccade.families.placeholder import Placeholder
 from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into
 from saccade.media.header import probe

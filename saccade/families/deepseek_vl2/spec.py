@@ -11,12 +11,11 @@ from pathlib import Path
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, KVSpec, Templates, heads_cache, latent_cache
-from saccade.families.base_spec import BaseSpec, plain_cuts
+from saccade.families.base_spec import BLIND, BaseSpec, Placeholder, plain_cuts
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import read_tokenizer
 from saccade.families.deepseek_vl2.config import DeepseekText, read_text, read_vision
 from saccade.families.deepseek_vl2.images import NO_IMAGES, CandidateRules, read_images
-from saccade.families.placeholder import BLIND, Placeholder
 from saccade.nn.siglip_config import SiglipConfig
 
 TEMPLATES = Templates(default=Path(__file__).parent / "chat.jinja")

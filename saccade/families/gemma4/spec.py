@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, KVSpec, heads_cache
-from saccade.families.base_spec import BaseSpec, FamilyOptions, read_options
+from saccade.families.base_spec import BLIND, BaseSpec, FamilyOptions, Placeholder, read_options
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import read_token, text_section
 from saccade.families.gemma4.config import Gemma4Text, TowerConfig, read_text, read_vision
 from saccade.families.gemma4.images import BUDGETS, NO_IMAGES, BudgetRules, read_images
-from saccade.families.placeholder import BLIND, Placeholder
 
 
 @dataclass(frozen=True, slots=True)

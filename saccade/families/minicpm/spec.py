@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import Cuts, KVSpec
 from saccade.core.types import Image, Span
-from saccade.families.base_spec import BaseSpec, FamilyOptions, plain_cuts, read_options
+from saccade.families.base_spec import (
+    BaseSpec,
+    FamilyOptions,
+    Ids,
+    ImagePiece,
+    Placeholder,
+    plain_cuts,
+    read_options,
+)
 from saccade.families.checkpoint import Checkpoint, Section, read_json
 from saccade.families.config_readers import read_tokenizer
 from saccade.families.hybrid import hybrid_caches, hybrid_cuts
@@ -25,7 +33,6 @@ from saccade.families.minicpm.config import (
     read_vision,
 )
 from saccade.families.minicpm.images import SliceRules, read_images, view_tokens
-from saccade.families.placeholder import Ids, ImagePiece, Placeholder
 from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.text_config import TextConfig
 

@@ -16,10 +16,15 @@ import numpy.typing as npt
 
 from saccade.core.family import Cuts, KVSpec, ScoreTemplates, Templates, heads_cache
 from saccade.core.types import Grid, Span
-from saccade.families.base_spec import BaseSpec, FamilyOptions, plain_cuts, read_options
+from saccade.families.base_spec import (
+    BaseSpec,
+    FamilyOptions,
+    Placeholder,
+    plain_cuts,
+    read_options,
+)
 from saccade.families.checkpoint import Checkpoint, read_pooling
 from saccade.families.config_readers import text_section
-from saccade.families.placeholder import Placeholder
 from saccade.families.qwen_vl.config import (
     PatchEmbedding,
     VisionConfig,

@@ -11,11 +11,10 @@ from typing import Literal
 
 from saccade.core.errors import ConfigError
 from saccade.core.family import Cuts, KVSpec, heads_cache
-from saccade.families.base_spec import plain_cuts, read_options
+from saccade.families.base_spec import BLIND, plain_cuts, read_options
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import text_section
 from saccade.families.hybrid import hybrid_caches, hybrid_cuts, read_hybrid
-from saccade.families.placeholder import BLIND
 from saccade.families.qwen_vl.config import NO_VISION, read_vision
 from saccade.families.qwen_vl.images import NO_IMAGES, read_images
 from saccade.families.qwen_vl.spec import TEMPLATES, QwenOptions, QwenVLSpec, read_placeholder
