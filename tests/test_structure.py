@@ -203,6 +203,23 @@ def test_ray_is_imported_by_one_module_which_nothing_imports() -> None:
     ]
 
 
+def uses_of_tiny(source: Source) -> Iterator[str]:
+    """Imports of checkpoints for tests by the server's own modules."""
+    if PACKAGE in source.path.parents and source.path.stem != "tiny":
+        for name, _ in imports(source):
+            if name.startswith("families.") and name.endswith(".tiny"):
+                yield f"imports {name}"
+
+
+def test_no_module_of_the_server_imports_tiny_checkpoints() -> None:
+    """They are installed beside it because the commands of saccade-bench make them."""
+    assert not offenders(uses_of_tiny)
+    text = "def f():\n    from saccade.families.gemma3 import tiny"
+    assert offenders(uses_of_tiny, planted("runtime/new.py", text)) == [
+        "saccade/runtime/new.py: imports families.gemma3.tiny"
+    ]
+
+
 # ---- classes
 
 

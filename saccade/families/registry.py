@@ -22,7 +22,7 @@ from saccade.families.family import Family
 from saccade.families.quantization import read_quantization
 
 if TYPE_CHECKING:
-    from saccade.nn.protocol import FamilyModel
+    from saccade.nn.family_model import FamilyModel
 
 
 @cache

@@ -29,17 +29,17 @@ from saccade.engine.sizing import pick_chunk
 from saccade.families.base_spec import Placeholder
 from saccade.families.gemma4.images import fit
 from saccade.families.gemma4.spec import Gemma4Spec
+from saccade.families.gemma4.tiny import FULL, IMAGE, LAYERS, NEAR, SHARED, TOKENS, WINDOW
 from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
 from saccade.runtime.weights import load_net
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
-from saccade.text.special_tokens import Literals
+from saccade.text.prompt.special_tokens import Literals
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
-from saccade_bench.fixtures.tiny_gemma4 import FULL, IMAGE, LAYERS, NEAR, SHARED, TOKENS, WINDOW
 from tests.engine import test_parity as parity
 from tests.families.forwarding import CPU, Session, encode, load
 from tests.families.test_internvl import files

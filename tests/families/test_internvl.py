@@ -27,6 +27,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.types import Grid, Image, ImageKey
 from saccade.families.internvl.images import TileRules, tile_grid
 from saccade.families.internvl.spec import InternVLSpec
+from saccade.families.internvl.tiny import MOST_TILES, SIDE
 from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
@@ -37,8 +38,7 @@ from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import shards, together
 from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
-from saccade_bench.fixtures.tiny_internvl import MOST_TILES, SIDE
+from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
 from saccade_bench.lab.qwen import grids
 from tests.engine import test_parity as parity
 from tests.families.forwarding import CPU, Session, encode, load
@@ -46,7 +46,7 @@ from tests.families.test_parity import LOGITS, pixels, prompt
 from tests.media.pictures import decoded, noise, photo, with_orientation
 from tests.media.pictures import encode as encode_file
 
-TILED: FamilyName = "internvl"
+TILED: str = "internvl"
 QWEN3 = {"model_type": "qwen3", "head_dim": 16}
 LARGER = {"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": False}
 LARGER |= {"use_mean_pooling": False, "num_hidden_layers": 2}
