@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from saccade.kernels.device import has_numba
 from saccade.kernels.reference import attention, long_attention
-from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.paged import PagedRows, PagedShape, plain_cache
 from saccade.kernels.reference.sdpa import SdpaAttention
 from saccade.kernels.x86.attention import (
     KeyLayout,
@@ -105,7 +105,7 @@ def answers(
     pages = -(-context // PAGE)
     count = 1 + 2 * rows * pages
     lying = (count * PAGE, kv_heads, dim)
-    cache = PagedCache(noise(*lying, dtype=dtype), noise(*lying, dtype=dtype))
+    cache = plain_cache(noise(*lying, dtype=dtype), noise(*lying, dtype=dtype))
     near = torch.arange(1, 1 + rows * pages, dtype=torch.int32).view(rows, pages)
     shape = PagedShape(kv_heads, dim, PAGE, dtype, dtype)
     q, scale = noise(rows, heads, dim, dtype=dtype), shape.scale

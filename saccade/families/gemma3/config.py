@@ -36,7 +36,8 @@ BOI = "<start_of_image>"
 @dataclass(frozen=True, slots=True)
 class GemmaText:
     """The language model. `shape.rope` is of layers that see all tokens, `local_rope` of those with
-    windows. windows: by layer, as `KVSpec`'s. query_scalar: scores are divided by its root.
+    windows. windows: by layer, as `AttentionShape`'s. query_scalar: scores are divided by its
+    root.
     """
 
     shape: TextConfig
