@@ -26,7 +26,7 @@ class InternVLModel(FamilyModel):
     unused = ("vision_tower.embeddings.mask_token",)  # what only training looks at
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
-        return InternVisionTower(weights, self.spec.vision, self.spec.tiles, shard)
+        return InternVisionTower(weights, self.spec.vision, self.spec.images, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
         return attention_decoder(weights, self.spec.text, shard, own_head=True)

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from saccade.core.types import Grid
-from saccade.families.internvl.config import InternVisionConfig, TileRules
+from saccade.families.internvl.config import InternVisionConfig
+from saccade.families.internvl.images import TileRules
 from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear, share
 from saccade.nn.mlp import MLP, activation

@@ -19,7 +19,7 @@ class SmolVLMModel(FamilyModel):
     names = ((r"^model\.", ""), (r"^text_model\.", "language_model."))
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
-        return smolvlm_tower(weights, self.spec.vision, self.spec.tiles, shard)
+        return smolvlm_tower(weights, self.spec.vision, self.spec.images, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
         return attention_decoder(weights, self.spec.text, shard, own_head=True)
