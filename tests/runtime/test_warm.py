@@ -97,13 +97,10 @@ def kinds(kept: KVSpec) -> set[tuple[tuple[int, ...], int | None, bool]]:
     """Layers whose attention differs: shape of the cache, window, and whether images see themselves
     whole.
     """
-    count = len(kept.layers)
-    windows, both_ways = kept.windows or (None,) * count, kept.both_ways or (False,) * count
     return {
-        (cache.shape, window, both)
-        for layer, window, both in zip(kept.layers, windows, both_ways, strict=True)
-        for cache in layer
-        if cache.name in ("k", "latent")
+        ((each.heads, each.dim), each.window, each.both_ways)
+        for each in kept.attention.values()
+        if each.owns
     }
 
 
