@@ -112,7 +112,7 @@ class MiniCPMTower:
         self, weights: Weights, config: MergingTower, rules: SliceRules, shard: Shard
     ) -> None:
         siglip = config.siglip
-        self.config, self.depth, hidden = config, config.blocks, siglip.hidden
+        self.config, self.depth, hidden = config, config.depth, siglip.hidden
         self.hidden = hidden
         name, sizes = f"{TOWER}.embeddings", (hidden, siglip.patch, siglip.merge)
         colours = rules.mean, rules.std
