@@ -55,7 +55,6 @@ from saccade.core.types import (
     ImageOutcome,
     Request,
 )
-from saccade.families.registry import unproven
 from saccade.front.adapters import AdapterBook
 from saccade.front.answer_update import AnswerUpdate, CachedTokens, Finish, FoundImage
 from saccade.front.changes import EngineChanges
@@ -313,7 +312,7 @@ class RequestManager:
     @property
     def proven(self) -> bool:
         """False: no test compares this architecture's answers with the model's own."""
-        return not unproven(self.intake.spec)
+        return not self.intake.spec.unproven
 
     # ---- requests
 
