@@ -230,7 +230,7 @@ class Media:
     ) -> OpenedImage:
         """Name an image and its cost, without decoding it.
 
-        Bytes from elsewhere are counted in the asker's room before the read. Raises ImageError
+        Bytes from elsewhere are counted in the asker's budget before the read. Raises ImageError
         (TooLarge, NotFound) with `param` set for a failed fetch, bytes of no image, or a passed
         limit; Overloaded without room or a turn.
         """
