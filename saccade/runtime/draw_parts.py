@@ -14,7 +14,7 @@ from saccade.core.plan import Open
 from saccade.kernels.reference.ops import Ops
 from saccade.runtime.edits import Edit, SlotEdits
 from saccade.runtime.row_parts import DrawPart, Draws, RowEdit
-from saccade.runtime.token_rules import RowBans, Thinking
+from saccade.runtime.token_rules import RowBans, RowThinking
 
 
 class RowByRow:
@@ -52,7 +52,7 @@ class DrawParts:
         self._makers: tuple[Callable[[Open], RowEdit], ...] = (
             lambda opened: RowBans.of(opened, place),
             lambda opened: Edit.of(opened, vocab_size, stop_ids, place),
-            lambda opened: Thinking.of(opened, vocab_size, place),
+            lambda opened: RowThinking.of(opened, vocab_size, place),
         )
         self._made: dict[int, DrawPart] = {}
         if ops.samples:

@@ -106,7 +106,7 @@ class _BadWords:
             self._tail = torch.cat((self._tail[1:], token))
 
 
-class Thinking:
+class RowThinking:
     """The state of the answer's reasoning, and the number of tokens it may still take."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Thinking:
             self.add(torch.tensor([token], device=device))
 
     @classmethod
-    def of(cls, opened: Open, vocab_size: int, device: torch.device) -> Thinking:
+    def of(cls, opened: Open, vocab_size: int, device: torch.device) -> RowThinking:
         """The budget of a sequence, with its answer so far."""
         assert opened.rules is not None and opened.rules.thinking is not None
         answer = opened.tokens[opened.prompt_length :]

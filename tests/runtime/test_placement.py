@@ -237,7 +237,7 @@ def test_a_vision_tower_stays_on_its_device(
         like,
         capture,
     )
-    factor = qwen(spec).image_rules.factor
+    factor = qwen(spec).images.factor
     pictures = [
         torch.empty((h * factor, w * factor, 3), dtype=torch.uint8, device=CUDA)
         for h, w in ((2, 3), (7, 5))
@@ -289,7 +289,7 @@ def test_gemma_4_stays_on_its_device(
         torch.empty((48 * h, 48 * w, 3), dtype=torch.uint8, device=CUDA)
         for h, w in ((2, 3), (3, 3))
     ]
-    shown = [gemma4.grid(each.shape[0], each.shape[1]) for each in pictures]
+    shown = [gemma4.images.grid(each.shape[0], each.shape[1]) for each in pictures]
     for rows, tokens in zip(encoder.encode(pictures, shown), (6, 9), strict=True):
         assert rows.shape == (tokens, gemma4.embedding_width) and rows.device == CUDA
 
