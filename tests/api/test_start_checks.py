@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from saccade.api.app import build_app
+from saccade.api.serve import serve
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.options import ModelOptions
@@ -50,6 +51,12 @@ def with_front(work: Any, tmp_path: Path) -> Any:
             await front.stop()
 
     return asyncio.run(run())
+
+
+def test_an_adapter_has_another_name_than_the_model() -> None:
+    options = ServeOptions(answers=AnswerOptions(lora=("tiny=/adapters/one",)))
+    with pytest.raises(ConfigError, match=r"--lora tiny=\.\.\.: 'tiny' is the model's own name"):
+        serve("tiny", options)
 
 
 def test_no_client_is_answered_while_first_answers_are_checked(tmp_path: Path) -> None:

@@ -226,7 +226,8 @@ def test_layers_that_share_a_cache_take_no_memory(spec: Gemma4Spec) -> None:
     assert [layer[0].shape for layer in kept.layers[:2]] == [(2, 16), (1, 24)]
     assert kept.kv_layers == len(LAYERS) - SHARED
     assert [layer.source for layer in spec.text.layers] == [0, 1, 2, 3, 2, 2, 3]
-    assert kept.both_ways == tuple(kind == NEAR for kind in LAYERS) and kept.whole_images
+    both_ways = [shape.both_ways for shape in kept.attention.values()]
+    assert both_ways == [kind == NEAR for kind in LAYERS] and kept.whole_images
 
 
 @pytest.mark.parametrize("zeros", [1, 2, 4])

@@ -28,9 +28,13 @@ class Gemma3Spec(BaseSpec):
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         shape = self.text.shape
-        layer = heads_cache(shape.kv_heads, shape.head_dim, ranks)
-        both_ways = (self.sees_images,) * shape.layers
-        return KVSpec((layer,) * shape.layers, self.text.windows, both_ways)
+        sizes = shape.kv_heads, shape.head_dim, ranks
+        return KVSpec(
+            tuple(
+                heads_cache(*sizes, window=window, both_ways=self.sees_images)
+                for window in self.text.windows
+            )
+        )
 
     @property
     def cuts(self) -> Cuts:

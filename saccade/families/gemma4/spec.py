@@ -42,15 +42,13 @@ class Gemma4Spec(BaseSpec):
         return replace(self, images=replace(self.images, budget=budget))
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
-        layers = self.text.layers
-        return KVSpec(
-            tuple(
-                heads_cache(layer.kv_heads, layer.head_dim, ranks) if layer.source == at else ()
-                for at, layer in enumerate(layers)
-            ),
-            tuple(layer.window for layer in layers),
-            tuple(self.text.both_ways and layer.window is not None for layer in layers),
-        )
+        text, found = self.text, []
+        for at, layer in enumerate(text.layers):
+            both_ways = text.both_ways and layer.window is not None
+            sizes = layer.kv_heads, layer.head_dim, ranks
+            shape = heads_cache(*sizes, window=layer.window, both_ways=both_ways)
+            found.append(replace(shape, owns=layer.source == at))
+        return KVSpec(tuple(found))
 
     @property
     def cuts(self) -> Cuts:

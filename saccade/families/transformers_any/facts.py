@@ -69,8 +69,8 @@ class SizeFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The language model. axes: of positions. windows: by layer, as `KVSpec`'s. near: tokens that
-    it turns by short factors, where it turns longer texts by long ones (longrope).
+    """The language model. axes: of positions. windows: by layer, as `AttentionShape`'s. near:
+    tokens that it turns by short factors, where it turns longer texts by long ones (longrope).
     """
 
     vocab_size: int

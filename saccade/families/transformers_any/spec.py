@@ -119,8 +119,9 @@ class AnySpec:
 
     def kv_spec(self, _ranks: int = 1) -> KVSpec:
         text = self.facts.text
-        layer = heads_cache(text.kv_heads, text.head_dim, 1)
-        return KVSpec((layer,) * text.layers, text.windows)
+        sizes = text.kv_heads, text.head_dim, 1
+        windows = text.windows or (None,) * text.layers
+        return KVSpec(tuple(heads_cache(*sizes, window=window) for window in windows))
 
     @property
     def cuts(self) -> Cuts:
