@@ -302,6 +302,13 @@ class FamilySpec(Protocol):
         ...
 
     @property
+    def unproven(self) -> str:
+        """The architecture's name if no test compares its answers with transformers' own, else
+        "".
+        """
+        ...
+
+    @property
     def sees_images(self) -> bool:
         """True if the model has a vision tower. Without a tower, requests have no images: `recipe`,
         `sample` and `settings` are never called; counts and sizes of images are 0.

@@ -130,6 +130,7 @@ class PagedAttention:
     ) -> None:
         """backends: by layer; layers with heads alike share one."""
         self.recurrence = StateRecurrence(states, ops)
+        self._has_states = bool(states)
         self._caches = caches
         self._page_size = page_size
         self._backends = backends
@@ -139,7 +140,8 @@ class PagedAttention:
         self._out_slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, batch: Batch) -> None:
-        self.recurrence.plan(batch)
+        if self._has_states:
+            self.recurrence.plan(batch)
         self._out_slots = batch.out_slots
         rows = PagedRows(
             batch.q_starts,

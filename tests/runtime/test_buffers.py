@@ -197,8 +197,8 @@ def test_decoding_takes_what_is_claimed_for_pieces_of_keys(made: Made) -> None:
 def test_images_are_encoded_and_shown_within_what_is_claimed(made: Made) -> None:
     spec, config, steps = made.model.spec, made.config, bounds(made.config)
     ours = qwen(spec)
-    side = 32 * ours.image_rules.factor
-    grid = ours.grid(side, side)
+    side = 32 * ours.images.factor
+    grid = ours.images.grid(side, side)
     patches, tokens = spec.num_patches(grid), spec.num_tokens(grid)
     keys = [ImageKey(bytes([at]) * 32, bytes(16)) for at in range(config.encode_patches // patches)]
     slots = [PixelSlot(0, side, side)] * len(keys)

@@ -47,14 +47,14 @@ class Bench:
         self.vision = VisionEncoder(net.spec, packed, self.arena, like, shard, mode)  # type: ignore[arg-type]
 
     def encodes(self, sizes: list[tuple[int, int]] = SIZES) -> list[Encode]:
-        factor, found, offset = qwen(self.net.spec).image_rules.factor, [], 0
+        factor, found, offset = qwen(self.net.spec).images.factor, [], 0
         for number, (h, w) in enumerate(sizes):
             pixels = picture(h * factor, w * factor, seed=number)
             slot = PixelSlot(offset, *pixels.shape[:2])
             offset += slot.nbytes
             self.arena.view(slot)[:] = pixels
             key = ImageKey(bytes([number] * 32), bytes(16))
-            grid = qwen(self.net.spec).grid(*pixels.shape[:2])
+            grid = qwen(self.net.spec).images.grid(*pixels.shape[:2])
             found.append(Encode(key, grid, self.net.spec.num_patches(grid), slot))
         return found
 

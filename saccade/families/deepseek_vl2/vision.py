@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.core.types import Grid
-from saccade.families.deepseek_vl2.config import CandidateRules
+from saccade.families.deepseek_vl2.images import CandidateRules
 from saccade.nn.linear import Column, Linear
 from saccade.nn.patches import split_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from saccade.core.types import Grid
-from saccade.families.gemma4.config import BUDGETS, TowerConfig
+from saccade.families.gemma4.config import TowerConfig
+from saccade.families.gemma4.images import BUDGETS
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
 from saccade.kernels.reference.rotary import Rotation, rotary_tables

@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional as F
 
 from saccade.core.types import Grid
-from saccade.families.minicpm.config import MergingTower, SliceRules
-from saccade.families.minicpm.spec import view_tokens
+from saccade.families.minicpm.config import MergingTower
+from saccade.families.minicpm.images import SliceRules, view_tokens
 from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.segments import Segments
 from saccade.nn.linear import Column, Linear, RowLinear
@@ -112,7 +112,7 @@ class MiniCPMTower:
         self, weights: Weights, config: MergingTower, rules: SliceRules, shard: Shard
     ) -> None:
         siglip = config.siglip
-        self.config, self.depth, hidden = config, config.blocks, siglip.hidden
+        self.config, self.depth, hidden = config, config.depth, siglip.hidden
         self.hidden = hidden
         name, sizes = f"{TOWER}.embeddings", (hidden, siglip.patch, siglip.merge)
         colours = rules.mean, rules.std
@@ -174,9 +174,9 @@ class MiniCPMTower:
         return self.connector(self.norm(x))
 
     def _merged(self, merger: WindowMerger, x: torch.Tensor, cuts: Sequence[Cut]) -> Pieces:
-        """cuts: of the rows that come out. Costs what `MergingTower.blocks` has beside layers."""
+        """cuts: of the rows that come out. Costs what `MergingTower.depth` has beside layers."""
         config, found = self.config, []
-        each = FOUR * (config.blocks - config.insert - 1) - config.layers_after
+        each = FOUR * (config.depth - config.insert - 1) - config.layers_after
         for cut in cuts:
             yield each * (cut.rows.stop - cut.rows.start)
             found.append(merger(x[FOUR * cut.rows.start : FOUR * cut.rows.stop]))

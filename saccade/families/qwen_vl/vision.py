@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.config import LONGEST_SIDE, ImageRules, PatchEmbedding, VisionConfig
+from saccade.families.qwen_vl.config import PatchEmbedding, VisionConfig
+from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
 from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
