@@ -39,12 +39,11 @@ from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
 from saccade.media.media import Media
 from saccade.media.opened import Opened, OpenedImage, OpenedVideo
 from saccade.media.sources import ImageSource, Source
-from saccade.text.answer import tool_calls
 from saccade.text.answer.answer_format import SILENT, AnswerFormat
 from saccade.text.answer.reader import PLAIN, ReadAs
 from saccade.text.answer.reasoning import THINK, Where
 from saccade.text.grammar.grammars import OutputConstraint
-from saccade.text.grammar.tool_choice import Style, read_tool_choice
+from saccade.text.grammar.tool_choice import read_tool_choice
 from saccade.text.grammar.tools import ToolSet
 from saccade.text.prompt.message_offsets import TOOLS, Landmark
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
@@ -262,8 +261,8 @@ class InputProcessor:
 
         def make(lexicon: LLTokenizer) -> OutputConstraint | None:
             answer = wish(lexicon) if callable(wish) else wish
-            style = Style.of(form, lexicon)
-            return read_tool_choice(offer.choice, offer.tools, style, offer.parallel, answer)
+            calls = form.grammar(lexicon)
+            return read_tool_choice(offer.choice, offer.tools, calls, offer.parallel, answer)
 
         return make
 
@@ -419,8 +418,9 @@ class InputProcessor:
         """`bias`, and no call begun: forbidden tools stay in the prompt, so that the cached
         beginning serves in both cases.
         """
-        tag = self.tokenizer.backend.token_to_id(tool_calls.OPEN)
-        if self.manner.calls is None or tag is None:
+        calls = self.manner.calls
+        tag = None if calls is None else self.tokenizer.backend.token_to_id(calls.opens)
+        if tag is None:
             return bias
         return (*(each for each in bias if each[0] != tag), (tag, -MAX_BIAS))
 
