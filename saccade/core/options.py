@@ -101,8 +101,8 @@ class ModelOptions:
         "they are plain text: special tokens come from the chat template and /v1/completions only.",
     )
     tool_parser: ToolParser = "auto"
-    """The model's way to write tool calls (docs/models.md describes each). none: tools are refused.
-    auto: as the chat template shows.
+    """The model's way to write tool calls (docs/structured-output.md describes each).
+    none: tools are refused. auto: as the chat template shows.
     """
     reasoning_parser: ReasoningParser = "auto"
     """The model's way to write reasoning. think: within think tags. channel: within <|channel>.

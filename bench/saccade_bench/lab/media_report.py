@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from saccade_bench import style
+from saccade_bench import plot_style
 from saccade_bench.lab.media_figures import OUR_STAGES, USUAL_STAGES, Case, MediaFigure, Sample
-from saccade_bench.style import COLOURS, GRID, INK
+from saccade_bench.plot_style import COLOURS, GRID, INK
 
 NAMES = {"random": "noise"}
 
@@ -114,13 +114,13 @@ def chart(results: Sequence[MediaFigure]) -> bytes:
     """
     sizes = list(dict.fromkeys((r.case.width, r.case.height) for r in results))
     kinds = max(sum((r.case.width, r.case.height) == size for r in results) for size in sizes)
-    made, axes = style.figure(4.4 * len(sizes) + 1, 1.9 + 1.05 * kinds, len(sizes))
+    made, axes = plot_style.figure(4.4 * len(sizes) + 1, 1.9 + 1.05 * kinds, len(sizes))
     axes = [axes] if len(sizes) == 1 else list(axes)
     longest = max(max(r.usual.ms, r.new.ms) for r in results)
     for axis, size in zip(axes, sizes, strict=True):
         shown = [r for r in results if (r.case.width, r.case.height) == size]
         _panel(axis, shown, longest)
-        style.label(axis, f"{size[0]} x {size[1]}", "ms of CPU per picture", "")
+        plot_style.label(axis, f"{size[0]} x {size[1]}", "ms of CPU per picture", "")
     handles, labels = axes[0].get_legend_handles_labels()
     made.legend(
         handles,
@@ -136,7 +136,7 @@ def chart(results: Sequence[MediaFigure]) -> bytes:
         "data URL to rows for the tower)"
     )
     made.suptitle(title, x=0.012, ha="left", fontsize=12.5, color=INK, fontweight="bold")
-    return style.png(made)
+    return plot_style.png(made)
 
 
 def _panel(axis: Any, shown: Sequence[MediaFigure], longest: float) -> None:
