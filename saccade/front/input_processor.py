@@ -393,7 +393,7 @@ class InputProcessor:
             expanded, spans = self.spec.expand_prompt(encoded.tokens, images, steps)
         except InvalidRequest as fault:  # the family knows no client's names
             raise InvalidRequest(fault.message, _prompt_field(ask)) from None
-        found = [(self.spec.widened(at, spans), mark) for at, mark in encoded.landmarks]
+        found = [(self.spec.widened(at, spans, images), mark) for at, mark in encoded.landmarks]
         return Prompt(
             expanded,
             spans,

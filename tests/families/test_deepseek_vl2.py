@@ -22,6 +22,14 @@ from saccade.core.errors import CheckpointError, ConfigError, ImageError
 from saccade.core.options import EngineOptions, ModelOptions
 from saccade.engine.sizing import resolve
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
+from saccade.families.deepseek_vl2.tiny import (
+    CORRECTED,
+    EDGE,
+    GROUPS,
+    HEADS,
+    SIDE,
+    DeepseekReference,
+)
 from saccade.families.registry import load_spec
 from saccade.kernels.attention_backends import BACKENDS
 from saccade.kernels.reference.ops import Ops
@@ -35,14 +43,6 @@ from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.server import serving
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
-from saccade_bench.fixtures.tiny_deepseek import (
-    CORRECTED,
-    EDGE,
-    GROUPS,
-    HEADS,
-    SIDE,
-    DeepseekReference,
-)
 from tests.e2e.test_serve import (
     COUNTS,
     NEW_TOKENS,
