@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import saccade.demo
+from saccade.core.errors import ConfigError
 from saccade.core.options import ReasoningParser, ToolParser
 from saccade.families.gemma3.tiny import CHAT_TEMPLATE as GEMMA3
 from saccade.families.gemma4.tiny import CHAT_TEMPLATE as GEMMA4
@@ -62,6 +63,11 @@ def test_the_operator_knows_better(
 ) -> None:
     assert find_manner([THINKING], tools, reasoning) == manner
     assert all(value for _, value in manner.described())
+
+
+def test_a_parser_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"--tool-parser hermse: expected auto, none or .*hermes"):
+        find_manner([THINKING], "hermse", "auto")
 
 
 def test_a_template_without_tools_gets_ours_for_tools_and_calls_alone(tmp_path: Path) -> None:
