@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Literal
 
 from saccade.core.bounds import MOST_IMAGE_WORKERS, above, at_least, at_most, named
 from saccade.core.claims import check_folder
@@ -36,6 +37,14 @@ from saccade.core.tuning import basic, option, tuned
 
 MOST_RUNNING = 65_536
 """Requests side by side: each has its place in tables that are made at the start."""
+
+TOOL_FORMATS = Path(__file__).parents[1] / "text" / "answer" / "formats"
+"""A module for each way to write tool calls: listed for its name, imported by `text/` alone."""
+if TYPE_CHECKING:
+    ToolParser = str
+else:
+    ToolParser = Literal["auto", *(each.name for each in iter_modules([TOOL_FORMATS])), "none"]
+ReasoningParser = Literal["auto", "think", "channel", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +100,12 @@ class ModelOptions:
         "Read the names of special tokens inside messages (<|im_end|>) as these tokens. Otherwise "
         "they are plain text: special tokens come from the chat template and /v1/completions only.",
     )
-    tool_parser: Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "gemma", "none"] = (
-        "auto"
-    )
-    """The model's way to write tool calls. hermes: JSON within <tool_call>. xml: <function=NAME>
-    within <tool_call>. glm: <arg_key> within <tool_call>. mistral: behind [TOOL_CALLS]. llama3:
-    JSON at the answer's begin, or behind <|python_tag|>. gemma: call:NAME{...} behind <|tool_call>.
+    tool_parser: ToolParser = "auto"
+    """The model's way to write tool calls (docs/structured-output.md describes each).
     none: tools are refused. auto: as the chat template shows.
     """
-    reasoning_parser: Literal["auto", "think", "channel", "none"] = "auto"
-    """The model's way to write reasoning. think: within think tags. channel: within Gemma 4's.
+    reasoning_parser: ReasoningParser = "auto"
+    """The model's way to write reasoning. think: within think tags. channel: within <|channel>.
     none: reasoning is part of the answer. auto: as the chat template shows.
     """
     # the rest of the model

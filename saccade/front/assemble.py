@@ -58,7 +58,7 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
     # The engine decides this, once it sees the device; what works on no device need not wait for
     # it.
     check_role(role.role, spec, serving.answers)
-    if spec.sees_images and spec.sample.processor:
+    if spec.sees_images and spec.sample.own is not None:
         spec.recipe(*UNUSUAL, spec.pixel_bounds)
     half = options.dtype != "float32"
     resolve_encoder(engine, spec, cuda=options.device != "cpu", half=half)

@@ -18,6 +18,7 @@ from saccade.edge.refusal import error_body
 from saccade.front.conversation import Chat, MessageText, tool_call
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.sources import Base64, FileId, ImageSource
+from saccade.text.answer.answer_format import FORMATS
 from saccade.text.answer.reader import AnswerReader
 from saccade.text.answer.tool_calls import CallArguments, CallStarted
 from saccade.text.grammar.grammars import OutputConstraint
@@ -67,7 +68,7 @@ def sent(**fields: Any) -> GenerationRequest:
 
 def events_of(text: str, finish: Any = "stop", stop: str | None = None, **how: Any) -> list[Any]:
     """The stream of an answer that came letter by letter."""
-    reader = AnswerReader("either", "hermes", {}, make_id=lambda: "toolu_1", **how)
+    reader = AnswerReader("either", FORMATS["hermes"], {}, make_id=lambda: "toolu_1", **how)
     stream = MessageStream("msg_1", "m")
     events = stream.begin(USAGE)
     for letter in text:

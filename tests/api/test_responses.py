@@ -24,6 +24,7 @@ from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
 from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.sources import ImageSource
+from saccade.text.answer.answer_format import FORMATS
 from saccade.text.answer.reader import AnswerReader
 from saccade.text.grammar.grammars import OutputConstraint
 from tests.helpers.asking import eventually
@@ -496,7 +497,7 @@ def test_a_client_that_leaves_stops_its_response(served: Served) -> None:
 def told(answer: str, finish: Any = "stop") -> tuple[list[Any], dict[str, Any]]:
     """The events of an answer that came letter by letter, and the response."""
     tools = {"look": FUNCTION["parameters"]}
-    reader = AnswerReader("either", "hermes", tools, make_id=lambda: "call_1")
+    reader = AnswerReader("either", FORMATS["hermes"], tools, make_id=lambda: "call_1")
     response: dict[str, Any] = {"id": "resp_1", "status": "in_progress", "output": []}
     stream = ResponseStream(response)
     events = stream.begin()

@@ -35,7 +35,7 @@ from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.media.media import Media
 from saccade.media.sources import ImageSource, SentFile
-from saccade.text.answer.answer_format import SILENT, AnswerFormat
+from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat
 from saccade.text.grammar.grammars import OutputConstraint
 from saccade.text.grammar.tools import ToolSet, read_tools
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
@@ -418,19 +418,19 @@ def test_a_broken_generation_config_is_named(tmp_path: Path, text: str) -> None:
         load_sampling_defaults(tmp_path)
 
 
-def test_calls_that_may_not_come_are_banned_where_a_token_begins_them() -> None:
+@pytest.mark.parametrize("form", ["hermes", "mistral", "gemma"])
+def test_calls_that_may_not_come_are_banned_where_a_token_begins_them(form: str) -> None:
     """So that the prompt is the same whether tools may be called or not."""
     backend = Backend.from_str(TOKENIZER.backend.to_str())
-    backend.add_tokens([AddedToken("<tool_call>", special=False)])
+    calls = FORMATS[form]
+    backend.add_tokens([AddedToken(calls.opens, special=False)])
     tokenizer = Tokenizer(backend, TOKENIZER.named_tokens)
-    tag: Any = backend.token_to_id("<tool_call>")
+    tag: Any = backend.token_to_id(calls.opens)
     tools = read_tools([{"type": "function", "function": {"name": "look"}}])
 
     def made(offer: ToolSet | None, **sampling: Any) -> Request:
         ask = GenerationRequest(Chat((user("Hi"),), offer), sampling)
-        return prepare(
-            ask, context=4000, tokenizer=tokenizer, manner=AnswerFormat("hermes")
-        ).request
+        return prepare(ask, context=4000, tokenizer=tokenizer, manner=AnswerFormat(calls)).request
 
     free, none = made(ToolSet(tools)), made(ToolSet(tools, "none"))
     assert free.tokens == none.tokens and not free.sampling.logit_bias
