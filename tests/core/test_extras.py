@@ -44,7 +44,7 @@ def test_no_message_says_pip() -> None:
     files = [
         *SOURCE.glob("saccade/**/*.py"),
         *SOURCE.glob("bench/saccade_bench/**/*.py"),
-        *SOURCE.glob("docs/*.md"),
+        *SOURCE.glob("docs/**/*.md"),
         SOURCE / "bench" / "README.md",
     ]
     found = [path for path in files if "pip install" in path.read_text()]
