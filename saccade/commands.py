@@ -40,6 +40,7 @@ from saccade.core.options import (
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
 from saccade.core.serve_options import ServeOptions
+from saccade.core.tuning import GONE as GONE_VALUES
 from saccade.core.tuning import Tuning, basic_options, tuning_values
 from saccade.tools.brought import join
 
@@ -121,6 +122,8 @@ def check_spelling(tokens: Sequence[str]) -> None:
         if name.startswith("--") and field in TUNING:
             value = value or (after if after and not after.startswith("-") else "VALUE")
             raise ConfigError(f"{name} is a tuning value now: --tune {field}={value}")
+        if name.startswith("--") and field in GONE_VALUES:
+            raise ConfigError(f"{name} is gone: {GONE_VALUES[field]}")
         if name in REPLACED:
             raise ConfigError(f"{name} is gone: use {REPLACED[name]}")
         shared = name == "--embedding-cache-shared" and "--embedding-cache-dir" not in tokens

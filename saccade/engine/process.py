@@ -49,7 +49,7 @@ from saccade.engine.engine import Engine
 from saccade.engine.grammar_loader import GrammarLoader
 from saccade.engine.language import LanguageHalf
 from saccade.engine.ranks import pick_device, resolve_parallel, share_hardware
-from saccade.engine.sizing import pick_dtype, resolve, resolve_tower, tower_budget
+from saccade.engine.sizing import MOST_GUESSES, pick_dtype, resolve, resolve_tower, tower_budget
 from saccade.engine.startup_report import LoadFacts, describe
 from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import Workers, WorkersLost
@@ -282,7 +282,7 @@ def draft_tokens(
             why = "states between guesses are kept on CPUs alone"
         elif options.speculative == "auto":
             why = "a model with a state per sequence is guessed for with --speculative always"
-    return (0, why) if why else (options.speculative_tokens, "")
+    return (0, why) if why else (MOST_GUESSES, "")
 
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:

@@ -111,13 +111,11 @@ class InputProcessor:
         template: ChatTemplate,
         media: Media,
         defaults: SamplingParams,
-        special_tokens_in_content: bool = False,
         compiler: Compiler | None = None,
         manner: AnswerFormat = SILENT,
     ) -> None:
-        """`special_tokens_in_content`: special tokens in clients' messages are special. `compiler`:
-        None: one of the tokenizer's own vocabulary. `manner`: the model's way to write calls and
-        reasoning.
+        """`compiler`: None: one of the tokenizer's own vocabulary. `manner`: the model's way to
+        write calls and reasoning.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -128,7 +126,7 @@ class InputProcessor:
         self._compiler = compiler or Compiler(
             tokenizer.backend.to_str(), spec.vocab_size, spec.eos_token_ids
         )
-        self.prompts = PromptEncoder(spec, tokenizer, template, manner, special_tokens_in_content)
+        self.prompts = PromptEncoder(spec, tokenizer, template, manner)
 
     @property
     def usual_length(self) -> str:

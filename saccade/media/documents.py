@@ -212,7 +212,7 @@ class Documents:
 
     def shows(self, view: PageView | None) -> bool:
         """True if the view has images."""
-        return (view or self._options.documents) != "text"
+        return view != "text"
 
     async def measure(
         self, source: SentFile, reading: Awaitable[EncodedBytes], salt: str, asker: Requester
@@ -225,7 +225,7 @@ class Documents:
             if not self.takes(file.data, source.param):
                 return ImageSource(file.data, source.param, source.budget)
             self._metrics.inc("saccade_documents_opened_total")
-            view = source.view or self._options.documents
+            view = source.view or "both"
             begun = time.monotonic()
             sizes = await self._sizes(file, salt, asker)
             drawn = tuple(
