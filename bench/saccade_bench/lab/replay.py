@@ -22,7 +22,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.types import ImageKey, Span
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
-from saccade.text.prompt import ChatTemplate, Tokenizer
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.lab.costs import Machine
 from saccade_bench.lab.outcome import Outcome, Served
 from saccade_bench.lab.trace import (

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from saccade.text.reasoning import THINK, Piece, Reasoning, Tags, Where
-from saccade.text.tool_calls import (
+from saccade.text.answer.reasoning import THINK, Piece, Reasoning, Tags, Where
+from saccade.text.answer.tool_calls import (
     TAGS,
     CallArguments,
     CallBroken,

@@ -29,7 +29,7 @@ from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import Templates, put_spaces
 from saccade.core.given_paths import read_text, reason, shown
 from saccade.core.types import CHAT_NAMES, FieldNames
-from saccade.text.content_shapes import ContentShapes, TemplateMessage, find_shapes
+from saccade.text.prompt.content_shapes import ContentShapes, TemplateMessage, find_shapes
 
 _NAMED_TOKENS = (
     "bos_token",

@@ -21,8 +21,8 @@ from tokenizers import Tokenizer as Backend
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import CHAT_NAMES, FieldNames
-from saccade.text.content_shapes import TemplateMessage
-from saccade.text.prompt import ChatTemplate, Tokenizer, TooManyTokens, listed
+from saccade.text.prompt.content_shapes import TemplateMessage
+from saccade.text.prompt.template import ChatTemplate, Tokenizer, TooManyTokens, listed
 
 _KEY_PREFERENCE = "|\uff5c[]<>"
 _FIRST_PRIVATE, _NUM_PRIVATE = 0x100000, 0xFFFE  # plane 16, for private use

@@ -21,7 +21,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.grammar_vocab import begin_match, fill_mask, mask_words, tag_term
-from saccade.text.schema import place_name, prepare_schema, subschemas
+from saccade.text.grammar.schema import place_name, prepare_schema, subschemas
 
 MAX_GRAMMAR_BYTES = 65_536
 """Of a regular expression, a Lark grammar or a list of choices."""

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from saccade.core.family import FLAGS
-from saccade.text.content_shapes import TemplateMessage
+from saccade.text.prompt.content_shapes import TemplateMessage
 
 _FIRST, _MOST = 0xF0000, 0xFFFE
 TOOLS = -1

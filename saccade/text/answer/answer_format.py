@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.text import call_gemma, call_glm, call_xml, tool_calls
-from saccade.text.reasoning import CHANNEL, THINK, Tags
-from saccade.text.tool_calls import Form
+from saccade.text import call_gemma, call_glm, call_xml
+from saccade.text.answer import tool_calls
+from saccade.text.answer.reasoning import CHANNEL, THINK, Tags
+from saccade.text.answer.tool_calls import Form
 
 ToolParser = Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "gemma", "none"]
 ReasoningParser = Literal["auto", "think", "channel", "none"]

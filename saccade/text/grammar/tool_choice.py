@@ -17,13 +17,13 @@ from llguidance import LLTokenizer
 from saccade.core.errors import InvalidRequest
 from saccade.core.grammar_vocab import tag_term
 from saccade.text import call_gemma, call_glm
+from saccade.text.answer.tool_calls import ARGUMENTS, CLOSE, OPEN, OPENS, Form
 from saccade.text.call_xml import allowed_types
 from saccade.text.gemma_rules import GemmaRules
-from saccade.text.grammar import OutputConstraint, Part, lark_part, quoted, schema_part
-from saccade.text.json_size import extent
-from saccade.text.schema import as_root, place_name, prepare_schema
-from saccade.text.tool_calls import ARGUMENTS, CLOSE, OPEN, OPENS, Form
-from saccade.text.tools import Tool
+from saccade.text.grammar.grammars import OutputConstraint, Part, lark_part, quoted, schema_part
+from saccade.text.grammar.json_size import extent
+from saccade.text.grammar.schema import as_root, place_name, prepare_schema
+from saccade.text.grammar.tools import Tool
 
 _MAY_BE_ANY = {"type": "object"}
 

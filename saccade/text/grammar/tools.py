@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from saccade.core.errors import InvalidRequest
-from saccade.text.json_size import extent
-from saccade.text.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from saccade.text.grammar.json_size import extent
+from saccade.text.grammar.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
 T = TypeVar("T")
 
@@ -76,9 +76,6 @@ class ToolSet:
     def schemas(self) -> dict[str, Any]:
         """The schema of each tool's parameters, by name."""
         return {tool.name: tool.parameters for tool in self.tools}
-
-
-NO_TOOLS = ToolSet()
 
 
 def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
