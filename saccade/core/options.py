@@ -229,16 +229,10 @@ class CacheOptions:
         "MiB of each rank's host memory for KV that leaves the device. Derived: on a GPU a tenth "
         "of what is free; on a CPU, whose memory that is already, 0.",
     )
-    pinned_share: float = tuned(
-        0.5,
-        "Share of the KV cache and of each tier of it, and of the device's embedding cache, that "
-        "requests may pin (prompt_cache_breakpoint, cache_control); 0: no pins.",
-    )
 
     def __post_init__(self) -> None:
         sizes = "embedding_cache_device_mb", "embedding_cache_host_mb", "embedding_cache_disk_mb"
-        at_least(0, self, *sizes, "kv_cache_host_mb", "pinned_share")
-        at_most(1, self, "pinned_share")
+        at_least(0, self, *sizes, "kv_cache_host_mb")
         at_least(1, self, "kv_cache_disk_mb")
         if self.kv_cache_dir is not None:
             check_folder("--kv-cache-dir", self.kv_cache_dir, PAGES)

@@ -22,6 +22,7 @@ GONE = {
     "documents": "a request says what is seen of a PDF: saccade.documents, else both",
     "encoder_connections": "an encoder is asked for 16 images at a time",
     "max_responses": "10,000 responses are kept, within --tune responses_mb=MIB",
+    "pinned_share": "requests may pin half of each cache",
     "readout_cache_mb": "64 MiB keep what embeddings, ranks and decisions have read",
     "responses_ttl": "a response is kept for a day after its last use",
     "special_tokens_in_content": "special tokens in messages are plain text; /v1/completions has "

@@ -61,6 +61,10 @@ from saccade.sched.protocol import Scheduler
 from saccade.sched.scheduler import GenerationScheduler
 from saccade.sched.tower_pace import TowerPace
 
+PINNED_SHARE = 0.5
+"""Of the KV cache and of each tier of it, and of the device's embedding cache: what requests may
+pin.
+"""
 FLUSH_SECONDS = 2.0
 """A front that does not read gets so long before the engine goes."""
 
@@ -115,7 +119,7 @@ async def serve(
     # Load the model, and meanwhile the lexicon.
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
     load = plan_load(boot, spec, devices)
-    size, share = load.parallel.size, boot.caches.pinned_share
+    size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
     keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
     reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
@@ -145,7 +149,7 @@ async def serve(
     if config.encoder.role == "encode":
         scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
     else:
-        given = saved, boot.arena_bytes, share, begun.pages, drafts
+        given = saved, boot.arena_bytes, PINNED_SHARE, begun.pages, drafts
         scheduler = generation = build_scheduler(config, spec, *given, exact=begun.exact)
         language = LanguageHalf(generation, guides)
     engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
@@ -196,7 +200,7 @@ def build_scheduler(
     """The deciding half of the engine: page pool, caches, scheduler.
 
     `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
-    `CacheOptions.pinned_share`. `drafts`: `DraftLimits.tokens`. `exact`: as
+    `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `exact`: as
     `SchedulerLimits.exact_rows`. `paced`: the tower's budget follows pauses, on an accelerator.
     """
     pool = PagePool(config.kv_pages, config.page_size)

@@ -51,7 +51,6 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "kv_cache_dir": LANGUAGE,
         "kv_cache_disk_mb": LANGUAGE,
         "kv_cache_host_mb": LANGUAGE,
-        "pinned_share": LANGUAGE,
     },
 }
 OPTIONS = {
