@@ -213,7 +213,7 @@ class Documents:
 
     def shows(self, view: PageView | None) -> bool:
         """True if the view has images."""
-        return (view or self._options.documents) != "text"
+        return view != "text"
 
     def check(self, source: SentFile) -> None:
         """What a file is shows in its bytes."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from saccade.api.responses.handlers import cache_diagnostics
 from saccade.api.responses.read import read_responses, response_request
-from saccade.api.responses.store import KeptTurn, ResponseStore
+from saccade.api.responses.store import KEPT_SECONDS, KeptTurn, ResponseStore
 from saccade.api.responses.write import ResponseStream
 from saccade.core.client import Client
 from saccade.core.errors import ImageError, NotFound
@@ -563,9 +563,11 @@ def turn(size: int, before: KeptTurn | None = None, name: str = "i") -> KeptTurn
     return KeptTurn(((name, b"x" * size),), (), before)
 
 
-def store(clock: Any = lambda: 0.0, **options: Any) -> tuple[ResponseStore, Metrics]:
+def store(
+    clock: Any = lambda: 0.0, most: int = 10_000, **options: Any
+) -> tuple[ResponseStore, Metrics]:
     metrics = Metrics()
-    return ResponseStore(ResponseOptions(**options), metrics, clock), metrics
+    return ResponseStore(ResponseOptions(**options), metrics, clock, most), metrics
 
 
 ANNA, BEN = Client("anna", limited=True), Client("ben", limited=True)
@@ -612,7 +614,7 @@ def test_a_turn_is_kept_once_and_until_the_last_that_continues_it_goes() -> None
 
 def test_a_response_is_kept_for_a_time_after_its_last_use() -> None:
     now = [0.0]
-    kept, metrics = store(lambda: now[0], responses_ttl=10.0)
+    kept, metrics = store(lambda: now[0] * KEPT_SECONDS / 10.0)
     kept.keep(ALONE, "a", b"{}", turn(10))
     kept.keep(ALONE, "b", b"{}", turn(10))
     now[0] = 9.0
@@ -625,7 +627,7 @@ def test_a_response_is_kept_for_a_time_after_its_last_use() -> None:
 
 
 def test_one_of_several_keys_has_half_of_the_room_and_its_own_only() -> None:
-    kept, _ = store(responses_mb=1, max_responses=6)
+    kept, _ = store(responses_mb=1, most=6)
     kept.keep(BEN, "b", b"{}", turn(100_000))
     for i in range(8):
         kept.keep(ANNA, f"a{i}", b"{}", turn(100_000))
