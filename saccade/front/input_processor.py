@@ -51,8 +51,8 @@ class InputProcessor:
         compiler: Compiler | None = None,
         answer_format: AnswerFormat = SILENT,
     ) -> None:
-        """`compiler`: None: one of the tokenizer's own vocabulary. `answer_format`: the model's way to
-        write calls and reasoning.
+        """`compiler`: None: one of the tokenizer's own vocabulary. `answer_format`: the model's way
+        to write calls and reasoning.
         """
         self.spec = spec
         self.tokenizer = tokenizer

@@ -248,7 +248,7 @@ class Documents:
         if isinstance(card, ImageSource):
             return card
         file, drawn, begun = card.file, card.drawn, card.begun
-        view = source.view or self._options.documents
+        view = source.view or "both"
         known = await self._known(file, drawn, view != "images", reads.salt, reads.asker)
         pages = []
         for index, size in enumerate(drawn):
