@@ -30,7 +30,7 @@ class MessageText:
 
 Part = MessageText | Source | SentFile
 """A piece of a message: text, an image, a video, or a file that has yet to be opened
-(`document_parts.py`).
+(`steps/open_files.py`).
 """
 
 
