@@ -22,7 +22,7 @@ from saccade.core.page_store import PAGE_FILE
 from saccade.core.plan import PageCopy, PageTier
 from saccade.core.types import Request, TokenLogprobs
 from saccade.runtime.page_host import HostPages
-from saccade.sched.page_arrivals import ReadRates
+from saccade.sched.parts.page_arrivals import ReadRates
 from saccade_bench.gpu_check.engine_here import EngineHere
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 from saccade_bench.gpu_check.model import RandomModel, make_model

@@ -17,7 +17,7 @@ from saccade.cache.page_names import page_name, root_name
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import PAGE_TIERS, PageEvent, PageMoves, PageTier, Plan
-from saccade.sched.page_arrivals import NO_GAIN, PageArrivals, ReadRates
+from saccade.sched.parts.page_arrivals import NO_GAIN, PageArrivals, ReadRates
 from saccade_bench.lab.costs import Costs, Machine
 from saccade_bench.lab.outcome import PagesTier
 from saccade_bench.lab.trace import TracedCall, page_names
