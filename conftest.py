@@ -55,7 +55,7 @@ TOGETHER = {
 pytest_plugins = ["pytester"]
 
 if TYPE_CHECKING:
-    from saccade_bench.fixtures.tiny import FamilyName, Reference
+    from saccade_bench.fixtures.tiny import Reference
 
 
 @pytest.hookimpl(wrapper=True)
@@ -132,9 +132,9 @@ EVERY = [
 
 
 @pytest.fixture(scope="session", params=EVERY)
-def family(request: pytest.FixtureRequest) -> FamilyName:
+def family(request: pytest.FixtureRequest) -> str:
     """Each family in turn."""
-    name: FamilyName = request.param
+    name: str = request.param
     return name
 
 
@@ -146,7 +146,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     from saccade_bench.fixtures.tiny import make_checkpoint
 
     @cache
-    def make(family: FamilyName, **options: object) -> Path:
+    def make(family: str, **options: object) -> Path:
         return make_checkpoint(tmp_path_factory.mktemp(family), family, **options)  # type: ignore[arg-type]
 
     return make
@@ -164,7 +164,7 @@ def reference(checkpoint: Callable[..., Path]) -> Callable[..., Reference]:
     torch.set_num_threads(1)
 
     @cache
-    def make(family: FamilyName, **options: object) -> Reference:
+    def make(family: str, **options: object) -> Reference:
         return load(checkpoint(family, **options))
 
     return make

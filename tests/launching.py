@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -75,8 +75,8 @@ def run(preset: str, kept: KVDtype) -> list[str]:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        if preset in get_args(tiny.FamilyName):
-            tiny.make_checkpoint(folder, cast(tiny.FamilyName, preset))
+        if preset in tiny.tinies():
+            tiny.make_checkpoint(folder, preset)
         else:
             make_checkpoint(preset, folder)
         cpu = torch.device("cpu")

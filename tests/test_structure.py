@@ -120,10 +120,22 @@ def fits(module: str, pattern: str) -> bool:
     return fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*")
 
 
+def bound(pattern: str, module: str) -> str:
+    """`~` is the module's own folder within its room."""
+    return pattern.replace("~", [*module.split("."), ""][1])
+
+
 def foreign_imports(source: Source) -> Iterator[str]:
     """Imports that the plan does not allow to a file."""
     module = source.module
-    may = next((targets for room, targets in ROWS if fits(module, room)), None)
+    may = next(
+        (
+            [bound(target, module) for target in targets]
+            for room, targets in ROWS
+            if fits(module, bound(room, module))
+        ),
+        None,
+    )
     if may is None:
         yield "has no place in the plan: give it one in ARCHITECTURE.md"
         return
@@ -188,6 +200,23 @@ def test_ray_is_imported_by_one_module_which_nothing_imports() -> None:
     assert offenders(uses_of_ray, planted("route/new.py", text)) == [
         "saccade/route/new.py: imports route.ray",
         "saccade/route/new.py: imports ray",
+    ]
+
+
+def uses_of_tiny(source: Source) -> Iterator[str]:
+    """Imports of checkpoints for tests by the server's own modules."""
+    if PACKAGE in source.path.parents and source.path.stem != "tiny":
+        for name, _ in imports(source):
+            if name.startswith("families.") and name.endswith(".tiny"):
+                yield f"imports {name}"
+
+
+def test_no_module_of_the_server_imports_tiny_checkpoints() -> None:
+    """They are installed beside it because the commands of saccade-bench make them."""
+    assert not offenders(uses_of_tiny)
+    text = "def f():\n    from saccade.families.gemma3 import tiny"
+    assert offenders(uses_of_tiny, planted("runtime/new.py", text)) == [
+        "saccade/runtime/new.py: imports families.gemma3.tiny"
     ]
 
 

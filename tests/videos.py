@@ -18,7 +18,7 @@ from saccade.media.content import name_pixels
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
 from tests.families import transformers_video as theirs
 
 NEW_TOKENS = 12
@@ -89,7 +89,7 @@ class VideoModel:
         even = [*frames, *[frames[-1]] * (-len(frames) % self.rules.frames)]
         pixels = [self.pixels(seed) for seed in even]
         if self.rules.frames == 1:
-            return {"pixel_values": self.reference.values(pixels)}  # type: ignore[attr-defined]
+            return {"pixel_values": self.reference.values(pixels)}
         processor = self.reference.processor
         mean, std = (
             torch.tensor(values) * 255.0 for values in (processor.image_mean, processor.image_std)
@@ -134,7 +134,7 @@ class VideoModel:
         return tokens[len(request.tokens) :]
 
 
-def load(family: FamilyName, folder: Path) -> VideoModel:
+def load(family: str, folder: Path) -> VideoModel:
     make_checkpoint(folder, family)
     net = load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -37,7 +37,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 
 TEXT = {
     "hidden_size": 256,
@@ -69,7 +69,7 @@ class Shape:
 
     text: dict[str, Any]
     vision: dict[str, Any]
-    family: FamilyName = "qwen3_vl"
+    family: str = "qwen3_vl"
     processor: dict[str, Any] | None = None
     fields: dict[str, Any] | None = None
     question: str = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

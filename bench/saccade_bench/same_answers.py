@@ -36,7 +36,7 @@ from saccade.runtime.weights import load_net
 from saccade.sched.grammar_state import Matchers
 from saccade.sched.parts.drafts import Drafter, Speculation
 from saccade.sched.sequence import Sequence
-from saccade.text.grammar import Grammars, OutputConstraint
+from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import FamilyName, picture, reference
+from saccade_bench.fixtures.tiny import picture, reference
 from tests.e2e.test_serve import ask, image_part, reference_text, text_part, user
 from tests.gguf.files import checkpoint
 from tests.helpers.breadth import broad
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.more
 
 @pytest.mark.parametrize("family", broad(("qwen2_5_vl", "qwen3_vl", "qwen3_5"), keep=["qwen3_vl"]))
 def test_files_are_served_and_answer_as_transformers(
-    family: FamilyName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files = write_files(checkpoint(family), tmp_path, Kind.Q8_0)

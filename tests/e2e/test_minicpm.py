@@ -13,10 +13,10 @@ import openai
 import pytest
 
 from saccade.families.minicpm.spec import MiniCPMSpec
+from saccade.families.minicpm.tiny import SCALE
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.server import serving
 from saccade_bench.fixtures.tiny import picture, reference
-from saccade_bench.fixtures.tiny_minicpm import SCALE
 from tests.e2e.test_serve import (
     COUNTS,
     OPTIONS,

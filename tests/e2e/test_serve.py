@@ -24,12 +24,12 @@ from tokenizers import Tokenizer
 
 from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.fixtures.tiny import (
-    FAMILIES,
     Reference,
     picture,
     reference,
 )
 from tests.e2e.ways import KEY
+from tests.families.every import SEEING
 from tests.helpers.breadth import broad
 
 pytestmark = pytest.mark.more
@@ -106,7 +106,7 @@ def reference_text(
     # Of each family the engine's answers are compared by default, in tests/engine/test_parity.py.
     "family",
     broad(
-        (*FAMILIES, "internvl", "idefics3", "smolvlm", "gemma3", "gemma4", "minicpmv4_6"),
+        SEEING,
         keep=["qwen3_vl"],
     ),
 )

@@ -31,7 +31,7 @@ from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.harness import Crew, Harness, set_threads
-from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
 from tests.gguf.files import checkpoint
 from tests.helpers.adapters import LANGUAGE, Trained, endless, train
 from tests.helpers.paths import strange_paths
@@ -55,7 +55,7 @@ TOWER = {
     "minicpmv4_6": rf"{SIGLIP}|.*vit_merger\.(self_attn\.(q|k|v|out)_proj|linear_[12])"
     r"|.*merger\.mlp\.0\.linear_[12]",
 }
-FAMILIES: Sequence[FamilyName] = (
+FAMILIES: Sequence[str] = (
     "qwen2_5_vl",
     "qwen3_vl",
     "internvl",
@@ -81,7 +81,7 @@ class Model:
 @pytest.fixture(scope="module", params=SOME)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     set_threads()
-    family: FamilyName = request.param
+    family: str = request.param
     folder = tmp_path_factory.mktemp(family)
     make_checkpoint(folder, family)
     net = loaded(folder)
@@ -237,7 +237,7 @@ def test_no_page_is_shared_by_two_adapters(model: Model) -> None:
 @pytest.mark.first
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "qwen3_vl"])
 def test_a_model_of_gguf_files_takes_adapters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: FamilyName
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """Such a file has some matrices' rows in another order."""
     set_threads()

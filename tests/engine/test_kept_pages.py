@@ -32,14 +32,14 @@ from saccade.runtime.weights import load_net
 from saccade.sched.parts.page_arrivals import ReadRates
 from saccade_bench.fixtures.crew import ThreadCrew, ThreadWorkers
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
-from saccade_bench.fixtures.tiny import FAMILIES
 from tests.engine import test_kv_eight_bits as eight_bits
 from tests.engine.test_parity import CASES, Model, check, load
+from tests.families.every import OFTEN
 
 MODEL = b"sixteen bytes of"
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in (*FAMILIES, "gemma4")
+    for name in (*OFTEN, "gemma4")
     if name not in ("qwen3_vl", "qwen3_5")
 ]
 

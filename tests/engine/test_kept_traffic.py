@@ -17,7 +17,6 @@ from saccade.core.plan import PageTier
 from saccade.core.types import Request, SamplingParams
 from saccade.sched.parts.page_arrivals import NONE, Bytes, ReadRates
 from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import FamilyName
 from tests.engine.test_kept_pages import HARM, MODEL, all_kept, files, harm
 from tests.engine.test_parity import CASES, Case, Model, load, reference_answer
 
@@ -73,7 +72,7 @@ def small_engine(model: Model, folder: Path, longest: int) -> Harness:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
 def test_ten_thousand_requests_under_constant_eviction(
-    family: FamilyName, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_threads()
     model = load(family, tmp_path / "model")

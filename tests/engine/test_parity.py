@@ -20,7 +20,7 @@ from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
-from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
 from tests.families.every import EVERY
 
 NEW_TOKENS = 32
@@ -89,7 +89,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @cache
-def load(family: FamilyName, folder: Path) -> Model:
+def load(family: str, folder: Path) -> Model:
     make_checkpoint(folder, family)
     spec = load_spec(folder)
     net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))

@@ -21,6 +21,7 @@ from saccade.families.registry import load_spec
 from saccade.sched.scheduler import GenerationScheduler
 
 GIB = 1 << 30
+DEFAULT = CacheOptions()
 MACHINE = Hardware("cpu", "2 threads", 8 * GIB, 8 * GIB)
 REQUEST = Request("a", tuple(range(40)), (), (), SamplingParams(max_tokens=3, ignore_eos=True))
 CONTROL = {"CacheControlTracker"}
@@ -30,10 +31,10 @@ ALWAYS = {"Parts", "IdleWork", *CONTROL}
 """What any request may ask for."""
 
 
-def demo(drafts: int = 0, **caches: int) -> GenerationScheduler:
+def demo(drafts: int = 0, caches: CacheOptions = DEFAULT) -> GenerationScheduler:
     """The demo's scheduler, as a server with these options builds it."""
-    spec, options = load_spec(DEMO), CacheOptions(**caches)
-    config = resolve(ModelOptions(), EngineOptions(), spec, "float32", MACHINE, caches=options)
+    spec = load_spec(DEMO)
+    config = resolve(ModelOptions(), EngineOptions(), spec, "float32", MACHINE, caches=caches)
     return build_scheduler(config, spec, drafts=drafts)
 
 
@@ -59,14 +60,17 @@ def step(scheduler: GenerationScheduler) -> None:
 
 @pytest.mark.parametrize(
     "drafts, caches, parts",
-    [(0, {}, set()), (7, {}, GUESSES), (0, {"kv_cache_host_mb": 64}, ARRIVALS)],
+    [
+        (0, DEFAULT, set()),
+        (7, DEFAULT, GUESSES),
+        (0, CacheOptions(kv_cache_host_mb=64), ARRIVALS),
+    ],
     ids=["default", "guesses", "pages in host memory"],
 )
 def test_a_part_that_is_off_has_no_object(
-    drafts: int, caches: dict[str, int], parts: set[str]
+    drafts: int, caches: CacheOptions, parts: set[str]
 ) -> None:
-    scheduler = demo(drafts, **caches)
-    assert objects_of_parts(scheduler) == ALWAYS | parts
+    assert objects_of_parts(demo(drafts, caches)) == ALWAYS | parts
 
 
 def test_a_request_has_no_object_of_a_part_that_it_does_not_name() -> None:

@@ -24,7 +24,7 @@ from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
 from saccade.sched.parts.snapshot_scheduler import ANSWER_TOKENS
 from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import FamilyName, Reference, picture
+from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import qwen
 from tests.engine import test_parity as parity
 from tests.families.forwarding import load
@@ -35,14 +35,14 @@ ROUNDS, NEW, PAGE = 8, 20, 16
 @pytest.fixture(
     scope="module", params=["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)]
 )
-def family(request: pytest.FixtureRequest) -> FamilyName:
+def family(request: pytest.FixtureRequest) -> str:
     """Each whose language model keeps states."""
-    name: FamilyName = request.param
+    name: str = request.param
     return name
 
 
 @pytest.fixture(scope="module")
-def net(family: FamilyName, checkpoint: Callable[..., Path]) -> FamilyNet:
+def net(family: str, checkpoint: Callable[..., Path]) -> FamilyNet:
     set_threads()
     return load(checkpoint(family))
 
@@ -112,7 +112,7 @@ def test_a_preempted_chat_is_answered_as_any_other(net: FamilyNet) -> None:
 
 def test_answers_are_those_of_transformers(
     net: FamilyNet,
-    family: FamilyName,
+    family: str,
     checkpoint: Callable[..., Path],
     reference: Callable[..., Reference],
 ) -> None:

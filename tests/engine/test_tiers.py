@@ -16,9 +16,9 @@ from saccade.core.types import Image
 from saccade.engine.claims import embedding_bytes_per_token
 from saccade.nn.protocol import FamilyNet
 from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import FAMILIES
 from saccade_bench.lab.qwen import qwen
 from tests.engine.test_parity import CASES, Model, check, load
+from tests.families.every import OFTEN
 from tests.helpers.breadth import combinations
 
 PICTURES = 9
@@ -26,7 +26,7 @@ PICTURES = 9
 ROUNDS = 8
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "qwen3_vl"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OFTEN if name != "qwen3_vl"]
 """Tiers know nothing of families: the one whose embeddings have most parts stands for all."""
 
 

@@ -22,20 +22,7 @@ from saccade.core.errors import CheckpointError, ConfigError, ImageError
 from saccade.core.options import EngineOptions, ModelOptions
 from saccade.engine.sizing import resolve
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
-from saccade.families.registry import load_spec
-from saccade.kernels.attention_backends import BACKENDS
-from saccade.kernels.reference.ops import Ops
-from saccade.media.decode import decode_into
-from saccade.media.header import probe
-from saccade.media.sources import ImageSource, in_company
-from saccade.runtime.attention import pick_attention
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
-from saccade_bench.fixtures.crew import ThreadCrew
-from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
-from saccade_bench.fixtures.tiny_deepseek import (
+from saccade.families.deepseek_vl2.tiny import (
     CORRECTED,
     EDGE,
     GROUPS,
@@ -43,6 +30,19 @@ from saccade_bench.fixtures.tiny_deepseek import (
     SIDE,
     DeepseekReference,
 )
+from saccade.families.registry import load_spec
+from saccade.kernels.attention_backends import BACKENDS
+from saccade.kernels.reference.ops import Ops
+from saccade.media.decode import decode_into
+from saccade.media.header import probe
+from saccade.media.sources import ImageSource, in_company
+from saccade.runtime.attention import pick_attention
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.server import serving
+from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 from tests.e2e.test_serve import (
     COUNTS,
     NEW_TOKENS,

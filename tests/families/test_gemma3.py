@@ -26,18 +26,18 @@ from saccade.core.options import EngineOptions
 from saccade.core.types import Image, ImageKey
 from saccade.engine.sizing import pick_chunk
 from saccade.families.gemma3.spec import Gemma3Spec
+from saccade.families.gemma3.tiny import BEGIN, SIDE, TOKENS, WINDOW
 from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
 from saccade.runtime.quant_policy import LoadTally
 from saccade.runtime.weights import load_net
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
-from saccade.text.special_tokens import Literals
+from saccade.text.prompt.special_tokens import Literals
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, reference
-from saccade_bench.fixtures.tiny_gemma3 import BEGIN, SIDE, TOKENS, WINDOW
 from tests.engine import test_parity as parity
 from tests.families.forwarding import CPU, Session, encode, load
 from tests.families.test_internvl import files
@@ -101,7 +101,7 @@ def test_pixels_are_the_references(spec: Gemma3Spec, theirs: Reference) -> None:
 
 
 def image_of(spec: Gemma3Spec) -> Image:
-    grid = spec.grid(SIDE, SIDE)
+    grid = spec.sample.grid
     size = spec.num_tokens(grid), spec.num_patches(grid)
     return Image(ImageKey(b"", b""), grid, *size, (1, 1))
 
@@ -131,23 +131,25 @@ def test_a_chat_becomes_the_tokens_of_the_references_processor(
     template = ChatTemplate.load(theirs.folder, tokenizer, None, spec.templates)
     plain = [dict(each) for each in CHAT]
     text = template.render([{**CHAT[0], "content": CHAT[0]["content"][:3]}, *plain[1:]])
-    bare = text.replace(f"\n\n{BEGIN}\n\n", BEGIN)
-    assert bare.count(BEGIN) == text.count(f"\n\n{BEGIN}\n\n") == 2
+    assert text.count(BEGIN) == text.count(f"\n\n{BEGIN}\n\n") == 2
     backend = Tokenizer.from_file(str(theirs.folder / "tokenizer.json"))
     shown = [np.zeros((SIDE, SIDE, 3), np.uint8)] * 2
-    wanted = backend.encode(theirs.expand(bare, shown)).ids
+    wanted = backend.encode(theirs.expand(text, shown)).ids
     tokens = tokenizer.encode(text)
-    expanded, spans = spec.expand_prompt(tokens, [image_of(spec)] * 2)
+    images = [image_of(spec)] * 2
+    expanded, spans = spec.expand_prompt(tokens, images)
     assert list(expanded) == wanted
     assert [span.length for span in spans] == [TOKENS] * 2
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
-        assert expanded[end - 1] == (spec.images.end if token == spec.images.begin else token)
+        end = spec.widened(at, spans, images)
+        assert expanded[end - 1] == (
+            spec.placeholder.after[0] if token == spec.placeholder.marks[0] else token
+        )
     with pytest.raises(InvalidRequest, match="2 image placeholders for 1 images"):
         spec.expand_prompt(tokens, [image_of(spec)])
     literals = Literals(tokenizer)
     written = literals.encode(literals.render(template, CHAT))
-    assert written.count(spec.images.begin) == 2
+    assert written.count(spec.placeholder.marks[0]) == 2
     assert f"how many {BEGIN} are there?" in tokenizer.decode(written)
 
 

@@ -27,17 +27,17 @@ from saccade.core.options import EngineOptions
 from saccade.core.types import Image, ImageKey
 from saccade.engine.sizing import pick_chunk
 from saccade.families.gemma4.spec import Gemma4Spec, fit
+from saccade.families.gemma4.tiny import FULL, IMAGE, LAYERS, NEAR, SHARED, TOKENS, WINDOW
 from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
 from saccade.runtime.weights import load_net
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
-from saccade.text.special_tokens import Literals
+from saccade.text.prompt.special_tokens import Literals
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
-from saccade_bench.fixtures.tiny_gemma4 import FULL, IMAGE, LAYERS, NEAR, SHARED, TOKENS, WINDOW
 from tests.engine import test_parity as parity
 from tests.families.forwarding import CPU, Session, encode, load
 from tests.families.test_internvl import files
@@ -171,7 +171,7 @@ def test_a_chat_becomes_the_tokens_of_the_references_processor(
     expanded, spans = spec.expand_prompt(tokens, images)
     assert list(expanded) == wanted
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
+        end = spec.widened(at, spans, images)
         assert expanded[end - 1] == (spec.images.end if token == spec.images.content else token)
     with pytest.raises(InvalidRequest, match="2 image placeholders for 1 images"):
         spec.expand_prompt(tokens, images[:1])

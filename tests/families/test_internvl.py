@@ -25,8 +25,9 @@ from saccade.core.config import EncoderConfig
 from saccade.core.errors import CheckpointError, ConfigError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.types import Grid, Image, ImageKey
-from saccade.families.internvl.config import TileRules
-from saccade.families.internvl.spec import InternVLSpec, tile_grid
+from saccade.families.internvl.images import TileRules, tile_grid
+from saccade.families.internvl.spec import InternVLSpec
+from saccade.families.internvl.tiny import MOST_TILES, SIDE
 from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
@@ -37,8 +38,7 @@ from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import shards, together
 from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
-from saccade_bench.fixtures.tiny_internvl import MOST_TILES, SIDE
+from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
 from saccade_bench.lab.qwen import grids
 from tests.engine import test_parity as parity
 from tests.families.forwarding import CPU, Session, encode, load
@@ -46,7 +46,7 @@ from tests.families.test_parity import LOGITS, pixels, prompt
 from tests.media.pictures import decoded, noise, photo, with_orientation
 from tests.media.pictures import encode as encode_file
 
-TILED: FamilyName = "internvl"
+TILED: str = "internvl"
 QWEN3 = {"model_type": "qwen3", "head_dim": 16}
 LARGER = {"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": False}
 LARGER |= {"use_mean_pooling": False, "num_hidden_layers": 2}
@@ -104,7 +104,7 @@ def test_pixels_are_the_references(spec: InternVLSpec, theirs: Reference) -> Non
         canvas = np.full((*recipe.canvas, 3), 7, np.uint8)
         decode_into([(canvas, recipe)], memoryview(data), header.upright, header.orientation)
         np.testing.assert_array_equal(canvas, theirs.resize(decoded(data)))
-        assert recipe.grid == spec.grid(*recipe.canvas)
+        assert recipe.grid == spec.images.grid(*recipe.canvas)
         seen.add(recipe.grid[0])
     assert seen == {1, 3, 4, 5, 6, 7}, "of all counts there are, thumbnails included"
 
@@ -119,7 +119,8 @@ def test_pixels_are_the_references(spec: InternVLSpec, theirs: Reference) -> Non
 def test_tiles_are_the_references(
     height: int, width: int, bounds: tuple[int, int], side: int
 ) -> None:
-    rules = TileRules(side, *bounds, mean=(0.5,) * 3, std=(0.5,) * 3, resample="bicubic")
+    half = (0.5, 0.5, 0.5)
+    rules = TileRules(side, *bounds, half, half, "bicubic", tokens=4, rows=17)
     columns, rows = get_optimal_tiled_canvas((height, width), (side, side), *bounds)
     assert tile_grid(height, width, rules) == (rows, columns)
 
@@ -169,14 +170,14 @@ def test_prompts_are_expanded_as_the_reference_does_it(
     expanded, spans = spec.expand_prompt(tokens, images)
     assert list(expanded) == wanted
     assert [span.length for span in spans] == [4 * recipe.grid[0] for recipe in recipes]
-    ids = spec.image_tokens
+    (content,), around = spec.placeholder.marks, spec.placeholder.before + spec.placeholder.after
     for span in spans:
-        assert set(expanded[span.start : span.end]) == {ids.content}
-        assert (expanded[span.start - 1], expanded[span.end]) == (ids.begin, ids.end)
+        assert set(expanded[span.start : span.end]) == {content}
+        assert (expanded[span.start - 1], expanded[span.end]) == around
     ends = iter(spans)
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
-        assert end == next(ends).end + 1 if token == ids.content else expanded[end - 1] == token
+        end = spec.widened(at, spans, images)
+        assert end == next(ends).end + 1 if token == content else expanded[end - 1] == token
     positions, following = spec.positions(len(expanded), spans, ())
     assert positions.tolist() == [list(range(len(expanded)))] and following == len(expanded)
     with pytest.raises(InvalidRequest, match="3 image placeholders for 2 images"):

@@ -34,6 +34,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
 from saccade.families.minicpm.slices import slice_grid, slice_size, view_size
 from saccade.families.minicpm.spec import LONGEST_ASPECT, MiniCPMSpec
+from saccade.families.minicpm.tiny import IMAGE, MOST, SCALE, TOKENS, SliceReference
 from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into
 from saccade.media.header import probe
@@ -43,12 +44,11 @@ from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.quant_policy import LoadTally
 from saccade.runtime.weights import load_net
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
-from saccade_bench.fixtures.tiny_minicpm import IMAGE, MOST, SCALE, TOKENS
 from saccade_bench.lab.qwen import grids, told_grid
 from tests.engine import test_parity as parity
 from tests.families.forwarding import CPU, Session, encode, load
@@ -277,6 +277,7 @@ def test_prompts_and_pixels_are_those_of_the_references_processor(
     expanded, spans = spec.expand_prompt(tokens, images)
     assert list(expanded) == wanted.input_ids[0].tolist()
     canvases = [theirs.resize(each) for each in shown]
+    assert isinstance(theirs, SliceReference)
     values, sizes = theirs.patches(canvases)  # what the reference is asked with below
     assert sizes.tolist() == wanted.target_sizes.tolist()
     assert values.equal(wanted.pixel_values)
@@ -293,7 +294,7 @@ def test_prompts_and_pixels_are_those_of_the_references_processor(
         }
     ends = (spec.image_text.image[1], spec.image_text.slice[1])
     for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans)
+        end = spec.widened(at, spans, images)
         if token == spec.image_text.content:
             assert expanded[end - 1] in ends and expanded[end] != spec.image_text.slice[0]
         else:

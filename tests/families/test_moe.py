@@ -31,7 +31,7 @@ from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.quant_policy import LoadTally, QuantPolicy
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import shards, together
-from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint
+from saccade_bench.fixtures.tiny import Reference, make_checkpoint
 from tests.families.forwarding import CPU, Session, load
 from tests.families.test_parity import LOGITS, pixels, prompt
 from tests.helpers.processor import needs_int8
@@ -202,7 +202,7 @@ def test_experts_fused_or_apart_are_cut_among_ranks(
     """A rank has a slice of each expert, or some experts, or a slice of some; the sum over ranks is
     the whole layer's answer.
     """
-    from saccade.families.qwen_vl.net import canonical_name
+    from saccade.families.qwen_vl.net import QwenVLModel
     from saccade.runtime.weights import CheckpointWeights
 
     source = checkpoint(MOE)
@@ -211,7 +211,7 @@ def test_experts_fused_or_apart_are_cut_among_ranks(
     name = "language_model.layers.0.mlp"
 
     def build(folder: Path, shard: Shard) -> SparseMLP:
-        with CheckpointWeights(folder, canonical_name, torch.float32, CPU) as found:
+        with CheckpointWeights(folder, QwenVLModel.canonical_name, torch.float32, CPU) as found:
             return SparseMLP(found, name, SHAPE, shard)
 
     whole = build(source, Shard(0, 1))(x)
@@ -266,7 +266,7 @@ FUSED = [
 @pytest.mark.sparse
 @pytest.mark.parametrize("width", [40, 64, 32], ids=["oblong", "square down", "square up"])
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
-def test_fused_experts_are_read_either_way(tmp_path: Path, family: FamilyName, width: int) -> None:
+def test_fused_experts_are_read_either_way(tmp_path: Path, family: str, width: int) -> None:
     """Also where one of the two tensors is square and fits both ways."""
     source = make_checkpoint(tmp_path / "usual", family, text={"moe_intermediate_size": width})
     usual, _ = logits(source, "none")

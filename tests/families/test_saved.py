@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from saccade_bench.fixtures.tiny import FamilyName, Reference
+from saccade_bench.fixtures.tiny import Reference
 from saccade_bench.fixtures.tiny import reference as load_reference
 from tests.families.forwarding import Session, load
 from tests.families.test_parity import LOGITS, pixels, prompt
@@ -40,7 +40,7 @@ def saved(theirs: Reference, folder: Path) -> Reference:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_that_transformers_saved_answers_as_transformers(
-    reference: Callable[..., Reference], tmp_path: Path, family: FamilyName
+    reference: Callable[..., Reference], tmp_path: Path, family: str
 ) -> None:
     theirs = saved(reference(family), tmp_path / "saved")
     images = pixels(theirs, 1)

@@ -21,10 +21,10 @@ from saccade.core.types import Image, ImageKey, Span
 from saccade.core.video import FrameTimes, VideoRules, VideoWishes
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
-from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.fixtures.tiny import picture
 from tests.families import transformers_video as theirs
 
-VIDEO_FAMILIES: tuple[FamilyName, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+VIDEO_FAMILIES: tuple[str, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 TIMES = (200, pytest.param(1000, marks=pytest.mark.slow))
 POSITIONS = (20, pytest.param(1000, marks=pytest.mark.slow))
 """The model's own take a millisecond or more each."""
@@ -37,14 +37,14 @@ def rules_of(folder: Path) -> VideoRules:
 
 
 @pytest.fixture(params=(*VIDEO_FAMILIES, "internvl"))
-def family(request: pytest.FixtureRequest) -> FamilyName:
-    name: FamilyName = request.param
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
     return name
 
 
 @pytest.mark.parametrize("times", TIMES)
 def test_frames_are_sampled_as_transformers_samples_them(
-    family: FamilyName, checkpoint: Callable[..., Path], times: int
+    family: str, checkpoint: Callable[..., Path], times: int
 ) -> None:
     rules, rng, compared = rules_of(checkpoint(family)), random.Random(0), 0
     while compared < times:
@@ -172,7 +172,7 @@ def test_positions_are_the_models(
 @pytest.mark.first
 @pytest.mark.parametrize("name", [*VIDEO_FAMILIES, "qwen3_vl_moe", "qwen3_5", "internvl"])
 def test_prompts_have_the_tokens_and_positions_of_transformers(
-    name: FamilyName,
+    name: str,
     reference: Callable[..., object],
     checkpoint: Callable[..., Path],
     times: int,
@@ -211,7 +211,7 @@ def test_prompts_have_the_tokens_and_positions_of_transformers(
 
 
 def check_positions(
-    name: FamilyName,
+    name: str,
     spec: FamilySpec,
     model: Any,
     tokens: Sequence[int],

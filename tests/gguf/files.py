@@ -8,9 +8,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 from saccade_bench.fixtures.gguf_files import QWEN2_SPLIT, QWEN35_SPLIT, as_qwen
-from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint
+from saccade_bench.fixtures.tiny import make_checkpoint
 
-GGUF_FAMILIES: tuple[FamilyName, ...] = (
+GGUF_FAMILIES: tuple[str, ...] = (
     "qwen2_5_vl",
     "qwen3_vl",
     "qwen2_vl",
@@ -21,9 +21,7 @@ GGUF_FAMILIES: tuple[FamilyName, ...] = (
 
 
 @cache
-def checkpoint(
-    family: FamilyName, tie: bool = False, vision: tuple[tuple[str, Any], ...] = ()
-) -> Path:
+def checkpoint(family: str, tie: bool = False, vision: tuple[tuple[str, Any], ...] = ()) -> Path:
     """A checkpoint whose tokenizer cuts text as Qwen's; llama.cpp's layers all have experts, or
     none.
     """

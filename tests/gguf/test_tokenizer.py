@@ -19,7 +19,6 @@ from saccade.core.errors import CheckpointError
 from saccade.gguf.header import GgufFile, read_header
 from saccade.gguf.tokenizer import make_tokenizer, tokenizer_settings
 from saccade_bench.fixtures.gguf_files import write_files
-from saccade_bench.fixtures.tiny import FamilyName
 from tests.gguf.files import checkpoint
 
 PIECES = (
@@ -94,7 +93,7 @@ def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, GgufFile]:
     """A checkpoint of either `pre`, and its file's header."""
-    family: FamilyName = request.param
+    family: str = request.param
     folder = checkpoint(family)
     files = write_files(folder, tmp_path_factory.mktemp("out"), Kind.Q8_0)
     return folder, read_header(files.model)

@@ -17,14 +17,15 @@ from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import FAMILIES, FamilyName, make_checkpoint, reference
+from saccade_bench.fixtures.tiny import make_checkpoint, reference
 from tests.engine.test_parity import CASES, Model, check, reference_answer
+from tests.families.every import SEEING
 from tests.helpers.breadth import combinations
 
 ASKED = ("text", "one picture", "three pictures", "three turns", "the same picture twice")
 
 
-Load = Callable[[FamilyName, int], tuple[Path, Model]]
+Load = Callable[[str, int], tuple[Path, Model]]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     set_threads()
 
     @cache
-    def make(family: FamilyName, kv_heads: int) -> tuple[Path, Model]:
+    def make(family: str, kv_heads: int) -> tuple[Path, Model]:
         folder = make_checkpoint(
             tmp_path_factory.mktemp(family), family, text={"num_key_value_heads": kv_heads}
         )
@@ -58,18 +59,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
 
 # Fewer heads of keys than ranks, as many, and more.
 SHARES = combinations(
-    (
-        *FAMILIES,
-        "qwen3_vl_moe",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "internvl",
-        "idefics3",
-        "smolvlm",
-        "gemma3",
-        "gemma4",
-        "minicpmv4_6",
-    ),
+    SEEING,
     (1, 2, 4),
     (1, 2, 4),
     ("weights", "data"),
@@ -83,7 +73,7 @@ SHARES = combinations(
 @pytest.mark.first
 @pytest.mark.parametrize(("family", "kv_heads", "size", "encoder"), SHARES)
 def test_ranks_answer_as_transformers_cold_warm_and_at_once(
-    load: Load, family: FamilyName, kv_heads: int, size: int, encoder: EncoderMode
+    load: Load, family: str, kv_heads: int, size: int, encoder: EncoderMode
 ) -> None:
     folder, model = load(family, kv_heads)
     check_crew(model, ThreadCrew(folder, size, encoder))
@@ -98,7 +88,7 @@ def test_ranks_answer_as_transformers_cold_warm_and_at_once(
     ),
 )
 def test_ranks_that_hold_whole_experts_answer_as_transformers(
-    load: Load, family: FamilyName, size: int, runs: int
+    load: Load, family: str, size: int, runs: int
 ) -> None:
     folder, model = load(family, 2)
     check_crew(model, ThreadCrew(folder, size, "data", expert_runs=runs))

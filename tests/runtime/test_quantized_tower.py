@@ -22,8 +22,9 @@ from saccade.runtime.positions import PositionCache
 from saccade.runtime.quant_policy import LoadTally, QuantPolicy
 from saccade.runtime.weights import check_tower, load_net, load_tower
 from saccade_bench.fixtures.harness import CONFIG, Harness
-from saccade_bench.fixtures.tiny import CLASSES, FamilyName, make_checkpoint, picture
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
+from tests.families.every import SEEING
 from tests.helpers.processor import needs_int8
 
 CPU = torch.device("cpu")
@@ -53,8 +54,8 @@ def embedding(net: FamilyNet) -> torch.Tensor:
 
 @pytest.mark.first
 @needs_int8
-@pytest.mark.parametrize("family", list(CLASSES))
-def test_a_tower_in_8_bits_sees_nearly_the_same(family: FamilyName, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", SEEING)
+def test_a_tower_in_8_bits_sees_nearly_the_same(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, family)
     (whole, nothing), (few, tally) = load(folder, "none"), load(folder, "int8")
     assert nothing.tower.count == 0 and not tally.kinds, "the language model stays as it was"

@@ -25,7 +25,7 @@ from saccade.runtime.batch import Frame
 from saccade.runtime.graphs import Replay, eager
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
 
 SIZES = (1, 2, 4)
@@ -58,7 +58,7 @@ def replays(metrics: Metrics) -> dict[int, float]:
 
 @pytest.mark.first
 def test_a_graph_changes_no_answer_and_none_is_captured_for_a_request(
-    family: FamilyName, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    family: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_threads()
     net, metrics, capture = load(checkpoint(family)), Metrics(), Counting()
@@ -136,7 +136,7 @@ def traffic(over: Harness, seed: int) -> list[Request]:
 
 @pytest.mark.first
 def test_steps_with_prompts_in_graphs_give_the_same_answers(
-    family: FamilyName, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    family: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_threads()
     net, metrics, capture = load(checkpoint(family)), Metrics(), Counting()

@@ -24,7 +24,7 @@ from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.vision import VisionEncoder, is_fatal
 from saccade_bench.fixtures.crew import ThreadCrew, together
-from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, load
 
@@ -77,7 +77,7 @@ def patch_blocks(net: FamilyNet, sizes: list[tuple[int, int]]) -> int:
 @pytest.mark.first
 @pytest.mark.parametrize("graphs", [(), (256, 1024)], ids=["eager", "graphs"])
 def test_embeddings_have_the_same_bits_in_however_many_steps(
-    family: FamilyName,
+    family: str,
     checkpoint: Callable[..., Path],
     graphs: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,

@@ -24,6 +24,7 @@ from saccade.core.types import AdapterRef, Caching, Request
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.gemma4.spec import Gemma4Spec
+from saccade.families.gemma4.tiny import EXPERTS
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.kernels import device as placement
 from saccade.kernels import triton as triton_kernels
@@ -32,10 +33,9 @@ from saccade.nn.protocol import FamilyNet
 from saccade.runtime import weights
 from saccade.runtime.adapters import AdapterTable
 from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint, picture
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import tell_grid
 from tests.families.forwarding import load
-from tests.families.test_gemma4 import EXPERTS
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, SCALES_BY_ROWS, quantise
 
@@ -111,7 +111,7 @@ def traffic(over: Harness, seed: int) -> list[Request]:
     spec: Any = over.net.spec
     sides: tuple[int, int] | None = None  # of images that all have one size
     if isinstance(spec, Gemma3Spec):
-        sides, mark = (spec.vision.side,) * 2, spec.images.begin
+        sides, mark = (spec.vision.side,) * 2, spec.placeholder.marks[0]
     elif isinstance(spec, Gemma4Spec):
         factor, mark = 1, spec.images.content
     elif isinstance(spec, DeepseekSpec):
@@ -166,7 +166,7 @@ def check(net: FamilyNet, names: dict[str, set[str]], attention: Any = "triton")
 @pytest.mark.first
 @pytest.mark.parametrize("attention", ["triton", "sdpa"])
 def test_no_request_compiles_a_kernel(
-    family: FamilyName,
+    family: str,
     checkpoint: Callable[..., Path],
     names: dict[str, set[str]],
     attention: Any,

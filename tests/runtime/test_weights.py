@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.core.errors import CheckpointError
-from saccade.families.qwen_vl.net import canonical_name
+from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.families.registry import load_spec
 from saccade.kernels.matrix import DenseMatrix
 from saccade.nn.decoder import Decoder
@@ -24,7 +24,7 @@ from saccade.nn.net import WholeNet
 from saccade.nn.weights import Part
 from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.weights import CheckpointWeights, load_net
-from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, Session, load
 
@@ -179,13 +179,13 @@ def test_names_of_every_age_mean_the_same() -> None:
         "model.language_model.layers.0.mlp.up_proj.weight",
         "language_model.model.layers.0.mlp.up_proj.weight",
     ):
-        assert canonical_name(name) == "language_model.layers.0.mlp.up_proj.weight"
+        assert QwenVLModel.canonical_name(name) == "language_model.layers.0.mlp.up_proj.weight"
     assert (
-        canonical_name("model.visual.pos_embed.weight")
-        == canonical_name("visual.pos_embed.weight")
+        QwenVLModel.canonical_name("model.visual.pos_embed.weight")
+        == QwenVLModel.canonical_name("visual.pos_embed.weight")
         == "visual.pos_embed.weight"
     )
-    assert canonical_name("lm_head.weight") == "lm_head.weight"
+    assert QwenVLModel.canonical_name("lm_head.weight") == "lm_head.weight"
 
 
 def test_weights_are_converted_and_owned(folder: Path) -> None:
@@ -222,7 +222,7 @@ def test_weights_that_no_memory_holds_are_named() -> None:
 
 
 def test_dummy_weights_need_the_configuration_only(
-    family: FamilyName, checkpoint: Callable[..., Path], tmp_path: Path
+    family: str, checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     shutil.copy(checkpoint(family) / "config.json", tmp_path)
     spec = load_spec(tmp_path)

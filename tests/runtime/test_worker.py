@@ -27,7 +27,7 @@ from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.crew import ThreadCrew, together
 from saccade_bench.fixtures.harness import CONFIG, Harness, set_threads
-from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint, picture
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, load
 from tests.helpers.breadth import broad
@@ -234,7 +234,7 @@ def test_the_first_rank_draws_for_all(
     broad(["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"], keep=["qwen3_vl", "qwen3_5_moe"]),
 )
 def test_every_kind_of_layer_decodes_in_bfloat16(
-    checkpoint: Callable[..., Path], family: FamilyName
+    checkpoint: Callable[..., Path], family: str
 ) -> None:
     """There, a CPU has kernels of its own, for one row and for several."""
     set_threads()

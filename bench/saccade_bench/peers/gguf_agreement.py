@@ -36,13 +36,13 @@ from saccade_bench.fixtures.gguf_files import (
 )
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.references import Reference
-from saccade_bench.fixtures.tiny import VOCAB, FamilyName, make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny import VOCAB, make_checkpoint, picture, reference
 from saccade_bench.peers.language_model import Runs, Saccade, logits_of
 from saccade_bench.peers.llama_convert import convert
 from saccade_bench.peers.llama_cpp import Llama, LlamaCpp
 
-FAMILIES: tuple[FamilyName, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-HYBRIDS: tuple[FamilyName, ...] = ("qwen3_5", "qwen3_5_moe")
+FAMILIES: tuple[str, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+HYBRIDS: tuple[str, ...] = ("qwen3_5", "qwen3_5_moe")
 """Answers alone are compared: logits are of a language model that is only attention."""
 KINDS = ("F32", "F16", "Q8_0", "Q4_0", "Q4_K_M", "Q6_K", "IQ4_XS")
 TOKENS = range(5, 45)
@@ -56,7 +56,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512}
 """K-quants have blocks of 256."""
 
 
-def shapes(family: FamilyName) -> dict[str, Any]:
+def shapes(family: str) -> dict[str, Any]:
     """Overrides of `make_checkpoint`."""
     first = family == "qwen2_vl"
     vision: dict[str, Any] = {"hidden_size" if first else "out_hidden_size": WIDE["hidden_size"]}
@@ -96,7 +96,7 @@ def share(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def measure(
-    llama: LlamaCpp, source: Path | None, family: FamilyName, work: Path
+    llama: LlamaCpp, source: Path | None, family: str, work: Path
 ) -> dict[str, Differences]:
     """By format of the file."""
     hybrid = family in HYBRIDS
@@ -140,7 +140,7 @@ def same_answer(made: Path, whole: Reference) -> bool:
     return harness.run([asked])["one"].tokens[: len(answer)] == answer
 
 
-def bound(family: FamilyName, kind: str) -> float:
+def bound(family: str, kind: str) -> float:
     return BOUNDS.get(kind, EXPERTS if family.endswith("_moe") else ROUNDED)
 
 
