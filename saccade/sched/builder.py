@@ -192,7 +192,7 @@ class PlanBuilder:
         keep: int = NO_LINE,
         guess: int = 0,
     ) -> Row:
-        """The row that computes `[run.planned, end)`; counts those tokens as planned."""
+        """Return the row that computes `[run.planned, end)`, and count these tokens as planned."""
         start, sample = run.planned, end == sequence.length and sequence.request.reading is None
         pages = tuple(run.pages[run.announced :])
         run.planned, run.announced = end, len(run.pages)

@@ -44,7 +44,7 @@ from saccade.sched.limits import (
 )
 from saccade.sched.parts.assembly import build_parts
 from saccade.sched.parts.idle_work import IDLE_TOKENS, IdleWork
-from saccade.sched.parts.part import StepPart
+from saccade.sched.parts.step_part import StepPart
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.slots import Notices
 from saccade.sched.tower_pace import TowerPace

@@ -10,9 +10,9 @@ from saccade.cache.prefix import PrefixCache
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.parts.cache_control import CacheControlTracker
 from saccade.sched.parts.page_arrivals import PageArrivals
-from saccade.sched.parts.part import StepPart
 from saccade.sched.parts.snapshot_scheduler import SnapshotScheduler
 from saccade.sched.parts.speculative import SpeculativeDecoding
+from saccade.sched.parts.step_part import StepPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from saccade.cache.prompt_history import PromptHistory
 from saccade.core.types import CacheMiss, CacheReport
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.parts.page_arrivals import PageArrivals
-from saccade.sched.parts.part import StepPart
+from saccade.sched.parts.step_part import StepPart
 from saccade.sched.sequence import Run, Sequence
 
 

@@ -143,8 +143,8 @@ class Drafter:
     def propose(
         self, sequence: Sequence, speculation: Speculation, room: int, rows: int
     ) -> list[int]:
-        """Up to `room` guesses of the tokens after the next row's first, perhaps not yet known.
-        rows: the step's without guesses.
+        """Return up to `room` guesses of the tokens after the next row's first, perhaps not yet
+        known. rows: the step's without guesses.
         """
         guide = sequence.guide
         if room <= 0 or not self.allows(sequence.request) or (guide and not guide.foresees):
@@ -164,8 +164,8 @@ class Drafter:
         return found[:count]
 
     def ask(self, sequence: Sequence, speculation: Speculation, rows: int) -> int:
-        """The number of guesses to ask the model's head for, after the token that the run's next
-        row draws. The next plan waits for them.
+        """Return the number of guesses to ask the model's head for, after the token that the run's
+        next row draws. The next plan waits for them.
         """
         if not self.head or not self.allows(sequence.request):
             return 0

@@ -191,7 +191,7 @@ class PageArrivals:
     # ---- what is there
 
     def of(self, sequence: Sequence) -> Restore:
-        """The pages back for a sequence."""
+        """Return what came back for a sequence."""
         if (restore := self._restores.get(sequence)) is None:
             restore = self._restores[sequence] = Restore()
         return restore
@@ -300,7 +300,7 @@ class PageArrivals:
         return True
 
     def admitted(self, sequence: Sequence, computed: int) -> None:
-        """A sequence gets a slot with so many tokens cached: note those that came back."""
+        """Note which of a sequence's cached tokens came back, as it gets a slot."""
         restore, account, size = self.of(sequence), sequence.account, self._pool.page_size
         if account.cached is None:
             cached = min(computed, sequence.prompt_length)
@@ -317,18 +317,18 @@ class PageArrivals:
         return self._prefix.unsaved or self.kept.moving
 
     def begin_plan(self, *, idle: bool) -> None:
-        """Late arrivals end; an idle step saves the pages that sequences have left."""
+        """End late arrivals; if idle, save the pages that sequences have left."""
         self._look()
         if idle:
             self._prefix.save(IDLE_SAVE_BYTES)
 
     def take_moves(self) -> PageMoves:
-        """The plan's orders for pages on disk."""
+        """Return the plan's orders for pages beside the pool."""
         return self.kept.take_moves() if self.kept.moving else NO_PAGE_MOVES
 
     def applied(self, flight: Flight, result: StepResult, later: Iterable[Flight]) -> None:
-        """A plan was carried out, before those of `later`: take the ends of reads and writes, and
-        the speed of computing.
+        """Take the ends of reads and writes, and the speed of computing, of a plan carried out
+        before those of `later`.
         """
         now = self.clock()
         rows = [row.length for row in flight.plan.rows if row.length > 1]

@@ -20,7 +20,7 @@ from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import NO_LINE, Row, StateCopy
 from saccade.core.types import FinishReason, Request
 from saccade.sched.builder import PlanBuilder
-from saccade.sched.parts.part import StepPart
+from saccade.sched.parts.step_part import StepPart
 from saccade.sched.sequence import Run, Sequence
 
 ANSWER_TOKENS = 32

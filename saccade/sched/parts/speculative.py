@@ -23,8 +23,8 @@ from saccade.sched.answers import jumps
 from saccade.sched.builder import Flight, PlanBuilder, RowOutcome
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.parts.drafts import Drafter, Speculation
-from saccade.sched.parts.part import StepPart
 from saccade.sched.parts.snapshot_scheduler import SnapshotScheduler
+from saccade.sched.parts.step_part import StepPart
 from saccade.sched.sequence import Run, Sequence
 
 
@@ -73,8 +73,8 @@ class SpeculativeDecoding(StepPart):
     def _guess(
         self, sequence: Sequence, run: Run, speculation: Speculation, width: int
     ) -> list[int]:
-        """Guesses for a sequence: as many as fit pages, answer and the workers' rows and states. No
-        page is taken from anybody for guesses.
+        """Return as many guesses as fit pages, answer and the workers' rows and states. No page is
+        taken from anybody for guesses.
         """
         after, size = run.planned + 1, self._pool.page_size
         most = sequence.prompt_length + sequence.request.sampling.max_tokens
@@ -183,7 +183,7 @@ class SpeculativeDecoding(StepPart):
         return right
 
     def _tell(self, sequence: Sequence, run: Run, right: int = 0, wrong: int = 0) -> None:
-        """So many guesses of a sequence came true, or did not."""
+        """Report guesses of a sequence that came true, or did not."""
         source, account = self._runs[run].source, sequence.account
         told = {each.source: each for each in account.guesses}
         before = told.get(source, Guesses(source, 0, 0))

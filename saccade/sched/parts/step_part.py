@@ -18,7 +18,7 @@ class StepPart:
     """The moments of a run, from its admission to its end, and those of a plan in flight."""
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """A sequence enters a slot, and goes on from the last of its cached pages."""
+        """Begin a run, which goes on from the last of its cached pages."""
 
     def decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> Row | None:  # noqa: ARG002
         """Plan the newest token's row, and rows behind it; None leaves that to others."""
@@ -29,7 +29,7 @@ class StepPart:
         return end
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:
-        """A row was planned, the last of a chunk."""
+        """Take note of a planned row, the last of a chunk."""
 
     def mask(self, sequence: Sequence, run: Run, row: Row) -> bytes | None:  # noqa: ARG002
         """Return the mask of a row in flight; None leaves it to the grammar alone."""
@@ -45,13 +45,13 @@ class StepPart:
         return outcomes
 
     def computed(self, sequence: Sequence, run: Run, before: int) -> None:
-        """KV is valid, and findable, up to `run.computed`; until now up to `before`."""
+        """Use KV, newly valid and findable from `before` up to `run.computed`."""
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:
-        """A run has ended; `run.node` is its last whole page. reason: None if preempted."""
+        """End a run, whose last whole page is `run.node`. reason: None if preempted."""
 
     def flush(self) -> None:
-        """The caches were flushed."""
+        """Forget what the caches forget."""
 
     def audit(self, runs: Iterable[Run]) -> Iterable[int]:  # noqa: ARG002
         """Assert the part's invariants. Returns the cache's lines of states that it holds."""
