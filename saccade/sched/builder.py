@@ -26,6 +26,7 @@ from saccade.core.plan import (
     StateCopy,
     StepResult,
 )
+from saccade.core.token_rules import NO_RULES
 from saccade.core.types import ImageKey, PromptScores, Readout, TokenLogprobs
 from saccade.sched.sequence import Run, Sequence
 
@@ -35,7 +36,7 @@ PlannedRow = tuple[Row, Sequence, Run]
 """A row, and whose it is."""
 
 
-class RowOutcome(NamedTuple):
+class PlannedOutcome(NamedTuple):
     """The result of one row. token: the token drawn; None without a draw. logprobs, scores,
     readout: None unless asked for. broken: the row came to values that are no numbers.
     """
@@ -63,16 +64,22 @@ class Flight:
     pages: list[int] = field(default_factory=list)
     planned: float = field(default_factory=time.monotonic)
 
-    def outcomes(self, result: StepResult) -> Iterator[RowOutcome]:
+    def outcomes(self, result: StepResult) -> Iterator[PlannedOutcome]:
         """Yield the outcome of each row, in order."""
-        drawn = zip(result.tokens, result.logprobs, strict=True)
-        scores, readouts = iter(result.scores), iter(result.readouts)
+        drawn, logprobs = iter(enumerate(result.tokens)), dict(result.logprobs)
+        scores, readouts = dict(result.scores), dict(result.readouts)
         for place, (row, sequence, run) in enumerate(self.rows):
-            token, logprobs = next(drawn) if row.sample else (None, None)
-            scored = next(scores) if row.scored else None
-            read = next(readouts) if row.read else None
-            broken = place in result.broken
-            yield RowOutcome(row, sequence, run, token, logprobs, scored, read, broken)
+            at, token = next(drawn) if row.sample else (-1, None)
+            yield PlannedOutcome(
+                row,
+                sequence,
+                run,
+                token,
+                logprobs.get(at),
+                scores.get(place),
+                readouts.get(place),
+                place in result.broken,
+            )
 
 
 class PlanBuilder:
@@ -140,9 +147,7 @@ class PlanBuilder:
                 images=request.images,
                 sampling=request.sampling,
                 pages=tuple(run.pages),
-                prompt_logprobs=request.prompt_logprobs,
-                reading=request.reading,
-                rules=request.rules,
+                rules=None if request.rules == NO_RULES else request.rules,
                 adapter=request.adapter.number,
             )
         )
@@ -200,9 +205,6 @@ class PlanBuilder:
             run.drawing, run.drawn = run.drawing + 1, end
         masked = sample and sequence.guide is not None
         self.masked |= masked
-        scored, read = None, 0
-        if sequence.scored < sequence.prompt_length:
-            scored, read = sequence.to_score(start, end), sequence.to_read(start, end)
         return Row(
             run.slot,
             start,
@@ -211,11 +213,10 @@ class PlanBuilder:
             sample,
             masked,
             tokens=tokens,
-            scored=scored,
-            read=read,
             draft=draft,
             keep=keep,
             guess=guess,
+            extras=sequence.extras(start, end),
         )
 
     def build(

@@ -29,7 +29,7 @@ from saccade.core.errors import InternalError, RequestError
 from saccade.core.plan import NO_PAGE_MOVES, PLANS_IN_FLIGHT, Masks, Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, Readout, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
-from saccade.sched.builder import Flight, PlanBuilder, RowOutcome
+from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
 from saccade.sched.chunk import ImageChunks
 from saccade.sched.grammar_state import GrammarState
 from saccade.sched.image_scheduler import ImageScheduler
@@ -502,7 +502,7 @@ class GenerationScheduler:
             kept = (sequence for _, sequence, run in flight.rows if sequence.run is run)
             deltas += [self._finish(sequence, "error", NO_MEMORY_STEP) for sequence in kept]
         else:
-            outcomes: Iterable[RowOutcome] = flight.outcomes(result)
+            outcomes: Iterable[PlannedOutcome] = flight.outcomes(result)
             for part in self._parts.every:
                 outcomes = part.outcomes(flight, result, outcomes)
             for outcome in outcomes:
@@ -521,7 +521,7 @@ class GenerationScheduler:
             for sequence in self.gallery.encode_failed(key)
         ]
 
-    def _take_outcome(self, outcome: RowOutcome) -> list[Delta]:
+    def _take_outcome(self, outcome: PlannedOutcome) -> list[Delta]:
         """Take in what a row of a running sequence came to."""
         row, sequence, run, token, logprobs, scores, readout, broken = outcome
         if broken:
@@ -532,8 +532,8 @@ class GenerationScheduler:
         if row.sample and not known and run.drawing:
             run.drawing -= 1
         self._advance(sequence, run, end)
-        if row.scored is not None:
-            sequence.scored = row.scored[1]
+        if scores is not None:
+            sequence.scored = scores.start + scores.count
             deltas.append(Delta(sequence.request.id, scores=scores))
         if token is not None and not known:
             deltas.append(self._append(sequence, token, logprobs))

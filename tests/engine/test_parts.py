@@ -55,7 +55,7 @@ def objects_of_parts(scheduler: GenerationScheduler) -> set[str]:
 def step(scheduler: GenerationScheduler) -> None:
     plan = scheduler.plan()
     drawn = sum(row.sample for row in plan.rows)
-    scheduler.apply(StepResult(plan.step, (7,) * drawn, (None,) * drawn))
+    scheduler.apply(StepResult(plan.step, (7,) * drawn))
 
 
 @pytest.mark.parametrize(

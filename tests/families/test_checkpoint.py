@@ -178,7 +178,7 @@ def test_pixel_limits_from_every_layout(
     folder: Path, processor: dict[str, Any], limits: tuple[int, int]
 ) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    rules = qwen(load_spec(folder)).image_rules
+    rules = qwen(load_spec(folder)).images
     assert (rules.min_pixels, rules.max_pixels) == limits
 
 
@@ -187,7 +187,7 @@ def test_pixel_limits_from_a_processor_file_of_transformers_5(folder: Path) -> N
     (folder / "processor_config.json").write_text(
         json.dumps({"image_processor": {"size": {"shortest_edge": 7, "longest_edge": 70}}})
     )
-    assert qwen(load_spec(folder)).image_rules.max_pixels == 70
+    assert qwen(load_spec(folder)).images.max_pixels == 70
 
 
 def test_end_tokens_come_from_generation_config_first(folder: Path) -> None:

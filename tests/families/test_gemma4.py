@@ -26,7 +26,9 @@ from saccade.core.family import PixelBounds
 from saccade.core.options import EngineOptions
 from saccade.core.types import Image, ImageKey
 from saccade.engine.sizing import pick_chunk
-from saccade.families.gemma4.spec import Gemma4Spec, fit
+from saccade.families.base_spec import Placeholder
+from saccade.families.gemma4.images import fit
+from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.gemma4.tiny import FULL, IMAGE, LAYERS, NEAR, SHARED, TOKENS, WINDOW
 from saccade.families.registry import load_spec
 from saccade.media.decode import decode_into
@@ -134,7 +136,7 @@ def test_a_request_with_fewer_pixels_takes_the_next_smaller_budget(spec: Gemma4S
 
 
 def image_of(spec: Gemma4Spec, pixels: np.ndarray) -> Image:
-    grid = spec.grid(*pixels.shape[:2])
+    grid = spec.images.grid(*pixels.shape[:2])
     size = spec.num_tokens(grid), spec.num_patches(grid)
     return Image(ImageKey(b"", b""), grid, *size, (1, 1))
 
@@ -172,12 +174,14 @@ def test_a_chat_becomes_the_tokens_of_the_references_processor(
     assert list(expanded) == wanted
     for at, token in enumerate(tokens, 1):
         end = spec.widened(at, spans, images)
-        assert expanded[end - 1] == (spec.images.end if token == spec.images.content else token)
+        assert expanded[end - 1] == (
+            spec.placeholder.after[0] if token == spec.placeholder.marks[0] else token
+        )
     with pytest.raises(InvalidRequest, match="2 image placeholders for 1 images"):
         spec.expand_prompt(tokens, images[:1])
     literals = Literals(tokenizer)
     written = literals.encode(literals.render(template, CHAT))
-    assert written.count(spec.images.content) == 2
+    assert written.count(spec.placeholder.marks[0]) == 2
     assert f"how many {IMAGE} are there?" in tokenizer.decode(written)
 
 
@@ -222,7 +226,8 @@ def test_layers_that_share_a_cache_take_no_memory(spec: Gemma4Spec) -> None:
     assert [layer[0].shape for layer in kept.layers[:2]] == [(2, 16), (1, 24)]
     assert kept.kv_layers == len(LAYERS) - SHARED
     assert [layer.source for layer in spec.text.layers] == [0, 1, 2, 3, 2, 2, 3]
-    assert kept.both_ways == tuple(kind == NEAR for kind in LAYERS) and kept.whole_images
+    both_ways = [shape.both_ways for shape in kept.attention.values()]
+    assert both_ways == [kind == NEAR for kind in LAYERS] and kept.whole_images
 
 
 @pytest.mark.parametrize("zeros", [1, 2, 4])
@@ -398,7 +403,7 @@ def test_fields_that_the_hubs_files_leave_out_are_those_of_transformers(tmp_path
         vision.position_embedding_size,
     )
     assert spec.images.budget == 280 and spec.largest_image.tokens == 280
-    assert (spec.images.begin, spec.images.content, spec.images.end) == (255999, 258880, 258882)
+    assert spec.placeholder == Placeholder((258880,), None, (255999,), (258882,))
     assert spec.eos_token_ids == (1, 106)
     assert not spec.kv_spec().whole_images
 
@@ -485,7 +490,7 @@ def test_a_budget_is_an_option(checkpoint: Callable[..., Path], tmp_path: Path) 
     )
     assert load_spec(wide, ["max_soft_tokens=140"]).largest_image.tokens == 140
     for option in ("max_soft_tokens=141", "max_soft_tokens=560", "patch_embed=folded"):
-        with pytest.raises(ConfigError, match=r"gemma4 has max_soft_tokens, one of 70, 140, 280$"):
+        with pytest.raises(ConfigError, match=r"has max_soft_tokens, which is 70 or 140 or 280$"):
             load_spec(wide, [option])
     with pytest.raises(ConfigError, match="gemma4 has no options"):
         load_spec(checkpoint("gemma4"), ["max_soft_tokens=70"])

@@ -121,7 +121,7 @@ def test_a_picture_is_encoded_alike_alone_and_in_company(
     family: str, checkpoint: Callable[..., Path]
 ) -> None:
     net = load(checkpoint(family))
-    factor = qwen(net.spec).image_rules.factor
+    factor = qwen(net.spec).images.factor
     images = [
         torch.from_numpy(picture(h * factor, w * factor, seed=h))
         for h, w in [(2, 3), (7, 5), (2, 3), (4, 9)]

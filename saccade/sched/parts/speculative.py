@@ -20,7 +20,7 @@ from saccade.cache.pages import PagePool
 from saccade.core.plan import NO_LINE, Row, StateCopy, StepResult
 from saccade.core.types import FinishReason, Guesses
 from saccade.sched.answers import jumps
-from saccade.sched.builder import Flight, PlanBuilder, RowOutcome
+from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.parts.drafts import Drafter, Speculation
 from saccade.sched.parts.snapshot_scheduler import SnapshotScheduler
@@ -133,8 +133,8 @@ class SpeculativeDecoding(StepPart):
     # ---- apply
 
     def outcomes(
-        self, flight: Flight, result: StepResult, outcomes: Iterable[RowOutcome]
-    ) -> Iterator[RowOutcome]:
+        self, flight: Flight, result: StepResult, outcomes: Iterable[PlannedOutcome]
+    ) -> Iterator[PlannedOutcome]:
         """Yield the outcomes but those of guesses that are wrong, or come too late. Afterwards runs
         go on behind their last right guess, with those found by the model's head.
         """
@@ -164,7 +164,7 @@ class SpeculativeDecoding(StepPart):
             if run in right:
                 self._settle(sequence, run, right[run])
 
-    def _right(self, outcomes: Iterable[RowOutcome]) -> dict[Run, int]:
+    def _right(self, outcomes: Iterable[PlannedOutcome]) -> dict[Run, int]:
         """Return the number of right guesses of each run that guesses; from now on no plan in
         flight draws for these runs.
         """

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from saccade.core.plan import Row, StepResult
 from saccade.core.types import FinishReason
-from saccade.sched.builder import Flight, PlanBuilder, RowOutcome
+from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
 from saccade.sched.sequence import Run, Sequence
 
 
@@ -39,8 +39,8 @@ class StepPart:
         self,
         flight: Flight,  # noqa: ARG002
         result: StepResult,  # noqa: ARG002
-        outcomes: Iterable[RowOutcome],
-    ) -> Iterable[RowOutcome]:
+        outcomes: Iterable[PlannedOutcome],
+    ) -> Iterable[PlannedOutcome]:
         """Return the outcomes that count, for rows whose sequences may end meanwhile."""
         return outcomes
 
