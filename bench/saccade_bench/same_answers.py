@@ -33,10 +33,9 @@ from saccade.core.types import Caching, Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
-from saccade.sched.drafts import Drafter
 from saccade.sched.grammar_state import Matchers
-from saccade.sched.sequence import Run, Sequence
-from saccade.sched.speculation import Speculation
+from saccade.sched.parts.drafts import Drafter, Speculation
+from saccade.sched.sequence import Sequence
 from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
@@ -133,10 +132,12 @@ class Guesser(Drafter):
         del speculation, rows
         return most
 
-    def propose(self, sequence: Sequence, run: Run, room: int, rows: int) -> list[int]:
+    def propose(
+        self, sequence: Sequence, speculation: Speculation, room: int, rows: int
+    ) -> list[int]:
         guide = sequence.guide
         if self._accuracy is None:
-            return super().propose(sequence, run, room, rows)
+            return super().propose(sequence, speculation, room, rows)
         if room <= 0 or not self.allows(sequence.request) or (guide and not guide.foresees):
             return []
         first = sequence.length - sequence.prompt_length
@@ -253,7 +254,7 @@ def compare(model: Model, seed: int, name: str) -> Tally:
         harness = model.harness(MOST, limits)
         guesser = Guesser(plain, accuracy, seed, model.net.spec.vocab_size)
         guesser.head = model.net.head is not None
-        harness.scheduler.drafter = guesser
+        harness.drafter = guesser
         found = model.answers(harness, seed, depth)
         for id, outcome in found.items():
             tally.compared += 1

@@ -279,7 +279,8 @@ class EmbeddingCache:
 
     def hit(self, key: ImageKey, client: str) -> None:
         """Renew a client's pin on `key`, if any, as the client names `key` again."""
-        self._pinned.hit([key], client)
+        if len(self.pins):
+            self._pinned.hit([key], client)
 
     def end_pins(self) -> None:
         """Drop the pins past their time."""

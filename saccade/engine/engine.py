@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -35,7 +35,7 @@ from saccade.core.messages import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.plan import ADAPT, PLANS_IN_FLIGHT, Changed, Masks, Plan, StepResult
-from saccade.core.types import Delta, ImageKey, Request
+from saccade.core.types import Delta, Image, ImageKey, Request
 from saccade.engine.changes import ALONE, Changes
 from saccade.engine.language import LanguageHalf
 from saccade.engine.pause import Intermission
@@ -219,22 +219,10 @@ class Engine:
     def _handle(self, message: ToEngine) -> None:
         scheduler = self._scheduler
         match message:
-            case Submit(request, same) if self._deadline is None:
-                for key, image in same:
-                    scheduler.gallery.same.learn(key, image)
-                self._changes.entered(request)
-                if self._pause.holds:
-                    self._pause.hold(request)
-                else:
-                    self._begin(request)
-            case Submit(request):
-                self._deltas.append(
-                    Delta(request.id, finish="error", error="the server is shutting down")
-                )
-            case Abort(id) if any(each.drop(id) for each in self._owners if each):
-                self._deltas.append(Delta(id, finish="abort"))
+            case Submit(request, same):
+                self._submit(request, same)
             case Abort(id):
-                self._deltas += scheduler.abort(id)
+                self._abort(id)
             case PixelsReady(key, pixels):
                 self._deltas += scheduler.pixels_ready(key, pixels)
             case EmbeddingReady(key):
@@ -244,12 +232,8 @@ class Engine:
                 self._deltas += scheduler.pixels_failed(key, error)
             case Flush(embeddings):
                 scheduler.flush(embeddings)
-            case Alter() as alter if alter.change.kind not in ALONE or self._pause.empty:
-                if alter.change.kind == "sleep":
-                    scheduler.flush(embeddings=True, disk=False)
-                self._changes.add(alter)
-            case Alter(id):
-                self._front.send(Altered(id, Changed(UNPAUSED)))
+            case Alter():
+                self._alter(message)
             case Pause(id, mode):
                 if mode == "abort":
                     self._fail_all("the server was paused")
@@ -257,14 +241,44 @@ class Engine:
             case Resume(id):
                 self._pause.end(id)
             case Scrape():
-                measure(scheduler, self._metrics)
-                if self._language is not None:
-                    self._language.measure(self._metrics)
-                self._front.send(Figures(self._metrics.changed()))
+                self._scrape()
             case Stop(grace):
                 self._deadline = time.monotonic() + grace
             case TokenizerText():
                 raise AssertionError("the vocabulary comes before the loop")
+
+    def _submit(self, request: Request, same: Iterable[tuple[ImageKey, Image]]) -> None:
+        if self._deadline is not None:
+            error = "the server is shutting down"
+            self._deltas.append(Delta(request.id, finish="error", error=error))
+            return
+        for key, image in same:
+            self._scheduler.gallery.same.learn(key, image)
+        self._changes.entered(request)
+        if self._pause.holds:
+            self._pause.hold(request)
+        else:
+            self._begin(request)
+
+    def _abort(self, id: str) -> None:
+        if any(each.drop(id) for each in self._owners if each):
+            self._deltas.append(Delta(id, finish="abort"))
+        else:
+            self._deltas += self._scheduler.abort(id)
+
+    def _alter(self, alter: Alter) -> None:
+        if alter.change.kind in ALONE and not self._pause.empty:
+            self._front.send(Altered(alter.id, Changed(UNPAUSED)))
+            return
+        if alter.change.kind == "sleep":
+            self._scheduler.flush(embeddings=True, disk=False)
+        self._changes.add(alter)
+
+    def _scrape(self) -> None:
+        measure(self._scheduler, self._metrics)
+        if self._language is not None:
+            self._language.measure(self._metrics)
+        self._front.send(Figures(self._metrics.changed()))
 
     @property
     def _owners(self) -> tuple[LanguageHalf | StoreProbe | Intermission | None, ...]:
@@ -354,7 +368,7 @@ class Engine:
             notices.want,
             notices.unwanted,
             tuple(self._encoded),
-            self._scheduler.gallery.same.take_told(),
+            notices.same,
         )
         self._deltas, self._encoded = [], []
         if output != Output():

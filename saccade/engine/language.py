@@ -6,15 +6,13 @@ only encodes has nothing.
 
 from __future__ import annotations
 
-from typing import get_args
-
 from saccade.core.errors import RequestError
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PAGE_OUTCOMES, Masks
 from saccade.core.types import Delta, ImageKey, Request
 from saccade.engine.grammar_loader import GrammarLoader
+from saccade.sched.parts.speculative import SpeculativeDecoding
 from saccade.sched.scheduler import GenerationScheduler
-from saccade.sched.speculation import Source
 
 
 class LanguageHalf:
@@ -81,10 +79,8 @@ class LanguageHalf:
             if (snapshots := prefix.snapshots) is not None:
                 metrics.set("saccade_snapshots", len(snapshots))
                 metrics.set("saccade_snapshot_evictions_total", snapshots.evictions)
-        drafter = self._scheduler.drafter
-        for source in get_args(Source):
-            metrics.set("saccade_guesses_total", drafter.guessed[source], source=source)
-            metrics.set("saccade_right_guesses_total", drafter.right[source], source=source)
+        if (speculative := self._scheduler.part(SpeculativeDecoding)) is not None:
+            speculative.drafter.measure(metrics)
         metrics.set("saccade_kv_pages", pool.free, owner="free")
         metrics.set("saccade_kv_pages", cached, owner="prefix")
         metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")

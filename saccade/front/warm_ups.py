@@ -2,7 +2,7 @@
 
 Owns their queue and its bounds: so many wait in all, and half as many of one of several keys; keys
 take turns. Uploads are computed one at a time, by the engine's rules for idle work
-(`sched/idle_work.py`). Knows nothing of HTTP, nor of an upload's description.
+(`sched/parts/idle_work.py`). Knows nothing of HTTP, nor of an upload's description.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saccade.core.token_rules import NO_RULES
-from saccade.core.types import Delta, FinishReason, Guesses, Request, TokenLogprobs
+from saccade.core.types import Delta, FinishReason, Request, TokenLogprobs
 from saccade.sched.grammar_state import GrammarState
 from saccade.sched.sequence import Sequence
 
@@ -92,12 +92,10 @@ def report(
     were found.
     """
     id, tokens, account = sequence.request.id, sequence.untold, sequence.account
-    guesses = tuple(Guesses(source, *counts) for source, counts in account.guesses.items())
+    guesses = account.guesses
     first, sequence.told = sequence.told is None, sequence.output_length
     if not first:
         return Delta(id, tokens, logprobs, reason, error, code=code, guesses=guesses)
-    cached, images = sequence.cached or 0, sequence.outcomes()
-    caching = account.report(sequence.request.caching)
-    restored = tuple(sorted(account.restored.items()))
+    cached, images, caching = account.cached or 0, sequence.outcomes(), account.caching
     told = (id, tokens, logprobs, reason, error, cached, images, code, caching)
-    return Delta(*told, admitted=account.admitted, restored=restored, guesses=guesses)
+    return Delta(*told, admitted=account.admitted, restored=account.restored, guesses=guesses)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from saccade.cache.content import Content
 from saccade.core.plan import (
@@ -25,41 +24,81 @@ from saccade.core.plan import (
     Row,
     Splice,
     StateCopy,
+    StepResult,
 )
 from saccade.core.token_rules import NO_RULES
-from saccade.core.types import ImageKey
+from saccade.core.types import ImageKey, PromptScores, Readout, TokenLogprobs
 from saccade.sched.sequence import Run, Sequence
 
 NOTHING_SHARED: Mapping[ImageKey, ImageKey] = MappingProxyType({})
 
+PlannedRow = tuple[Row, Sequence, Run]
+"""A row, and whose it is."""
+
+
+class PlannedOutcome(NamedTuple):
+    """The result of one row. token: the token drawn; None without a draw. logprobs, scores,
+    readout: None unless asked for. broken: the row came to values that are no numbers.
+    """
+
+    row: Row
+    sequence: Sequence
+    run: Run
+    token: int | None
+    logprobs: TokenLogprobs | None
+    scores: PromptScores | None
+    readout: Readout | None
+    broken: bool
+
 
 @dataclass(slots=True)
 class Flight:
-    """A plan handed out and without a result. `rows`: one per row of the plan. `pages`: released by
-    sequences for which the plan still writes; free once the plan was applied. `unmasked`: masks of
-    its rows are still to be sent. `planned`: the time of handing out.
+    """A plan handed out and without a result. `rows`: those of the plan, and whose each is.
+    `pages`: released by sequences for which the plan still writes; free once the plan was applied.
+    `unmasked`: masks of its rows are still to be sent. `planned`: the time of handing out.
     """
 
     plan: Plan
-    rows: list[tuple[Sequence, Run]]
+    rows: list[PlannedRow]
     unmasked: bool
     pages: list[int] = field(default_factory=list)
     planned: float = field(default_factory=time.monotonic)
 
+    def outcomes(self, result: StepResult) -> Iterator[PlannedOutcome]:
+        """Yield the outcome of each row, in order."""
+        drawn, logprobs = iter(enumerate(result.tokens)), dict(result.logprobs)
+        scores, readouts = dict(result.scores), dict(result.readouts)
+        for place, (row, sequence, run) in enumerate(self.rows):
+            at, token = next(drawn) if row.sample else (-1, None)
+            yield PlannedOutcome(
+                row,
+                sequence,
+                run,
+                token,
+                logprobs.get(at),
+                scores.get(place),
+                readouts.get(place),
+                place in result.broken,
+            )
+
 
 class PlanBuilder:
-    """One step in the making. `tokens`: tokens left for prefill. `prefilling`: some sequence has
-    had its turn to prefill. `exceeded`: an image was put on the device beyond the budget.
-    `patches`: patches of images whose encoding begins. `again`: new facts make a second pass
-    worthwhile.
+    """One step in the making. `tokens`: tokens left for prefill. `width`: rows of the step, if each
+    running sequence has one. `prefilling`: some sequence has had its turn to prefill. `exceeded`:
+    an image was put on the device beyond the budget. `patches`: patches of images whose encoding
+    begins. `masked`: some row waits for a mask. `again`: new facts make a second pass worthwhile.
     """
 
     def __init__(self, tokens: int) -> None:
+        # the step so far
         self.tokens = tokens
+        self.width = 0
         self.prefilling = False
         self.exceeded = False
         self.patches = 0
+        self.masked = False
         self.again = False
+        # the plan's orders
         self.moves: list[Move] = []
         self.encode: list[Encode] = []
         self.save: list[ImageKey] = []
@@ -67,9 +106,10 @@ class PlanBuilder:
         self.snapshot: list[StateCopy] = []
         self.deliver: list[Deliver] = []
         self._open: list[Open] = []
-        self._decode: list[tuple[Row, Sequence, Run]] = []
-        self._told: list[tuple[Row, Sequence, Run]] = []  # of one token that the worker is told
-        self._prefill: list[tuple[Row, Sequence, Run]] = []
+        # rows, in the plan's order
+        self._decode: list[PlannedRow] = []
+        self._told: list[PlannedRow] = []  # of one token that the worker is told
+        self._prefill: list[PlannedRow] = []
 
     @property
     def decodes(self) -> bool:
@@ -77,13 +117,9 @@ class PlanBuilder:
         return bool(self._decode or self._told)
 
     @property
-    def rows(self) -> list[tuple[Sequence, Run]]:
-        """One per row of the plan, in order."""
-        return [(sequence, run) for _, sequence, run in self._all]
-
-    @property
-    def _all(self) -> Iterator[tuple[Row, Sequence, Run]]:
-        return chain(self._decode, self._told, self._prefill)
+    def rows(self) -> list[PlannedRow]:
+        """The plan's rows so far."""
+        return self._decode + self._told + self._prefill
 
     @property
     def works(self) -> bool:
@@ -117,36 +153,71 @@ class PlanBuilder:
         )
 
     def decode(
-        self, sequence: Sequence, run: Run, guesses: Tokens[int] = (), asked: int = 0
-    ) -> None:
+        self,
+        sequence: Sequence,
+        run: Run,
+        told: tuple[int, ...] = (),
+        *,
+        draft: bool = False,
+        keep: int = NO_LINE,
+        guess: int = 0,
+    ) -> Row:
         """Compute the newest token, which a plan in flight may still be sampling, and sample the
-        next; and the token after each guess, if right. `Speculation.lines` are the guesses'.
-        asked: as `Row.guess`.
+        next. told: the token, where the worker must be told. draft, keep, guess: as in `Row`.
         """
-        speculation, start = run.speculation, run.planned
-        kept = chain(speculation.lines, repeat(NO_LINE))
-        row = replace(_row(sequence, run, start + 1), keep=next(kept), guess=asked)
-        if speculation.told:
-            row = replace(row, tokens=(sequence.tokens[start],))
-        (self._told if speculation.told else self._decode).append((row, sequence, run))
-        for guess, line in zip(guesses, kept):
-            row = _row(sequence, run, run.planned + 1)
-            row = replace(row, tokens=(guess,), draft=True, keep=line)
-            self._told.append((row, sequence, run))
-        speculation.told, speculation.rows = False, len(guesses)
+        row = self._row(sequence, run, run.planned + 1, told, draft, keep, guess)
+        (self._told if told else self._decode).append((row, sequence, run))
+        self.width += draft
+        return row
 
-    def prefill(self, sequence: Sequence, run: Run, end: int, singly: bool) -> None:
+    def prefill(self, sequence: Sequence, run: Run, end: int, singly: bool) -> Row:
         """Compute up to `end`; if nothing is left then, draw the next token, if any is wanted.
+        Returns the last row.
 
         singly: tokens that were forced in the answer each have a row, as drawn tokens and guesses
         have: which of them a grammar foresees in time must not change the answer.
         """
         self.tokens -= end - run.planned
-        while (start := run.planned) < end:
+        while True:
+            start = run.planned
             stop = min(end, max(run.opened, start + 1)) if singly else end
             unknown = tuple(sequence.tokens[max(start, run.opened) : stop])
-            row = replace(_row(sequence, run, stop), tokens=unknown)
+            row = self._row(sequence, run, stop, unknown)
             self._prefill.append((row, sequence, run))
+            if stop == end:
+                return row
+
+    def _row(
+        self,
+        sequence: Sequence,
+        run: Run,
+        end: int,
+        tokens: tuple[int, ...],
+        draft: bool = False,
+        keep: int = NO_LINE,
+        guess: int = 0,
+    ) -> Row:
+        """Return the row that computes `[run.planned, end)`, and count these tokens as planned."""
+        start, sample = run.planned, end == sequence.length and sequence.request.reading is None
+        pages = tuple(run.pages[run.announced :])
+        run.planned, run.announced = end, len(run.pages)
+        if sample:
+            run.drawing, run.drawn = run.drawing + 1, end
+        masked = sample and sequence.guide is not None
+        self.masked |= masked
+        return Row(
+            run.slot,
+            start,
+            end - start,
+            pages,
+            sample,
+            masked,
+            tokens=tokens,
+            draft=draft,
+            keep=keep,
+            guess=guess,
+            extras=sequence.extras(start, end),
+        )
 
     def build(
         self, step: int, close: list[int], tower: int, wait: bool, pages: PageMoves = NO_PAGE_MOVES
@@ -167,25 +238,13 @@ class PlanBuilder:
             tower=tower,
             save=tuple(self.save),
             deliver=tuple(self.deliver),
-            rows=tuple(row for row, _, _ in self._all),
+            rows=tuple([row for row, _, _ in self.rows]),
             splices=tuple(splice),
             restore=tuple(self.restore),
             snapshot=tuple(self.snapshot),
             wait=wait,
             pages=pages,
         )
-
-
-def _row(sequence: Sequence, run: Run, end: int) -> Row:
-    """The row that computes `[run.planned, end)`; counts those tokens as planned."""
-    start, sample = run.planned, end == sequence.length and sequence.request.reading is None
-    pages = tuple(run.pages[run.announced :])
-    run.planned, run.announced = end, len(run.pages)
-    if sample:
-        run.drawing, run.drawn = run.drawing + 1, end
-    masked = sample and sequence.guide is not None
-    extras = sequence.extras(start, end)
-    return Row(run.slot, start, end - start, pages, sample, masked, extras=extras)
 
 
 def splices(

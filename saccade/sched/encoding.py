@@ -166,7 +166,7 @@ class EncodeScheduler:
             offset = self._memory.allocate(nbytes)
             if offset is None:
                 break
-            run = sequence.admit(0, None, [], 0, 1)
+            run = sequence.admit(0, None, [], 0)
             place = self.gallery.show(run, image, builder, (), exceed and not found)
             if place is None:  # the device has no room for it now
                 sequence.preempt()

@@ -102,7 +102,8 @@ class ImageScheduler:
 
     def join(self, sequence: Sequence) -> None:
         """A new sequence needs its images."""
-        self.same.joined(sequence)
+        if self.same.others:
+            self.same.joined(sequence)
         for key in sequence.last_use:
             if sequence not in (users := self._users.setdefault(key, [])):
                 users.append(sequence)
@@ -155,7 +156,8 @@ class ImageScheduler:
 
     def take_notices(self) -> Notices:
         """The news for the front, once."""
-        notices = Notices(tuple(self._want), tuple(self._unwanted))
+        same = self.same.take_told() if self.same.told else ()
+        notices = Notices(tuple(self._want), tuple(self._unwanted), same)
         self._want, self._unwanted = [], []
         return notices
 

@@ -10,18 +10,13 @@ from collections.abc import Iterable
 
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
-from saccade.core.plan import NO_PAGE_MOVES, PageMoves, Place, StepResult
+from saccade.core.plan import Place
 from saccade.core.types import ImageOutcome, Span
-from saccade.sched.builder import Flight
-from saccade.sched.cache_control import CacheControlTracker
 from saccade.sched.limits import GROWTH_TOKENS
-from saccade.sched.page_arrivals import PageArrivals
+from saccade.sched.parts.page_arrivals import PageArrivals
+from saccade.sched.parts.snapshot_scheduler import SnapshotScheduler
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.sharing import has_twin, image_outcome
-from saccade.sched.snapshot_scheduler import SnapshotKeeper
-
-IDLE_SAVE_BYTES = 64 << 20
-"""In a step, about: what is copied on the device before a request that comes meanwhile."""
 
 
 class KVCacheManager:
@@ -31,14 +26,12 @@ class KVCacheManager:
         self,
         pool: PagePool,
         prefix: PrefixCache | None,
-        keeping: CacheControlTracker,
-        snapshots: SnapshotKeeper,
+        arrivals: PageArrivals | None,
+        snapshots: SnapshotScheduler | None,
         token_limit: int,
     ) -> None:
-        kept = prefix.kept if prefix else None
-        self.arrivals = PageArrivals(pool, prefix, kept) if prefix and kept else None
-        self._applied = 0.0  # when the last plan was
-        self._keeping = keeping
+        """arrivals: None without other tiers. snapshots: None for a model without states."""
+        self._arrivals = arrivals
         self._snapshots = snapshots
         self._pool = pool
         self._prefix = prefix
@@ -75,7 +68,7 @@ class KVCacheManager:
         if sequence.shareable < len(sequence.tokens):
             path = path[: sequence.shareable // self._pool.page_size]
             path = self._prefix.resumable(path) if self._prefix else path
-        coming = len(self.arrivals.beyond(sequence, path)) if self.arrivals else 0
+        coming = 0 if self._arrivals is None else len(self._arrivals.beyond(sequence, path))
         sequence.match((len(path) + coming) * self._pool.page_size)
         return path
 
@@ -89,65 +82,22 @@ class KVCacheManager:
         tier, whose reads begin at once. If not, the sequence does without, and `matched` is the
         cached part.
         """
-        arrivals, room = self.arrivals, self._pool.page_size
-        if arrivals is None or sequence.matched == len(path) * room:
+        arrivals, size = self._arrivals, self._pool.page_size
+        if arrivals is None or sequence.matched == len(path) * size:
             return False
         if arrivals.awaits(sequence):
             return True
         found = arrivals.beyond(sequence, path)
-        names = arrivals.worth(found)
-        sequence.restore.slow = len(names) < len(found)
+        names, restore = arrivals.worth(found), arrivals.of(sequence)
+        restore.slow = len(names) < len(found)
         if names:
             if not self._covers(self._available(running), sequence, path):
                 return False  # nothing is asked for before its turn for pages comes
             if arrivals.begin(sequence, path, names):
                 return True
-        sequence.restore.done = True
-        sequence.match(len(path) * room)
+        restore.done = True
+        sequence.match(len(path) * size)
         return False
-
-    # ---- pages beside the pool
-
-    @property
-    def unsaved(self) -> bool:
-        """True with pages still to be handed over to the disk."""
-        prefix = self._prefix
-        return bool(prefix and prefix.kept and (prefix.unsaved or prefix.kept.moving))
-
-    @property
-    def awaits_pages(self) -> bool:
-        """True where a read from disk will end by itself."""
-        return bool(self.arrivals and self.arrivals.busy)
-
-    def begin_plan(self, *, idle: bool) -> None:
-        """Late arrivals end; an idle step saves the pages that sequences have left."""
-        if self.arrivals:
-            self.arrivals.look()
-        if idle and self._prefix and self._prefix.kept:
-            self._prefix.save(IDLE_SAVE_BYTES)
-
-    def take_moves(self) -> PageMoves:
-        """The plan's orders for pages on disk."""
-        kept = self._prefix.kept if self._prefix else None
-        return kept.take_moves() if kept and kept.moving else NO_PAGE_MOVES
-
-    def pages_told(self, flight: Flight, result: StepResult, later: Iterable[Flight]) -> None:
-        """A plan was carried out, before those of `later`: take the ends of reads and writes, and
-        the speed of computing.
-        """
-        if self.arrivals is None:
-            return
-        now = self.arrivals.clock()
-        rows = [row.length for row in flight.plan.rows if row.length > 1]
-        self.arrivals.rates.computed(sum(rows), now - max(flight.planned, self._applied))
-        self._applied = now
-        unread = {each for ahead in later for each in ahead.plan.pages.fetched}
-        self.arrivals.told(result.pages, unread)
-
-    def wait_ended(self, sequence: Sequence) -> None:
-        """A waiting sequence has ended."""
-        if self.arrivals:
-            self.arrivals.end(sequence)
 
     # ---- pages of the pool
 
@@ -156,7 +106,7 @@ class KVCacheManager:
         soon to be shared.
         """
         start = sequence.position
-        if point := self._snapshots.first_point(sequence):
+        if self._snapshots and (point := self._snapshots.first_point(sequence)):
             tokens = point - start  # nothing before it can be shared
         if self._prefix is None or start + tokens > sequence.shareable:
             return False
@@ -207,52 +157,53 @@ class KVCacheManager:
         """Give a waiting sequence the pages of `path` with its slot. Returns the last of them in
         the prefix cache (None: off).
         """
-        node = self._prefix.hold(sequence.content, path) if self._prefix else None
-        self._keeping.admitted(sequence, path)
+        if self._prefix is None:
+            return None
+        node = self._prefix.hold(sequence.content, path)
+        if sequence.cached is None and (self._prefix.pinned or self._prefix.kept is not None):
+            self._prefix.hit(path, sequence.client)
+        if self._arrivals is not None:
+            self._arrivals.admitted(sequence, len(path) * self._pool.page_size)
         return node
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
-        """KV of a running sequence is valid up to `computed`: make its whole pages findable, and
-        keep the requested ones.
-        """
+        """KV of a running sequence is valid up to `computed`: make its whole pages findable."""
         whole = computed // self._pool.page_size
         before, run.computed = run.computed, computed
         crossed = whole > before // self._pool.page_size
         if crossed and self._prefix and run.node is not None:
             run.node = self._prefix.extend(run.node, sequence.content, run.pages, whole)
-        self._snapshots.published(sequence, run)
-        self._keeping.advanced(sequence, run, before)
 
     def flush(self, disk: bool) -> None:
         """Forget cached pages not held by a running sequence, and all pins; on disk only with
         `disk`.
         """
-        if self.arrivals:
-            self.arrivals.end_all()
-        if self._prefix:
+        if self._arrivals is not None:
+            self._arrivals.flush(disk)
+        elif self._prefix is not None:
             self._prefix.flush()
-            if self._prefix.kept:
-                self._prefix.kept.flush(disk)
-        self._keeping.flushed()
 
     def leave(self, sequence: Sequence, run: Run) -> list[int]:
-        """End a run's hold. Its whole computed pages stay findable; the rest are returned, to be
-        released once no plan in flight writes to them.
+        """End a run's hold. Its whole computed pages stay findable, `run.node` being the last; the
+        rest are returned, to be released once no plan in flight writes to them.
         """
-        if not self._prefix or run.node is None:
+        if self._prefix is None or run.node is None:
             return run.pages
+        if self._arrivals is not None:
+            self._arrivals.of(sequence).done = False
         whole = run.computed // self._pool.page_size
-        node = self._prefix.leave(
+        run.node = self._prefix.leave(
             run.node, sequence.content, run.pages[:whole], whole, idle=sequence.idle
         )
-        self._snapshots.left(sequence, run, node)
         return run.pages[whole:]
 
-    def audit(self, holders: Iterable[Iterable[int]], runs: Iterable[Run]) -> None:
+    def audit(self, holders: Iterable[Iterable[int]], lines: Iterable[int]) -> None:
         """Assert that every page is accounted for (free, the trie's, arriving, or held by one of
-        `holders`), and every line of a state.
+        `holders`), and every line of a state (`lines`: held by runs).
         """
-        self._snapshots.audit(runs, tuple(self.arrivals.lines) if self.arrivals else ())
-        arriving = self.arrivals.holders if self.arrivals else ()
+        arriving = () if self._arrivals is None else tuple(self._arrivals.holders)
         owned = (self._prefix.owned(),) if self._prefix else ()
         self._pool.audit([*holders, *arriving, *owned])
+        if self._prefix is not None and self._prefix.snapshots is not None:
+            coming = () if self._arrivals is None else tuple(self._arrivals.lines)
+            self._prefix.snapshots.audit((*lines, *coming))

@@ -23,7 +23,8 @@ REMEMBERED = 1 << 15
 
 
 class SamePixels:
-    """`lives`: True if an image's embedding is cached, or comes without anything from the front.
+    """`others`: images shown by another's embedding. `told`: those found since `take_told`.
+    `lives`: True if an image's embedding is cached, or comes without anything from the front.
     `users`: the sequences that show an image, by the name in use; kept by this class.
     """
 
@@ -33,8 +34,8 @@ class SamePixels:
         self._lives = lives
         self._users = users
         self._first: LRUCache[tuple[bytes, str], Image] = LRUCache(REMEMBERED)
-        self._same: LRUCache[ImageKey, Image] = LRUCache(REMEMBERED)
-        self._told: list[tuple[ImageKey, Image]] = []
+        self.others: LRUCache[ImageKey, Image] = LRUCache(REMEMBERED)
+        self.told: list[tuple[ImageKey, Image]] = []
 
     def arrived(self, image: Image, pixels: bytes) -> Image | None:
         """The pixels of an image without an embedding have come, named `pixels`. Returns the image
@@ -44,10 +45,10 @@ class SamePixels:
         first = self._first.get(name)
         if first is None or first.key == image.key or not self._lives(first.key):
             self._first[name] = image
-            self._same.pop(image.key, None)
+            self.others.pop(image.key, None)
             return None
-        self._same[image.key] = first
-        self._told.append((image.key, first))
+        self.others[image.key] = first
+        self.told.append((image.key, first))
         for sequence in list(self._users.get(image.key, ())):
             self._rename(sequence, image.key, first)
         return first
@@ -55,17 +56,17 @@ class SamePixels:
     def learn(self, key: ImageKey, other: Image) -> None:
         """Facts told of an image in an earlier run."""
         if key.salt == other.key.salt:
-            self._same.setdefault(key, other)
+            self.others.setdefault(key, other)
 
     def take_told(self) -> tuple[tuple[ImageKey, Image], ...]:
         """Facts found since the last call, to be learned after a restart."""
-        told, self._told = tuple(self._told), []
+        told, self.told = tuple(self.told), []
         return told
 
     def joined(self, sequence: Sequence) -> None:
         """A new sequence, with images by their own names."""
-        for image in sequence.request.images if self._same else ():
-            other = self._same.get(image.key)
+        for image in sequence.request.images:
+            other = self.others.get(image.key)
             if (
                 other is not None
                 and other.num_tokens == image.num_tokens

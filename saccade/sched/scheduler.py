@@ -20,21 +20,18 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
+from typing import TypeVar
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InternalError, RequestError
-from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan, Row, StepResult
+from saccade.core.plan import NO_PAGE_MOVES, PLANS_IN_FLIGHT, Masks, Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, Readout, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
-from saccade.sched.builder import Flight, PlanBuilder
-from saccade.sched.cache_control import CacheControlTracker
+from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
 from saccade.sched.chunk import ImageChunks
-from saccade.sched.draft_states import DraftStates
-from saccade.sched.drafts import Drafter
 from saccade.sched.grammar_state import GrammarState
-from saccade.sched.guessing import counts, guesses_of, masks_of, right_guesses, settle
 from saccade.sched.image_scheduler import ImageScheduler
 from saccade.sched.kv_cache_manager import KVCacheManager
 from saccade.sched.limits import (
@@ -45,17 +42,23 @@ from saccade.sched.limits import (
     image_failure,
     refusal,
 )
-from saccade.sched.page_arrivals import PageArrivals
-from saccade.sched.run_slots import RunSlots
+from saccade.sched.parts.assembly import build_parts
+from saccade.sched.parts.idle_work import IDLE_TOKENS, IdleWork
+from saccade.sched.parts.step_part import StepPart
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.slots import Notices
-from saccade.sched.snapshot_scheduler import keep_snapshots
 from saccade.sched.tower_pace import TowerPace
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
+Part = TypeVar("Part", bound=StepPart)
+
 
 class GenerationScheduler:
-    """`apply` answers the oldest plan in flight; anything else may be called at any time."""
+    """`apply` answers the oldest plan in flight; anything else may be called at any time.
+
+    token_limit: most tokens of one sequence, prompt and answer. arrivals: pages that come back from
+    other tiers; None without other tiers.
+    """
 
     def __init__(
         self,
@@ -68,44 +71,46 @@ class GenerationScheduler:
     ) -> None:
         """pace: None where the tower's budget is a constant."""
         self.limits = limits
+        self.token_limit = min(limits.context_length, pool.capacity * pool.page_size)
         self.pool = pool
         self.embeddings = embeddings
         self.counts = Counts()
         self.gallery = ImageScheduler(limits, embeddings, self.counts, pace)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
-        self.drafter = Drafter(limits.drafts.tokens, head=limits.drafts.head)
-        self._snapshots = keep_snapshots(prefix, pool.page_size, limits.snapshot_tokens)
-        keeping = CacheControlTracker(prefix, embeddings, pool.page_size)
-        self._room = KVCacheManager(pool, prefix, keeping, self._snapshots, self.token_limit)
+        self.idle_work = IdleWork()
+        self._parts = build_parts(limits, pool, prefix, embeddings, self.token_limit)
+        self.arrivals = self._parts.arrivals
+        self._room = KVCacheManager(
+            pool, prefix, self.arrivals, self._parts.snapshots, self.token_limit
+        )
         self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
-        self._slots = RunSlots(limits.max_running, DraftStates(limits.drafts.states))
+        self._slots = list(range(limits.max_running))[::-1]  # free: workers close before they open
+        self._closing: list[int] = []
         self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
 
     # ---- requests and pixels come in
-
-    @property
-    def token_limit(self) -> int:
-        """Most tokens of one sequence, prompt and answer."""
-        return min(self.limits.context_length, self.pool.capacity * self.pool.page_size)
 
     @property
     def prefix(self) -> PrefixCache | None:
         """The trie of computed pages; None if off."""
         return self._room.prefix
 
-    @property
-    def arrivals(self) -> PageArrivals | None:
-        """Pages that come back from other tiers; None without other tiers."""
-        return self._room.arrivals
+    def part(self, kind: type[Part]) -> Part | None:
+        """Return the part of a kind; None on a scheduler without it."""
+        return next((part for part in self._parts.asked if isinstance(part, kind)), None)
+
+    def _parts_of(self, sequence: Sequence) -> tuple[StepPart, ...]:
+        return self._parts.asked if sequence.asks else self._parts.every
 
     @property
     def idle(self) -> bool:
         """True if no request is alive and the workers hold nothing for any."""
-        held = self._slots.closing or self._flights or self.gallery.busy or self._room.unsaved
-        return not (self._ids or held)
+        held = self._closing or self._flights or self.gallery.busy
+        unsaved = self.arrivals is not None and self.arrivals.unsaved
+        return not (self._ids or held or unsaved)
 
     def add(self, request: Request, guide: GrammarState | None = None) -> list[Delta]:
         """Queue a request; its id must be new. `guide`: the state of its grammar, if any.
@@ -128,10 +133,11 @@ class GenerationScheduler:
                 return [self._tell(sequence, reason)]
         self._ids[request.id] = sequence
         if sequence.idle:
-            self.waiting.idle_work.add(sequence)
-        else:
-            self._put_aside(self.waiting.idle_work.active)
-            self._join(sequence)
+            self.idle_work.later.append(sequence)
+            return []
+        if self.idle_work.active is not None:
+            self._put_aside(self.idle_work.active)
+        self._join(sequence)
         return []
 
     def _join(self, sequence: Sequence) -> None:
@@ -142,21 +148,20 @@ class GenerationScheduler:
             self._room.match(sequence)
             self.gallery.ask_early(sequence)
 
-    def _put_aside(self, sequence: Sequence | None) -> None:
+    def _put_aside(self, sequence: Sequence) -> None:
         """Awaited work came: unawaited work leaves the running sequences."""
-        if sequence is None:
-            return
         if sequence.run is not None:
             self._preempt(sequence)
         else:
             self._leave_queue(sequence)
             sequence.matched = None
         self.gallery.leave(sequence)
-        self.waiting.idle_work.put_aside(sequence)
+        self.idle_work.put_aside(sequence)
 
     def _leave_queue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence, served=False)
-        self._room.wait_ended(sequence)
+        if self.arrivals is not None:
+            self.arrivals.end(sequence)
         if self._room.refused is sequence:
             self._room.forget_refusal()
 
@@ -195,7 +200,8 @@ class GenerationScheduler:
         compute their found prefixes again.
         """
         self._room.flush(disk)
-        self.drafter.flush()
+        for part in self._parts.asked:
+            part.flush()
         if embeddings:
             self.gallery.flush(disk)
         for sequence in self.waiting:
@@ -214,17 +220,17 @@ class GenerationScheduler:
         plan in flight is applied.
         """
         assert len(self._flights) < PLANS_IN_FLIGHT, "too many plans in flight"
-        if self.waiting.idle_work and not (self.running or len(self.waiting) or self._flights):
-            self._join(self.waiting.idle_work.take_up())
-        elif self.waiting.idle_work.active and self._flights:
+        if self.idle_work.later and not (self.running or len(self.waiting) or self._flights):
+            self._join(self.idle_work.take_up())
+        elif self.idle_work.active is not None and self._flights:
             return Plan(self.counts.steps)  # whoever comes waits for one step of it at most
         builder = self._draft()
-        while builder.again and not (builder.works or self._slots.closing):
+        while builder.again and not (builder.works or self._closing):
             builder = self._draft()
         plan = self._build(builder)
         if not plan.empty:
             self.counts.steps += 1
-            self._flights.append(Flight(plan, builder.rows, any(row.masked for row in plan.rows)))
+            self._flights.append(Flight(plan, builder.rows, builder.masked))
         return plan
 
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
@@ -238,30 +244,36 @@ class GenerationScheduler:
             return None, []
         flight.unmasked = False
         deltas, words = [], []
-        guesses, behind = guesses_of(flight), dict[Run, list[bytes]]()  # masks of guesses
-        for row, (sequence, run) in zip(flight.plan.rows, flight.rows, strict=True):
-            if not row.masked:
-                continue
-            guide = sequence.guide
-            assert guide is not None
-            if sequence.run is run and not row.draft:
+        for row, sequence, run in flight.rows:
+            if row.masked:
                 try:
-                    mask, *behind[run] = masks_of(sequence, run, row, guesses.get(run, []))
-                    words.append(mask)
-                    continue
+                    words.append(self._mask(row, sequence, run))
                 except RequestError as error:
                     deltas.append(self._finish(sequence, "error", error.message, code=error.code))
-            # If the sequence has ended, what is drawn is ignored.
-            words.append(behind[run].pop(0) if behind.get(run) else guide.anything)
+                    words.append(self._mask(row, sequence, run))
         return Masks.of(flight.plan.step, words), deltas
 
+    def _mask(self, row: Row, sequence: Sequence, run: Run) -> bytes:
+        """Return the mask of a row. If the sequence has ended, what is drawn is ignored."""
+        guide = sequence.guide
+        assert guide is not None
+        if sequence.run is not run:
+            return guide.anything
+        for part in self._parts_of(sequence):
+            if (mask := part.mask(sequence, run, row)) is not None:
+                return mask
+        return guide.mask()
+
     def _draft(self) -> PlanBuilder:
-        decoding = sum(sequence.decoding for sequence in self.running)
-        most = self.waiting.idle_work.within(self.limits.chunk_tokens)
+        decoding = sum([sequence.decoding for sequence in self.running])
+        most = self.limits.chunk_tokens
+        if self.idle_work.active is not None:
+            most = min(most, IDLE_TOKENS)
         # Rows that decode are beside a step's tokens in the workers' memory: an image always fits.
         tokens = max(self.limits.whole_image_tokens, most - decoding)
         builder = PlanBuilder(tokens)
-        self._room.begin_plan(idle=not (self.running or len(self.waiting)))
+        if self.arrivals is not None:
+            self.arrivals.begin_plan(idle=not (self.running or len(self.waiting)))
         self.gallery.begin_plan(builder)
         if len(self.waiting):
             self._make_way()
@@ -280,13 +292,17 @@ class GenerationScheduler:
         """Build the step. A plan that only continues an encoding, or waits, is not made while
         another plan is in flight, whose result may bring more work.
         """
-        pages = self._room.take_moves()
-        works = builder.works or self._slots.closing or pages
-        beside = bool(builder.works or pages) and not self.waiting.idle_work.active
+        pages, arriving = NO_PAGE_MOVES, False
+        if self.arrivals is not None:
+            pages, arriving = self.arrivals.take_moves(), self.arrivals.busy
+        works = builder.works or self._closing or pages
+        beside = bool(builder.works or pages) and self.idle_work.active is None
         tower = self.gallery.tower(builder.decodes, beside) if works or not self._flights else 0
-        awaited = self.gallery.waits_for_workers or self._room.awaits_pages
-        wait = not (works or tower or self._flights) and awaited
-        return builder.build(self.counts.steps, self._slots.take_closing(), tower, wait, pages)
+        wait = not (works or tower or self._flights) and (
+            arriving or self.gallery.waits_for_workers
+        )
+        closing, self._closing = self._closing, []
+        return builder.build(self.counts.steps, closing, tower, wait, pages)
 
     def _make_way(self) -> None:
         """Preempt one sequence of a client or group beyond its share, if the next in turn finds no
@@ -313,42 +329,29 @@ class GenerationScheduler:
         budget from an older sequence.
         """
         size, limit = self.pool.page_size, self.token_limit
-        rows = len(self.running)
+        builder.width = len(self.running)
         for sequence in tuple(self.running):
             run = sequence.run
-            if run is None or run.speculation.waits or not sequence.may_draw(limit):
-                continue  # it lost its pages, or the plans in flight draw its last token, or guess
+            if run is None or run.waits or not sequence.may_draw(limit):
+                continue  # it lost its pages, or the plans in flight draw what it goes on from
             if not sequence.decoding:
                 self._prefill(sequence, run, builder)
             elif run.planned < len(run.pages) * size or (
                 self._claim(sequence, run, run.planned + 1) > run.planned
             ):
-                guesses = self._guess(sequence, run, rows)
-                self._slots.states.planned(run, builder, len(guesses))
-                builder.decode(sequence, run, guesses, self.drafter.ask(sequence, run, rows))
-                rows += len(guesses)
-                self._snapshots.planned(run, builder)
+                self._decode(sequence, run, builder)
             elif not (run.drawing or self._pages_in_flight):
                 self._preempt(sequence)
                 self.waiting.put_back(sequence)
 
-    def _guess(self, sequence: Sequence, run: Run, rows: int) -> list[int]:
-        """Guesses for a sequence decoding beside so many rows: as many as fit pages, answer and the
-        workers' rows and states. No page is taken from anybody for guesses.
-        """
-        if not self.limits.drafts.tokens:
-            return []
-        after, size = run.planned + 1, self.pool.page_size
-        most = sequence.prompt_length + sequence.request.sampling.max_tokens
-        room = min(most, self.token_limit) - sequence.length - 1
-        room = self._slots.states.room(run, min(room, self.limits.max_running - rows))
-        room = self._snapshots.foreseen(run, room)
-        pages = len(run.pages) + self.pool.free
-        guesses = self.drafter.propose(sequence, run, min(room, pages * size - after), rows)
-        missing = self.pool.pages_for(after + len(guesses)) - len(run.pages)
-        if missing > 0:
-            run.pages += self.pool.take(missing, run.pages[-1])
-        return guesses
+    def _decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
+        """Plan the row of the newest token, and what parts have behind it."""
+        parts, row = self._parts_of(sequence), None
+        for part in parts:
+            row = row or part.decode(sequence, run, builder)
+        row = row or builder.decode(sequence, run)
+        for part in parts:
+            part.planned(run, row, builder)
 
     def _admit_waiting(self, builder: PlanBuilder) -> None:
         """Admit by turns for slots and pages; sequences waiting only for images, or for an older
@@ -363,7 +366,7 @@ class GenerationScheduler:
             if self._room.still_refused(sequence, self.running):
                 return
             path = self._room.find(sequence)
-            if self._room.awaits(sequence, path, self.running):
+            if self.arrivals is not None and self._room.awaits(sequence, path, self.running):
                 continue
             end, missing = self._chunks.reach(sequence, builder.tokens)
             length, early = end - sequence.position, self.limits.early_tokens
@@ -385,18 +388,21 @@ class GenerationScheduler:
         first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
         node = self._room.hold(sequence, path)
-        run = sequence.admit(self._slots.take(), node, pages, computed, self.pool.page_size)
+        run = sequence.admit(self._slots.pop(), node, pages, computed)
         self._room.forget_refusal()
         self.waiting.remove(sequence, served=True)
         insort(self.running, sequence, key=lambda s: s.order)
         builder.open(sequence, run)
-        self._snapshots.admitted(sequence, run, path, builder)
+        for part in self._parts_of(sequence):
+            part.admitted(sequence, run, builder)
         if first:
             self.counts.prompt_tokens += sequence.prompt_length
             self.counts.cached_tokens += sequence.cached or 0
-            self.counts.restored_tokens.update(sequence.account.restored)
+            self.counts.restored_tokens.update(dict(sequence.account.restored))
         self.counts.images_kv += len(sequence.found) - found
         for key, end in sequence.last_use.items():
+            if first:
+                self.embeddings.hit(key, sequence.client)
             if end <= computed:
                 self.gallery.settle(key)
         return run
@@ -406,7 +412,9 @@ class GenerationScheduler:
         end = self._chunks.reach(sequence, builder.tokens).end
         if end == run.planned:
             return
-        end = self._snapshots.cut(run, end)
+        parts = self._parts_of(sequence)
+        for part in parts:
+            end = part.cut(run, end)
         # The oldest sequence that can prefill, once nothing of it is in flight, may exceed the
         # device's budget by one image rather than wait, so that somebody always goes on.
         may_exceed = not builder.prefilling and run.planned == run.computed
@@ -414,9 +422,9 @@ class GenerationScheduler:
         end = self._chunks.whole(sequence, run.planned, self._claim(sequence, run, end))
         end = self._chunks.show(sequence, run, end, builder, may_exceed)
         if end > run.planned:
-            self._slots.states.planned(run, builder)
-            builder.prefill(sequence, run, end, self.limits.exact_rows)
-            self._snapshots.planned(run, builder)
+            row = builder.prefill(sequence, run, end, self.limits.exact_rows)
+            for part in parts:
+                part.planned(run, row, builder)
 
     # ---- pages
 
@@ -450,21 +458,26 @@ class GenerationScheduler:
         sequence.preempt()
         self.counts.preemptions += 1
 
-    def _give_up(self, sequence: Sequence) -> None:
+    def _give_up(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
         """Take slot, pages and pins of a running sequence back. Its whole computed pages stay
         findable; the rest are free once no plan in flight writes to them.
         """
         run = sequence.run
         assert run is not None
         rest = self._room.leave(sequence, run)
-        writers = [flight for flight in self._flights if (sequence, run) in flight.rows]
+        for part in self._parts_of(sequence):
+            part.left(sequence, run, reason)
+        writers = [
+            flight for flight in self._flights if any(writer is run for _, _, writer in flight.rows)
+        ]
         if writers:
             writers[-1].pages += rest
         else:
             self.pool.release(rest)
         for key in run.pins:
             self.embeddings.unpin(key)
-        self._slots.give_back(run)
+        self._slots.append(run.slot)
+        self._closing.append(run.slot)
 
     # ---- apply
 
@@ -477,57 +490,63 @@ class GenerationScheduler:
         flight = self._flights.popleft()
         assert flight.plan.step == result.step, "results come in the order of plans"
         self.gallery.step_ended(flight.plan, flight.planned)
-        self.drafter.costs.ended(flight.plan, flight.planned)
-        for key, _, _ in result.encoded:
-            self.gallery.encoded(key)
-        deltas = [
-            self._finish(sequence, "error", error, code=code)
-            for key, why in result.failed
-            for error, code in [image_failure(why)]
-            for sequence in self.gallery.encode_failed(key)
-        ]
-        self._room.pages_told(flight, result, self._flights)
+        deltas = self._take_images(result)
+        if self.arrivals is not None:
+            self.arrivals.applied(flight, result, self._flights)
         for key, event in result.disk:
             if event == "not saved":
                 self.embeddings.not_saved(key)
             else:
                 self.gallery.read_ended(key, event == "read")
         if result.exhausted:
-            kept = (sequence for sequence, run in flight.rows if sequence.run is run)
+            kept = (sequence for _, sequence, run in flight.rows if sequence.run is run)
             deltas += [self._finish(sequence, "error", NO_MEMORY_STEP) for sequence in kept]
-            self.pool.release(flight.pages)
-            return deltas
-        drawn, logprobs = iter(enumerate(result.tokens)), dict(result.logprobs)
-        scores, readouts = dict(result.scores), dict(result.readouts)
-        right = right_guesses(flight, result.tokens)
-        left = dict(right)
-        for place, (row, (sequence, run)) in enumerate(
-            zip(flight.plan.rows, flight.rows, strict=True)
-        ):
-            at, token = next(drawn) if row.sample else (-1, -1)
-            if not counts(row, sequence, run, left):
-                continue
-            if sequence.run is run and place in result.broken:
-                # Before its pages are findable: nobody else computes with them.
-                deltas.append(self._finish(sequence, "error", NOT_FINITE, code=InternalError.code))
-            elif sequence.run is run:
-                known = row.sample and row.start + row.length < len(sequence.tokens)
-                run.drawing -= row.sample and not known and run not in right
-                self._advance(sequence, run, row)
-                if (found := scores.get(place)) is not None:
-                    sequence.scored = found.start + found.count
-                    deltas.append(Delta(sequence.request.id, scores=found))
-                if row.sample and not known:
-                    deltas.append(self._append(sequence, token, logprobs.get(at)))
-                if (readout := readouts.get(place)) is not None:
-                    deltas.append(self._tell_readout(sequence, run, readout))
-        settle(self.drafter, self._slots.states, flight, right, result.guesses)
+        else:
+            outcomes: Iterable[PlannedOutcome] = flight.outcomes(result)
+            for part in self._parts.every:
+                outcomes = part.outcomes(flight, result, outcomes)
+            for outcome in outcomes:
+                if outcome.sequence.run is outcome.run:
+                    deltas += self._take_outcome(outcome)
         self.pool.release(flight.pages)
         return deltas
 
-    def _advance(self, sequence: Sequence, run: Run, row: Row) -> None:
-        """KV is valid up to the row's end: publish whole pages, let go of used images."""
-        self._room.publish(sequence, run, row.start + row.length)
+    def _take_images(self, result: StepResult) -> list[Delta]:
+        for key, _, _ in result.encoded:
+            self.gallery.encoded(key)
+        return [
+            self._finish(sequence, "error", error, code=code)
+            for key, why in result.failed
+            for error, code in [image_failure(why)]
+            for sequence in self.gallery.encode_failed(key)
+        ]
+
+    def _take_outcome(self, outcome: PlannedOutcome) -> list[Delta]:
+        """Take in what a row of a running sequence came to."""
+        row, sequence, run, token, logprobs, scores, readout, broken = outcome
+        if broken:
+            # Before its pages are findable: nobody else computes with them.
+            return [self._finish(sequence, "error", NOT_FINITE, code=InternalError.code)]
+        deltas, end = [], row.start + row.length
+        known = end < len(sequence.tokens)  # what is drawn
+        if row.sample and not known and run.drawing:
+            run.drawing -= 1
+        self._advance(sequence, run, end)
+        if scores is not None:
+            sequence.scored = scores.start + scores.count
+            deltas.append(Delta(sequence.request.id, scores=scores))
+        if token is not None and not known:
+            deltas.append(self._append(sequence, token, logprobs))
+        if readout is not None:
+            deltas.append(self._tell_readout(sequence, run, readout))
+        return deltas
+
+    def _advance(self, sequence: Sequence, run: Run, end: int) -> None:
+        """KV is valid up to a row's end: publish whole pages, let go of used images."""
+        before = run.computed
+        self._room.publish(sequence, run, end)
+        for part in self._parts_of(sequence):
+            part.computed(sequence, run, before)
         for key in [key for key in run.pins if not sequence.needs(key)] if run.pins else ():
             run.pins.remove(key)
             self.embeddings.unpin(key)
@@ -562,18 +581,18 @@ class GenerationScheduler:
         code: str | None = None,
     ) -> Delta:
         """End a sequence and free its resources. The next plan closes its slot."""
+        aside = sequence.idle and sequence is not self.idle_work.active
         if sequence.run is not None:
-            if reason in ("stop", "length"):
-                self.drafter.keep(sequence)
-            self._give_up(sequence)
+            self._give_up(sequence, reason)
             self.running.remove(sequence)
-        elif sequence not in self.waiting.idle_work:
+        elif not aside:
             self._leave_queue(sequence)
         sequence.finish()
         del self._ids[sequence.request.id]
-        if sequence not in self.waiting.idle_work:
+        if not aside:
             self.gallery.leave(sequence)
-        self.waiting.idle_work.end(sequence)
+        if sequence.idle:
+            self.idle_work.end(sequence)
         return self._tell(sequence, reason, error, logprobs, code)
 
     def _tell(
@@ -591,9 +610,8 @@ class GenerationScheduler:
 
     def audit(self) -> None:
         """Assert that every page is accounted for: free, the trie's, a sequence's, or in flight."""
-        holders: list[Iterable[int]] = [s.run.pages for s in self.running if s.run is not None]
-        holders += [flight.pages for flight in self._flights]
         runs = [s.run for s in self.running if s.run is not None]
-        self._room.audit(holders, runs)
-        self._slots.states.audit(runs)
+        holders = [run.pages for run in runs] + [flight.pages for flight in self._flights]
+        lines = [line for part in self._parts.asked for line in part.audit(runs)]
+        self._room.audit(holders, lines)
         self.gallery.audit()

@@ -9,7 +9,6 @@ Owns a sequence's state and its legal transitions. Only the scheduler changes a 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,10 +18,8 @@ from saccade.cache.content import Content
 from saccade.cache.prefix import Node
 from saccade.core.plan import PageTier, ReadRun, RowExtra, ScoreRun
 from saccade.core.types import (
-    CacheMiss,
     CacheReport,
-    Caching,
-    GuessSource,
+    Guesses,
     Image,
     ImageKey,
     ImageOutcome,
@@ -30,7 +27,6 @@ from saccade.core.types import (
     Request,
 )
 from saccade.sched.grammar_state import GrammarState
-from saccade.sched.speculation import Speculation
 
 Source = Literal["none", "pixels", "encoder"]
 """What an image was encoded from, as `ImageOutcome.level` calls it."""
@@ -44,44 +40,16 @@ class State(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
-    """A snapshot: the state after `tokens` tokens is in `line`, or on its way."""
-
-    tokens: int
-    line: int
-
-
-@dataclass(slots=True)
-class RunStates:
-    """Snapshots of one stay in a slot. points: places in the prompt. planned: by plans in flight,
-    in order. newest: the answer's latest. hidden: taken, but a duplicate hides their page until the
-    run ends.
-    """
-
-    points: tuple[int, ...]
-    planned: list[Save] = field(default_factory=list)
-    newest: Save | None = None
-    hidden: list[Save] = field(default_factory=list)
-
-    @property
-    def lines(self) -> list[int]:
-        """The rest, not yet held by the cache."""
-        newest = [self.newest] if self.newest else []
-        return [save.line for save in (*self.planned, *newest, *self.hidden)]
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
     """One stay of a sequence in a slot, from its admission to its preemption or its end.
 
     node: the last page held in the prefix cache. announced: number of `pages` known to the workers.
     computed: tokens `[0, computed)` have valid KV, by the results so far. planned: the end of the
     tokens planned so far. drawing: unknown tokens that plans in flight sample. opened: tokens sent
-    to the worker when the slot was opened; drawn: the place of the last token sampled by a row.
-    pins: embeddings kept for this sequence. marks:
-    breakpoints before `computed`. states: the sequence's snapshots, for a model with per-sequence
-    states. speculation: its guesses.
+    to the worker when the slot was opened. waits: the sequence goes on only with the result of the
+    plan in flight. drawn: the place of the last token sampled by a row. pins: embeddings kept for
+    this sequence.
     """
 
     # its places
@@ -94,72 +62,27 @@ class Run:
     planned: int
     opened: int
     drawing: int = 0
-    # what it keeps
     drawn: int = -1
+    waits: bool = False
+    # what it keeps
     pins: set[ImageKey] = field(default_factory=set)
-    marks: int = 0
-    states: RunStates | None = None
-    speculation: Speculation = field(default_factory=Speculation)
-
-
-@dataclass(slots=True)
-class Restore:
-    """Pages back from other tiers for a waiting sequence. names: of the pages asked for. done: the
-    sequence has had its turn. slow: some pages were found, and are computed. start: the first token
-    back. tiers: the source, page by page, so far as cached.
-    """
-
-    names: list[bytes] = field(default_factory=list)
-    done: bool = False
-    slow: bool = False
-    start: int = 0
-    tiers: list[PageTier] = field(default_factory=list)
-
-    def tier(self, token: int, page_size: int) -> PageTier | None:
-        """The source of a cached token; None: on the device."""
-        page = (token - self.start) // page_size
-        return self.tiers[page] if 0 <= page < len(self.tiers) else None
-
-    def tokens(self, cached: int, page_size: int) -> Counter[PageTier]:
-        """Of so many cached tokens, those back from other tiers, by tier."""
-        found: Counter[PageTier] = Counter()
-        for page, tier in enumerate(self.tiers):
-            first = self.start + page * page_size
-            found[tier] += max(0, min(first + page_size, cached) - first)
-        return +found
 
 
 @dataclass(slots=True)
 class Account:
-    """The cached and the kept part of a prompt.
+    """The report for the front, beside tokens.
 
     cached: prompt tokens found at the first admission; None before. admitted: time of the first
-    admission (`time.monotonic()`); 0.0 before. kept: tokens up to which breakpoints keep the
-    prompt. written: newly computed tokens among them, by the seconds they are kept. missed: the
-    reason for a shorter prefix than possible, if asked. restore: pages back from other tiers.
-    restored: of `cached`, tokens back from other tiers, by tier. guesses: right and
-    wrong ones, by source.
+    admission (`time.monotonic()`); 0.0 before. restored: of `cached`, tokens back from other tiers,
+    by tier. caching: None if the request asked nothing of the caches. guesses: right and wrong
+    ones.
     """
 
     cached: int | None = None
     admitted: float = 0.0
-    kept: int = 0
-    written: Counter[int] = field(default_factory=Counter)
-    missed: CacheMiss | None = None
-    restore: Restore = field(default_factory=Restore)
-    restored: Counter[PageTier] = field(default_factory=Counter)
-    guesses: dict[GuessSource, tuple[int, int]] = field(default_factory=dict)
-
-    def guessed(self, source: GuessSource, right: int = 0, wrong: int = 0) -> None:
-        """So many guesses came true, or did not."""
-        before = self.guesses.get(source, (0, 0))
-        self.guesses[source] = before[0] + right, before[1] + wrong
-
-    def report(self, caching: Caching) -> CacheReport | None:
-        """The report for the front; None if the request asked nothing of the caches."""
-        if not (caching.breakpoints or caching.diagnose):
-            return None
-        return CacheReport(tuple(sorted(self.written.items())), self.missed)
+    restored: tuple[tuple[PageTier, int], ...] = ()
+    caching: CacheReport | None = None
+    guesses: tuple[Guesses, ...] = ()
 
 
 class ShownImages:
@@ -192,18 +115,20 @@ class ShownImages:
 class Sequence:
     """A request, its answer tokens so far, and, while running, its `run`.
 
-    order: place of arrival. shown: its images. matched: tokens found in the prefix cache at the
-    last lookup, while waiting. blocked: the image awaited by a waiting sequence. cramped: the
-    device had no room for the next image beside those present: any step is better than none.
-    encoded: images encoded on behalf of this sequence: why they were missing, and their source.
-    found: source of each image, by its index, as far as known. scored: the first prompt token still
-    to be scored or read, by the results so far; all tokens count as such if none is requested.
-    guide: the allowed form of the answer; None: any text. told: answer tokens told in deltas; None
-    before the first delta.
+    order: place of arrival. asks: the request asks something of the caches. shown: its images.
+    matched: tokens found in the prefix cache at the last lookup, while waiting. blocked: the image
+    awaited by a waiting sequence. cramped: the device had no room for the next image beside those
+    present: any step is better than none. encoded: images encoded on behalf of this sequence: why
+    they were missing, and their source. found: source of each image, by its index, as far as known.
+    scored: the first prompt token still to be scored or read, by the results so far; all tokens
+    count as such if none is requested. guide: the allowed form of the answer; None: any text. told:
+    answer tokens told in deltas; None before the first delta.
     """
 
     __slots__ = (
+        "__weakref__",
         "account",
+        "asks",
         "blocked",
         "content",
         "cramped",
@@ -239,7 +164,9 @@ class Sequence:
         self.cramped = False
         self.encoded: dict[ImageKey, tuple[Missed, Source]] = {}
         self.found: dict[int, ImageOutcome] = {}
-        self.account = Account()
+        caching = request.caching
+        self.asks = bool(caching.breakpoints or caching.diagnose)
+        self.account = Account(caching=CacheReport() if self.asks else None)
         self.told: int | None = None
         self.scored = len(request.tokens)
         if request.prompt_logprobs is not None:
@@ -305,11 +232,6 @@ class Sequence:
         """True if the next row is one answer token, sampled by an earlier row."""
         run = self.run
         return run is not None and run.drawn == run.planned == self.length - 1
-
-    @property
-    def restore(self) -> Restore:
-        """Pages back from other tiers."""
-        return self.account.restore
 
     @property
     def untold(self) -> tuple[int, ...]:
@@ -386,9 +308,13 @@ class Sequence:
         """The source of each image, as far as known."""
         return tuple(self.found[image] for image in sorted(self.found))
 
-    def admit(
-        self, slot: int, node: Node | None, pages: list[int], computed: int, page_size: int
-    ) -> Run:
+    def newly_cached(self, computed: int) -> list[tuple[int, int]]:
+        """Images within the first `computed` tokens with no known source, and their ends."""
+        last = {span.image: span.end for span in self.request.spans}
+        ends = last.items()
+        return [(i, end) for i, end in ends if end <= computed and i not in self.found]
+
+    def admit(self, slot: int, node: Node | None, pages: list[int], computed: int) -> Run:
         """waiting -> running, with `pages` of the prefix cache that hold the first `computed`
         tokens.
         """
@@ -399,12 +325,8 @@ class Sequence:
         if self.account.cached is None:
             self.account.cached = min(computed, self.prompt_length)
             self.account.admitted = time.monotonic()
-            self.account.restored = self.restore.tokens(self.account.cached, page_size)
-        last = {span.image: span.end for span in self.request.spans}
-        for image, end in last.items():
-            if end <= computed and image not in self.found:
-                tier = self.restore.tier(end - 1, page_size)
-                self.found[image] = ImageOutcome(image, "kv", tier=tier)
+        for image, _ in self.newly_cached(computed):
+            self.found[image] = ImageOutcome(image, "kv")
         return self.run
 
     def preempt(self) -> None:
@@ -414,7 +336,6 @@ class Sequence:
         """
         assert self.state is State.RUNNING
         self.state, self.run, self.matched = State.WAITING, None, None
-        self.restore.done = False
 
     def finish(self) -> None:
         """Any state but finished -> finished."""

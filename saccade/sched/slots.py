@@ -26,12 +26,13 @@ server: its pixels take a fifth or less of that.
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """News for the front: images to decode, each into its slot, and images no longer needed while
-    being decoded.
+    """News for the front: images to decode, each into its slot, images no longer needed while being
+    decoded, and images with another's pixels.
     """
 
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
     unwanted: tuple[ImageKey, ...] = ()
+    same: tuple[tuple[ImageKey, Image], ...] = ()
 
 
 class Allocator:

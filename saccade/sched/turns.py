@@ -19,7 +19,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from saccade.sched.idle_work import IdleWork
 from saccade.sched.sequence import Sequence
 
 Groups = dict[str, list[Sequence]]
@@ -30,10 +29,9 @@ GROUP_SHARE = 2
 
 
 class TurnQueue:
-    """Waiting sequences, iterated in turn order. idle_work: unawaited sequences, without a turn."""
+    """Waiting sequences, iterated in turn order."""
 
     def __init__(self) -> None:
-        self.idle_work = IdleWork()
         self._clients: dict[str, Groups] = {}  # the client that is served next first
         self._returned: list[Sequence] = []  # by order
         self._length = 0

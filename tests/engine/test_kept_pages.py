@@ -29,7 +29,7 @@ from saccade.families.registry import load_spec
 from saccade.runtime import page_files
 from saccade.runtime.page_files import PageFiles
 from saccade.runtime.weights import load_net
-from saccade.sched.page_arrivals import ReadRates
+from saccade.sched.parts.page_arrivals import ReadRates
 from saccade_bench.fixtures.crew import ThreadCrew, ThreadWorkers
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from tests.engine import test_kv_eight_bits as eight_bits

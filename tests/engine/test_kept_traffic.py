@@ -15,7 +15,7 @@ import pytest
 from saccade.core.config import KVConfig, PageTierConfig
 from saccade.core.plan import PageTier
 from saccade.core.types import Request, SamplingParams
-from saccade.sched.page_arrivals import NONE, Bytes, ReadRates
+from saccade.sched.parts.page_arrivals import NONE, Bytes, ReadRates
 from saccade_bench.fixtures.harness import Harness, set_threads
 from tests.engine.test_kept_pages import HARM, MODEL, all_kept, files, harm
 from tests.engine.test_parity import CASES, Case, Model, load, reference_answer

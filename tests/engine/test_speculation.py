@@ -25,11 +25,9 @@ from saccade.kernels.x86.amx import has_amx
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
-from saccade.sched.drafts import Drafter
 from saccade.sched.grammar_state import Matchers
-from saccade.sched.sequence import Run
+from saccade.sched.parts.drafts import Drafter, Speculation
 from saccade.sched.sequence import Sequence as Guessed
-from saccade.sched.speculation import Speculation
 from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench import same_answers
 from saccade_bench.fixtures.crew import ThreadCrew
@@ -80,8 +78,10 @@ class Told(Drafter):
         super().__init__(most)
         self._answer, self._wrong = answer, wrong
 
-    def propose(self, sequence: Guessed, run: Run, room: int, rows: int) -> list[int]:
-        del run, rows
+    def propose(
+        self, sequence: Guessed, speculation: Speculation, room: int, rows: int
+    ) -> list[int]:
+        del speculation, rows
         first = sequence.length - sequence.prompt_length
         return [token ^ self._wrong for token in self._answer[first:][: min(room, self.most)]]
 
@@ -158,7 +158,8 @@ def answers(
     """known: answers to guess from, seven in ten tokens right. crew: ranks, in place of one."""
     harness = Harness(model.net, crew, drafts=drafts, **{"max_running": 24, **limits})
     vocab = model.net.spec.vocab_size
-    harness.scheduler.drafter = Guesser(known, 0.7, 1, vocab) if known else Bold(drafts)
+    if drafts:
+        harness.drafter = Guesser(known, 0.7, 1, vocab) if known else Bold(drafts)
     requests = [r for name in SAMPLINGS for r in model.requests(harness, name, **SAMPLINGS[name])]
     return harness.run(requests), harness
 
@@ -186,7 +187,7 @@ def test_answers_are_those_without_guesses(
     guessed, harness = answers(model, 5, plain if family in STATES else NOTHING, **limits)
     assert told(guessed) == told(plain)
     # Where every slot is full to the end, nobody may guess.
-    assert harness.scheduler.drafter.guessed.total() > 0 or "max_running" in limits
+    assert harness.drafter.guessed.total() > 0 or "max_running" in limits
     if "kv_pages" in limits:
         assert harness.scheduler.counts.preemptions > 0
 
@@ -204,13 +205,13 @@ def test_answers_held_by_rules_and_grammars_are_those_without_guesses(
     known: Mapping[str, Outcome] = {}
     for drafts in (0, 6):
         harness = Harness(model.net, drafts=drafts, kv_pages=kv_pages, max_running=40)
-        harness.scheduler.drafter = Bold(drafts)
-        if known and family in STATES:
-            harness.scheduler.drafter = Guesser(known, 0.7, 1, model.net.spec.vocab_size)
+        if drafts:
+            guesser = Guesser(known, 0.7, 1, model.net.spec.vocab_size)
+            harness.drafter = guesser if family in STATES else Bold(drafts)
         known = harness.run(model.held(harness), depth=depth)
         found.append(told(known))
     assert found[0] == found[1]
-    assert harness.scheduler.drafter.right.total() > 0
+    assert harness.drafter.right.total() > 0
     assert (harness.scheduler.counts.preemptions > 0) == (kv_pages <= 40)
 
 
@@ -229,7 +230,7 @@ def test_an_image_asked_about_again_is_answered_in_fewer_steps(tmp_path: Path) -
     first, slow = ask("first")
     again, fast = ask("again")
     assert again == first and 3 * fast < slow
-    right = harness.scheduler.drafter.right
+    right = harness.drafter.right
     assert right["image"] >= LENGTH // 2
     # Another tenant's image is another key: nothing of the answer above is guessed for it.
     before = right["image"]
@@ -279,7 +280,9 @@ def test_the_next_question_goes_on_from_a_state_saved_among_guesses(
     sources: list[int] = []
     for drafts in (0, 6):
         harness = Harness(model.net, drafts=drafts)
-        harness.scheduler.drafter = drafter = Guesser(known, 0.8, 1, 300)
+        drafter = Guesser(known, 0.8, 1, 300)
+        if drafts:
+            harness.drafter = drafter
         found: dict[str, Outcome] = {}
 
         def note(plan: Plan) -> None:
@@ -314,12 +317,14 @@ def test_a_state_forgets_wrong_guesses(wrong: bool, tmp_path: Path) -> None:
     found = []
     for drafts in (0, 4):
         harness = Harness(model.net, drafts=drafts, prefix_cache=False)
-        harness.scheduler.drafter = Told(drafts, plain, wrong=wrong)
+        drafter = Told(drafts, plain, wrong=wrong)
+        if drafts:
+            harness.drafter = drafter
         request = harness.request("", tokens, max_tokens=31)
         (outcome,) = harness.run([request]).values()
         plain = plain or outcome.tokens
         assert outcome.tokens == plain
-        guessed, right = harness.scheduler.drafter.guessed, harness.scheduler.drafter.right
+        guessed, right = drafter.guessed, drafter.right
         assert (guessed.total() > 20) == (drafts > 0)
         assert right.total() == (0 if wrong else guessed.total())
         assert isinstance(harness.worker, Worker)
@@ -335,7 +340,7 @@ def test_no_guess_is_made_where_no_state_can_be_kept(tmp_path: Path) -> None:
     model = load(tmp_path, "qwen3_5")
     for between in (0, 1, 3):
         harness = Harness(model.net, drafts=7, snapshots=SnapshotConfig(64, 256, between))
-        harness.scheduler.drafter = Told(7, [5] * LENGTH, wrong=False)
+        harness.drafter = Told(7, [5] * LENGTH, wrong=False)
         most = 0
 
         def note(plan: Plan) -> None:
@@ -375,7 +380,7 @@ def test_rows_of_compiled_products_are_exact_and_so_are_guesses(
     known = plain if family in STATES else NOTHING
     guessed, harness = answers(model, 5, known, dtype="bfloat16")
     assert told(guessed) == told(plain)
-    assert harness.scheduler.drafter.guessed.total() > 0
+    assert harness.drafter.guessed.total() > 0
 
 
 @pytest.mark.first
@@ -391,7 +396,7 @@ def test_rows_of_two_ranks_are_exact_and_so_are_guesses(family: Any, tmp_path: P
     known = plain if family in STATES else NOTHING
     guessed, harness = answers(model, 5, known, crew, dtype="bfloat16")
     assert told(guessed) == told(plain)
-    assert harness.scheduler.drafter.right.total() > 0
+    assert harness.drafter.right.total() > 0
 
 
 @pytest.mark.more

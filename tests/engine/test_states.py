@@ -22,7 +22,7 @@ from saccade.engine.sizing import MOST_GUESSES, count_between, kv_page_bytes, re
 from saccade.engine.startup_report import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
-from saccade.sched.snapshot_scheduler import ANSWER_TOKENS
+from saccade.sched.parts.snapshot_scheduler import ANSWER_TOKENS
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import qwen

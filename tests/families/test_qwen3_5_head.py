@@ -16,11 +16,12 @@ from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
 from saccade.core.errors import ConfigError
-from saccade.core.plan import HeadGuesses
+from saccade.core.plan import HeadGuesses, StepResult
+from saccade.core.types import Delta
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
-from saccade.sched.drafts import HEAD_TOKENS
+from saccade.sched.parts.drafts import HEAD_TOKENS
 from saccade_bench.fixtures.certain_head import make_certain
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, reference
@@ -81,14 +82,13 @@ def load(folder: Path, *options: str, **dials: Any) -> FamilyNet:
 def listen(harness: Harness) -> list[HeadGuesses]:
     """All guesses that the harness's head makes from now on."""
     heard: list[HeadGuesses] = []
-    drafter = harness.scheduler.drafter
-    told = drafter.told
+    apply = harness.scheduler.apply
 
-    def note(run: Any, guesses: HeadGuesses) -> None:
-        heard.append(guesses)
-        told(run, guesses)
+    def note(result: StepResult) -> list[Delta]:
+        heard.extend(result.guesses)
+        return apply(result)
 
-    drafter.told = note  # type: ignore[method-assign]
+    harness.scheduler.apply = note  # type: ignore[method-assign]
     return heard
 
 
@@ -140,7 +140,7 @@ def test_answers_are_those_without_a_head(
         found.append({name: (each.tokens, each.finish) for name, each in outcomes.items()})
         steps.append(harness.scheduler.counts.steps)
     assert found[0] == found[1]
-    assert harness.scheduler.drafter.guessed["head"] > 0
+    assert harness.drafter.guessed["head"] > 0
 
 
 def test_right_guesses_save_steps(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_right_guesses_save_steps(tmp_path: Path) -> None:
         for guesses in heard
         if (at := guesses.place - len(tokens)) + len(guesses.tokens) <= 41
     )
-    right = harness.scheduler.drafter.right
+    right = harness.drafter.right
     assert right["head"] + right["text"] >= 24
     assert 2 * harness.scheduler.counts.steps < plain.scheduler.counts.steps
     assert max(len(guesses.tokens) for guesses in heard) == HEAD_TOKENS

@@ -52,11 +52,11 @@ from saccade.core.types import (
     Span,
     TokenLogprobs,
 )
-from saccade.sched.drafts import Drafter
 from saccade.sched.limits import SchedulerLimits
+from saccade.sched.parts.drafts import Drafter, Speculation, StepCosts
+from saccade.sched.parts.speculative import SpeculativeDecoding
 from saccade.sched.scheduler import GenerationScheduler
-from saccade.sched.sequence import Run, Sequence, State
-from saccade.sched.step_costs import StepCosts
+from saccade.sched.sequence import Sequence, State
 from saccade.sched.tower_pace import TowerPace
 
 VOCABULARY = 40
@@ -559,6 +559,13 @@ class WatchedEmbeddings(EmbeddingCache):
         return super().to_device(key, keep)
 
 
+def guess_with(scheduler: GenerationScheduler, drafter: Drafter) -> None:
+    """Have a scheduler that guesses do so by another drafter."""
+    part = scheduler.part(SpeculativeDecoding)
+    assert part is not None
+    part.drafter = drafter
+
+
 class Oracle(Drafter):
     """Guesses that are right, wrong, or right for a while: each token so likely as `accuracy`; or
     the worker's head's.
@@ -571,12 +578,14 @@ class Oracle(Drafter):
         self._rng = rng
         self._accuracy = accuracy
 
-    def propose(self, sequence: Sequence, run: Run, room: int, rows: int) -> list[int]:
+    def propose(
+        self, sequence: Sequence, speculation: Speculation, room: int, rows: int
+    ) -> list[int]:
         if self.head and self._rng.random() < 0.5:
-            return super().propose(sequence, run, room, rows)
+            return super().propose(sequence, speculation, room, rows)
         if room <= 0 or not self.allows(sequence.request):
             return []
-        run.speculation.source = "text"
+        speculation.source = "text"
         limit = self._simulation.scheduler.token_limit
         answer = reference(sequence.request, limit)[0]
         first = sequence.length - sequence.prompt_length
@@ -825,9 +834,9 @@ class Simulation:
         """The invariants of the house plan that can be seen between any two events."""
         scheduler, embeddings = self.scheduler, self.embeddings
         scheduler.audit()
-        known = (*scheduler.running, *scheduler.waiting, *scheduler.waiting.idle_work)
+        known = (*scheduler.running, *scheduler.waiting, *scheduler.idle_work.later)
         assert {s.request.id for s in known} == self.alive.keys()
-        if scheduler.waiting.idle_work.active is not None:
+        if scheduler.idle_work.active is not None:
             assert len(scheduler.running) + len(scheduler.waiting) == 1, "beside who waits"
         assert [s.order for s in scheduler.running] == sorted(s.order for s in scheduler.running)
         assert len(scheduler.waiting) == len(tuple(scheduler.waiting))
@@ -835,10 +844,13 @@ class Simulation:
         for s in scheduler.running:
             assert s.state is State.RUNNING and s.run is not None
             assert 0 <= s.run.computed <= s.run.planned <= s.length
-            assert (
-                s.run.computed <= len(s.tokens)
-                and s.run.drawing <= len(self.flights) + s.run.speculation.rows
+            guessed = sum(
+                row.draft and row.slot == s.run.slot
+                for plan, _ in self.flights
+                for row in plan.rows
             )
+            assert s.run.computed <= len(s.tokens)
+            assert s.run.drawing <= len(self.flights) + guessed
             assert all(s.needs(key) for key in s.run.pins), "a pin outlives the last span"
             pins |= s.run.pins
         assert all(s.state is State.WAITING and s.run is None for s in scheduler.waiting)

@@ -14,9 +14,9 @@ import pytest
 
 from saccade.core.plan import PageTier
 from saccade.sched.limits import DraftLimits, SchedulerLimits
-from saccade.sched.page_arrivals import NONE, Bytes, ReadRates
+from saccade.sched.parts.page_arrivals import NONE, Bytes, ReadRates
 from tests.helpers.breadth import broad
-from tests.sched.simulator import Oracle, Simulation, random_request
+from tests.sched.simulator import Oracle, Simulation, guess_with, random_request
 
 LARGEST_TOKENS = 30
 LARGEST = LARGEST_TOKENS * 4 * 16 * 16 * 3
@@ -91,9 +91,10 @@ class Chaos:
         self.idle = idle
         self.left = requests
         self.simulation, self.longest = simulation(rng, in_flight, states, kept, guesses, whole)
+        self.oracle: Oracle | None = None
         if guesses:
-            oracle = Oracle(self.simulation, rng, rng.choice([0.0, 0.5, 0.9, 1.0]))
-            self.simulation.scheduler.drafter = oracle
+            self.oracle = Oracle(self.simulation, rng, rng.choice([0.0, 0.5, 0.9, 1.0]))
+            guess_with(self.simulation.scheduler, self.oracle)
         self.names = rng.choice([0, 2, 6])
         self.patience = rng.choice([0.1, 0.5, 1.0])
         self.harm = rng.choice([0.0, 0.02, 0.1])
@@ -229,9 +230,9 @@ def test_the_traffic_above_does_guess(states: bool) -> None:
     for seed in range(12):
         chaos = Chaos(random.Random(seed), 30, 2, states=states, guesses=True)
         chaos.run()
-        drafter = chaos.simulation.scheduler.drafter
-        guessed += drafter.guessed.total()
-        right += drafter.right.total()
+        assert chaos.oracle is not None
+        guessed += chaos.oracle.guessed.total()
+        right += chaos.oracle.right.total()
         saved += chaos.simulation.worker.saved_between
     assert 100 < right < guessed and (saved > 20) == states
 

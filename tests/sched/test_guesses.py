@@ -7,12 +7,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from saccade.sched.drafts import END, Drafter, last_match
 from saccade.sched.limits import DraftLimits, SchedulerLimits
+from saccade.sched.parts.drafts import (
+    END,
+    MOST_COST,
+    ROW_COST,
+    Drafter,
+    Speculation,
+    StepCosts,
+    last_match,
+    worthwhile,
+)
 from saccade.sched.sequence import Sequence
-from saccade.sched.speculation import Speculation, worthwhile
-from saccade.sched.step_costs import MOST_COST, ROW_COST, StepCosts
-from tests.sched.simulator import VOCABULARY, Simulation, reference
+from tests.sched.simulator import VOCABULARY, Simulation, guess_with, reference
 
 TOKENS = 80
 
@@ -46,7 +53,9 @@ def serve(
     """What answers to so many sequences at once cost, in steps of one row, and who guessed."""
     limits = SchedulerLimits(64, 512, 1000, 10_000, 32, 256, 1 << 40, drafts=DraftLimits(drafts))
     sim = Simulation(limits, 1024, 4, in_flight=2)
-    sim.scheduler.drafter = prophet = Prophet(sim, wrong, period)
+    prophet = Prophet(sim, wrong, period)
+    if drafts:
+        guess_with(sim.scheduler, prophet)
     cost = 0.0
     for turn in range(rounds):
         for stream in range(streams):

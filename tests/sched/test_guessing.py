@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from saccade.sched.drafts import Drafter
-from saccade.sched.sequence import Run, Sequence
+from saccade.sched.parts.drafts import Drafter, Speculation
+from saccade.sched.sequence import Sequence
 from tests.helpers.breadth import broad
 from tests.sched.drawing import Answer, Drawing
+from tests.sched.simulator import guess_with
 from tests.sched.test_guides import COLOURS, LETTERS, draw_schemas
 from tests.text.lexicons import DEMO_VOCAB
 
@@ -40,7 +41,9 @@ class Oracle(Drafter):
         self._known, self._accuracy = answers, accuracy
         self._rng = random.Random(seed)
 
-    def propose(self, sequence: Sequence, run: Run, room: int, rows: int) -> list[int]:
+    def propose(
+        self, sequence: Sequence, speculation: Speculation, room: int, rows: int
+    ) -> list[int]:
         guide = sequence.guide
         if room <= 0 or (guide is not None and not guide.foresees):
             return []
@@ -75,7 +78,7 @@ def test_answers_in_grammars_are_those_without_guesses(
     preempted = 0
     for accuracy in (0.0, 0.7, 1.0):
         drawing = Drawing(depth, slow_seconds=10.0, drafts=6, **limits)
-        drawing.scheduler.drafter = oracle = Oracle(plain, seed, accuracy)
+        guess_with(drawing.scheduler, oracle := Oracle(plain, seed, accuracy))
         assert answer(drawing, seed) == plain
         guessed, right = oracle.guessed.total(), oracle.right.total()
         preempted += drawing.scheduler.counts.preemptions
@@ -86,7 +89,7 @@ def test_answers_in_grammars_are_those_without_guesses(
 def test_a_grammar_with_slow_masks_is_not_guessed_in() -> None:
     drawing = Drawing(2, slow_seconds=0.0, drafts=6)
     plain = answer(Drawing(2, slow_seconds=0.0), 1)
-    drawing.scheduler.drafter = oracle = Oracle(plain, 1, 1.0)
+    guess_with(drawing.scheduler, oracle := Oracle(plain, 1, 1.0))
     assert answer(drawing, 1) == plain
     assert oracle.guessed.total() > 0, "the texts without a grammar are"
     assert not any(row.draft and row.masked for plan in drawing.plans for row in plan.rows)
@@ -97,7 +100,8 @@ def test_right_guesses_in_a_grammar_save_steps() -> None:
     plain: dict[str, Answer] = {}
     for drafts in (0, 6):
         drawing = Drawing(1, slow_seconds=10.0, drafts=drafts)
-        drawing.scheduler.drafter = Oracle(plain, 1, 1.0)
+        if drafts:
+            guess_with(drawing.scheduler, Oracle(plain, 1, 1.0))
         drawing.add("letters", LETTERS, max_tokens=200)
         plain = drawing.run()
         steps.append(len(drawing.plans))
@@ -114,7 +118,7 @@ def test_forced_tokens_have_rows_of_their_own_as_drawn_ones_and_guesses_have(see
     for accuracy in (None, 0.8):
         drawing = Drawing(2, slow_seconds=10.0, drafts=0 if accuracy is None else 6, chunk=4096)
         if accuracy is not None:
-            drawing.scheduler.drafter = Oracle(plain, seed, accuracy)
+            guess_with(drawing.scheduler, Oracle(plain, seed, accuracy))
         for index, (_, grammar) in enumerate(draw_schemas(16, seed)):
             drawing.add(f"{index}", grammar, seed=index, prompt=PROMPT, max_tokens=200)
         plain = drawing.run()

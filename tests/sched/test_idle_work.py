@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from saccade.core.plan import TOWER_RESTS
 from saccade.core.types import Image, Request, Span
-from saccade.sched.idle_work import IDLE_TOKENS
+from saccade.sched.parts.idle_work import IDLE_TOKENS
 from tests.sched.simulator import Simulation, picture
 from tests.sched.test_scheduler import limits
 

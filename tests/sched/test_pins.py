@@ -15,7 +15,7 @@ from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.types import CacheReport, Caching, ImageKey, Request, Span
 from saccade.sched.limits import SchedulerLimits
-from saccade.sched.page_arrivals import ReadRates
+from saccade.sched.parts.page_arrivals import ReadRates
 from saccade.sched.scheduler import GenerationScheduler
 from tests.helpers.breadth import broad
 from tests.sched.simulator import EOS, Simulation, picture, random_request

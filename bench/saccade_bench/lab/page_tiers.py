@@ -13,7 +13,7 @@ from typing import Protocol
 from saccade.cache.kept_pages import KeptPages
 from saccade.cache.prefix import PrefixCache
 from saccade.core.plan import PAGE_TIERS, PageEvent, PageTier, Plan
-from saccade.sched.page_arrivals import PageArrivals, ReadRates
+from saccade.sched.parts.page_arrivals import PageArrivals, ReadRates
 from saccade_bench.lab.costs import Costs, Machine
 from saccade_bench.lab.outcome import PagesTier
 

@@ -7,7 +7,6 @@ once for any other request: work computed so far stays in the caches.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 from saccade.sched.sequence import Sequence
 
@@ -16,44 +15,26 @@ IDLE_TOKENS = 128
 
 
 class IdleWork:
-    """`active`: the only one to wait or run among the scheduler's sequences."""
+    """`active`: the only one to wait or run among the scheduler's sequences. `later`: the rest."""
 
     def __init__(self) -> None:
         self.active: Sequence | None = None
-        self._later: deque[Sequence] = deque()
-
-    def __contains__(self, sequence: object) -> bool:
-        """True for a sequence that is not active."""
-        return sequence in self._later
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(tuple(self._later))
-
-    def __bool__(self) -> bool:
-        return bool(self._later)
-
-    def within(self, tokens: int) -> int:
-        """The present work's part of so many tokens of a step."""
-        return min(tokens, IDLE_TOKENS) if self.active else tokens
-
-    def add(self, sequence: Sequence) -> None:
-        """A new sequence, after all earlier ones."""
-        self._later.append(sequence)
+        self.later: deque[Sequence] = deque()
 
     def take_up(self) -> Sequence:
         """The next sequence is active from now on."""
-        self.active = self._later.popleft()
+        self.active = self.later.popleft()
         return self.active
 
     def put_aside(self, sequence: Sequence) -> None:
         """The active sequence goes on first, another time."""
         assert sequence is self.active
         self.active = None
-        self._later.appendleft(sequence)
+        self.later.appendleft(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """A sequence has ended."""
         if sequence is self.active:
             self.active = None
-        elif sequence in self._later:
-            self._later.remove(sequence)
+        else:
+            self.later.remove(sequence)

@@ -1,7 +1,8 @@
 """Pages of waiting sequences that come back from host memory and disk: one arrival for each chain.
 
 Owns the pages taken from the pool by an arrival, and its hold on the path before; from the
-arrival's end on the trie owns the pages. Decides when reading is worth the wait.
+arrival's end on the trie owns the pages; what came back for each sequence. Decides when reading is
+worth the wait.
 
 A sequence with arriving pages waits, and nobody else, but for sequences in need of the same pages.
 Pages are read once; pages then missing, damaged or late are computed. An arrival is late when its
@@ -15,15 +16,27 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from saccade.cache.content import Content
 from saccade.cache.kept_pages import KeptPages, KeptTier
 from saccade.cache.page_names import page_name, root_name, state_name
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
-from saccade.core.plan import Happened, PageEvent, PageTier
+from saccade.core.plan import (
+    NO_PAGE_MOVES,
+    Happened,
+    PageEvent,
+    PageMoves,
+    PageTier,
+    StepResult,
+)
+from saccade.core.types import ImageOutcome
+from saccade.sched.builder import Flight
 from saccade.sched.sequence import Sequence
 
+IDLE_SAVE_BYTES = 64 << 20
+"""In a step, about: what is copied on the device before a request that comes meanwhile."""
 STATE = -1
 """Among the places of awaited pages: of the state after the last."""
 STALL_SECONDS = 10.0
@@ -83,6 +96,33 @@ def _mean(before: float, now: float) -> float:
     return now if not before else before + SMOOTH * (now - before)
 
 
+@dataclass(slots=True)
+class Restore:
+    """Pages back for a waiting sequence. names: of the pages asked for. done: the sequence has had
+    its turn. slow: some pages were found, and are computed. start: the first token back. tiers: the
+    source, page by page, so far as cached.
+    """
+
+    names: list[bytes] = field(default_factory=list)
+    done: bool = False
+    slow: bool = False
+    start: int = 0
+    tiers: list[PageTier] = field(default_factory=list)
+
+    def tier(self, token: int, page_size: int) -> PageTier | None:
+        """The source of a cached token; None: on the device."""
+        page = (token - self.start) // page_size
+        return self.tiers[page] if 0 <= page < len(self.tiers) else None
+
+    def tokens(self, cached: int, page_size: int) -> Counter[PageTier]:
+        """Of so many cached tokens, those back from other tiers, by tier."""
+        found: Counter[PageTier] = Counter()
+        for page, tier in enumerate(self.tiers):
+            first = self.start + page * page_size
+            found[tier] += max(0, min(first + page_size, cached) - first)
+        return +found
+
+
 @dataclass(slots=True, eq=False)
 class Arrival:
     """Pages from `depth` on, with `names` awaited, in order; `held`: the node before.
@@ -128,6 +168,8 @@ class PageArrivals:
         self._pool = pool
         self._prefix = prefix
         self.clock = clock
+        self._applied = 0.0  # when the last plan was
+        self._restores: WeakKeyDictionary[Sequence, Restore] = WeakKeyDictionary()
         self._under_way: dict[Sequence, Arrival] = {}
         self._by_name: dict[bytes, Arrival] = {}
 
@@ -148,11 +190,17 @@ class PageArrivals:
 
     # ---- what is there
 
+    def of(self, sequence: Sequence) -> Restore:
+        """Return what came back for a sequence."""
+        if (restore := self._restores.get(sequence)) is None:
+            restore = self._restores[sequence] = Restore()
+        return restore
+
     def beyond(self, sequence: Sequence, path: Seq[Node]) -> list[bytes]:
         """Names of pages after `path` that can come for a waiting sequence, none after its turn;
         for a model with states, up to the last page with a state.
         """
-        restore, size = sequence.restore, self._pool.page_size
+        restore, size = self.of(sequence), self._pool.page_size
         most = min(len(sequence.tokens) - 1, sequence.shareable) // size
         if restore.done or self.kept.empty or len(path) >= most:
             return []
@@ -185,11 +233,10 @@ class PageArrivals:
         """True with pages on their way to a waiting sequence, or to an earlier one that needs the
         same pages.
         """
-        return sequence in self._under_way or (
-            bool(self._by_name)
-            and not sequence.restore.done
-            and any(name in self._by_name for name in sequence.restore.names)
-        )
+        if sequence in self._under_way:
+            return True
+        restore = self.of(sequence)
+        return not restore.done and any(name in self._by_name for name in restore.names)
 
     def worth(self, names: list[bytes]) -> list[bytes]:
         """The leading names worth the wait. The savings forgone with the rest are counted."""
@@ -242,7 +289,7 @@ class PageArrivals:
             sequence, held, len(path), pages, names, tiers, line, self.clock(), len(names)
         )
         self._under_way[sequence] = arrival
-        self.kept.used([*sequence.restore.names[: len(path)], *names])
+        self.kept.used([*self.of(sequence).names[: len(path)], *names])
         for name, page in zip(names, taken, strict=True):
             self._tier(tiers, name).fetch(name, page)
         arrival.reading = {name: index for index, name in enumerate(names)}
@@ -252,12 +299,52 @@ class PageArrivals:
         self._by_name.update(dict.fromkeys(arrival.reading, arrival))
         return True
 
+    def admitted(self, sequence: Sequence, computed: int) -> None:
+        """Note which of a sequence's cached tokens came back, as it gets a slot."""
+        restore, account, size = self.of(sequence), sequence.account, self._pool.page_size
+        if account.cached is None:
+            cached = min(computed, sequence.prompt_length)
+            account.restored = tuple(sorted(restore.tokens(cached, size).items()))
+        for image, end in sequence.newly_cached(computed):
+            tier = restore.tier(end - 1, size)
+            sequence.found[image] = ImageOutcome(image, "kv", tier=tier)
+
+    # ---- steps
+
+    @property
+    def unsaved(self) -> bool:
+        """True with pages still to be handed over to the disk."""
+        return self._prefix.unsaved or self.kept.moving
+
+    def begin_plan(self, *, idle: bool) -> None:
+        """End late arrivals; if idle, save the pages that sequences have left."""
+        self._look()
+        if idle:
+            self._prefix.save(IDLE_SAVE_BYTES)
+
+    def take_moves(self) -> PageMoves:
+        """Return the plan's orders for pages beside the pool."""
+        return self.kept.take_moves() if self.kept.moving else NO_PAGE_MOVES
+
+    def applied(self, flight: Flight, result: StepResult, later: Iterable[Flight]) -> None:
+        """Take the ends of reads and writes, and the speed of computing, of a plan carried out
+        before those of `later`.
+        """
+        now = self.clock()
+        rows = [row.length for row in flight.plan.rows if row.length > 1]
+        self.rates.computed(sum(rows), now - max(flight.planned, self._applied))
+        self._applied = now
+        unread = {each for ahead in later for each in ahead.plan.pages.fetched}
+        self._hear(result.pages, unread)
+
     # ---- news
 
     def _tier(self, tiers: Mapping[bytes, PageTier], name: bytes) -> KeptTier:
         return self.kept.tiers[tiers[name]]
 
-    def told(self, events: Iterable[PageEvent], unread: Collection[tuple[bytes, PageTier]]) -> None:
+    def _hear(
+        self, events: Iterable[PageEvent], unread: Collection[tuple[bytes, PageTier]]
+    ) -> None:
         """Take the workers' news of reads and writes. unread: pages whose reads had not begun yet:
         an end of their reading is that of an earlier read, which nobody awaits any more.
         """
@@ -288,7 +375,7 @@ class PageArrivals:
         if not arrival.reading:
             self._end(arrival)
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """End late arrivals."""
         now = self.clock()
         for arrival in tuple(self._under_way.values()):
@@ -341,10 +428,12 @@ class PageArrivals:
             if reading or name in tier.placing:
                 tier.forget(name, reading=reading)
 
-    def end_all(self) -> None:
-        """The same for all."""
+    def flush(self, disk: bool) -> None:
+        """End every arrival, and forget what is kept; on disk only with `disk`."""
         for sequence in tuple(self._under_way):
             self.end(sequence)
+        self._prefix.flush()
+        self.kept.flush(disk)
 
     def _end(self, arrival: Arrival) -> None:
         """End an arrival, whose pages are the trie's."""
@@ -362,7 +451,8 @@ class PageArrivals:
                 assert self._prefix.snapshots is not None
                 self._prefix.snapshots.release(arrival.line)
         size = self._pool.page_size
-        sequence.restore.done, sequence.restore.start = True, arrival.depth * size
-        sequence.restore.slow |= arrival.whole < len(arrival.names)
-        sequence.restore.tiers = [arrival.tiers[name] for name in arrival.names[: arrival.whole]]
+        restore = self.of(sequence)
+        restore.done, restore.start = True, arrival.depth * size
+        restore.slow |= arrival.whole < len(arrival.names)
+        restore.tiers = [arrival.tiers[name] for name in arrival.names[: arrival.whole]]
         sequence.matched = None

@@ -1,0 +1,360 @@
+"""Drafts: guesses of a sequence's next tokens, and the number worth a row of the step.
+
+Owns the kept answers about images, the record of guesses, and the measured cost of one more row. A
+wrong guess costs a row and changes nothing: each token is drawn as without guesses
+(`speculative.py`). Knows nothing of plans in the making or pages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+from typing import NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.core.metrics import Metrics
+from saccade.core.plan import HeadGuesses, Plan
+from saccade.core.types import GuessSource, ImageKey, Request
+from saccade.sched.sequence import Sequence
+
+Ids = npt.NDArray[np.int32]
+
+LEAST_MATCH = 3
+"""Newest tokens of a sequence that a place must have before it, to be guessed from."""
+MOST_MATCH = 8
+"""How many are compared: of the places that match furthest, the newest is taken that has enough
+tokens after it.
+"""
+LEAD = MOST_MATCH
+"""Prompt tokens that stand before an answer, so that its first token can be guessed too."""
+IMAGES = 4
+"""Images of a request whose earlier answers are searched, the newest first."""
+ANSWER_TOKENS = 4096
+"""Of one answer, kept."""
+IMAGE_TOKENS = 16_384
+"""Of all answers about one image, kept; older ones go."""
+KEPT_TOKENS = 1 << 20
+"""Of all answers, kept: 4 MiB."""
+END = -1
+"""Between two answers: no token."""
+
+
+HEAD_TOKENS = 3
+"""Guesses of the model's head for a step: each further one is made of the one before."""
+TRIAL = 16
+"""Answer tokens from one question to a head whose guesses are not worth a row to the next."""
+MARGIN = 1.05
+"""A draft waits for its result before the sequence goes on; so it must promise so much more."""
+BUSY_ROWS = 4
+"""Beside more rows nothing is guessed: it would hasten some sequences and delay the others, and the
+batch would fall apart into steps of a part of its rows each.
+"""
+FIRST_RATE = 0.7
+"""Before any guess of the scheduler's sequences was drawn."""
+MEMORY = 0.15
+"""Weight of a guess's outcome in the share of right ones."""
+USUAL_MEMORY = 0.03
+"""The same in the share of all sequences, with which a new one begins."""
+ROW_COST = 0.06
+"""Of one more row, in parts of what a step of one row takes, where nothing else is measured: 8 rows
+in 8 bits were measured to take 1.28 to 1.5 times as long as one.
+"""
+LEAST_COST, MOST_COST = 0.005, 1.0
+WEIGHT = 0.02
+"""Of the newest step, once there have been fifty."""
+SPREAD = 1.0
+"""Variance of the number of rows at which what was measured counts as much as `ROW_COST`."""
+OUTLIER = 3.0
+"""A step that takes so many times the usual was held up by something else, and counts as that."""
+
+
+class Untried(NamedTuple):
+    """A guess not worth a row, whose token is drawn anyway: `token` at `place`."""
+
+    place: int
+    token: int
+    source: GuessSource
+
+
+@dataclass(slots=True)
+class Speculation:
+    """The guesses of one run. guesses: in flight. told: the newest token came as a guess or after
+    one, and goes to the worker. lines: of states between guesses. masks: of rows in flight, still
+    to be taken. foreseen: guesses in flight with masks behind them; None: any, there is no grammar.
+    rate: the share of right guesses; None: none was made. untried: guesses only compared. tokens:
+    known so far, as far as looked at. prediction: the client's, behind the prompt's end; empty
+    before the first look. head: the newest guesses of the model's head.
+    """
+
+    # in flight, and behind it
+    guesses: list[int] = field(default_factory=list)
+    told: bool = False
+    lines: list[int] = field(default_factory=list)
+    masks: list[bytes] = field(default_factory=list)
+    foreseen: int | None = None
+    # how good they were
+    source: GuessSource = "text"
+    rate: float | None = None
+    untried: deque[Untried] = field(default_factory=deque)
+    # what they come from
+    length: int = 0
+    tokens: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    prediction: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    head: HeadGuesses | None = None
+
+    def known(self, tokens: Tokens[int]) -> Ids:
+        """All tokens of the sequence, as an array."""
+        if len(tokens) > len(self.tokens):
+            grown = np.empty(2 * len(tokens), np.int32)
+            grown[: self.length] = self.tokens[: self.length]
+            self.tokens = grown
+        if self.length < len(tokens):
+            self.tokens[self.length : len(tokens)] = tokens[self.length :]
+            self.length = len(tokens)
+        return self.tokens[: self.length]
+
+
+class Drafter:
+    """Guesses for all sequences of a scheduler: at most `most` tokens a step for each. head: the
+    model has a head that drafts.
+    """
+
+    def __init__(self, most: int, *, head: bool = False) -> None:
+        self.most = most
+        self.head = head
+        self.costs = StepCosts()
+        self.guessed: Counter[GuessSource] = Counter()
+        self.right: Counter[GuessSource] = Counter()
+        self._usual: dict[GuessSource, float] = dict.fromkeys(get_args(GuessSource), FIRST_RATE)
+        self._answers: OrderedDict[ImageKey, Ids] = OrderedDict()  # the newest answer last
+        self._kept = 0
+
+    def allows(self, request: Request) -> bool:
+        """True if each token is drawn as without guesses: no adapter, whose bits depend on
+        neighbouring rows, adds to the row.
+        """
+        return request.reading is None and not request.adapter.number
+
+    def propose(
+        self, sequence: Sequence, speculation: Speculation, room: int, rows: int
+    ) -> list[int]:
+        """Return up to `room` guesses of the tokens after the next row's first, perhaps not yet
+        known. rows: the step's without guesses.
+        """
+        guide = sequence.guide
+        if room <= 0 or not self.allows(sequence.request) or (guide and not guide.foresees):
+            return []
+        ahead = sequence.length - len(sequence.tokens)
+        self._compare(sequence, speculation)
+        most = min(self.most, room)
+        found = self._find(sequence, speculation, ahead + most)[ahead:]
+        if guide is not None and not ahead:
+            found = found[: guide.count_allowed(found)]
+        if not found:
+            return []
+        count = self._worthwhile(speculation, most, rows)
+        if not count:
+            untried = Untried(sequence.length, found[0], speculation.source)
+            speculation.untried.append(untried)
+        return found[:count]
+
+    def ask(self, sequence: Sequence, speculation: Speculation, rows: int) -> int:
+        """Return the number of guesses to ask the model's head for, after the token that the run's
+        next row draws. The next plan waits for them.
+        """
+        if not self.head or not self.allows(sequence.request):
+            return 0
+        rate = self._rate(speculation, "head")
+        count = worthwhile(rate, min(self.most, HEAD_TOKENS), rows, self.costs.row)
+        return count or int(sequence.output_length % TRIAL == 0)
+
+    def _worthwhile(self, speculation: Speculation, most: int, rows: int) -> int:
+        rate = self._rate(speculation, speculation.source)
+        return worthwhile(rate, most, rows, self.costs.row)
+
+    def settle(self, speculation: Speculation, right: int) -> None:
+        """The guesses in flight have been drawn: so many right in a row."""
+        source, guessed = speculation.source, len(speculation.guesses)
+        self.guessed[source] += guessed
+        self.right[source] += right
+        self._judge(speculation, source, right, guessed)
+        speculation.guesses = []
+
+    def _compare(self, sequence: Sequence, speculation: Speculation) -> None:
+        """Judge the guesses not worth a row, once their tokens are known."""
+        untried = speculation.untried
+        while untried and untried[0].place < len(sequence.tokens):
+            place, token, source = untried.popleft()
+            self._judge(speculation, source, int(sequence.tokens[place] == token), 1)
+
+    def _rate(self, speculation: Speculation, source: GuessSource) -> float:
+        return self._usual[source] if speculation.rate is None else speculation.rate
+
+    def _judge(
+        self, speculation: Speculation, source: GuessSource, right: int, guessed: int
+    ) -> None:
+        speculation.rate = judged(self._rate(speculation, source), right, guessed)
+        self._usual[source] = judged(self._usual[source], right, guessed, USUAL_MEMORY)
+
+    def _find(self, sequence: Sequence, speculation: Speculation, count: int) -> list[int]:
+        """Up to `count` tokens that followed an earlier place of the newest tokens."""
+        known = speculation.known(sequence.tokens)
+        newest = known[-MOST_MATCH:]
+        images = [image.key for image in reversed(sequence.request.images)][:IMAGES]
+        places: list[tuple[GuessSource, Ids]] = [
+            ("image", self._answers[key]) for key in dict.fromkeys(images) if key in self._answers
+        ]
+        if sequence.request.caching.prediction:
+            places.insert(0, ("prediction", _predicted(sequence.request, speculation)))
+        best, found = LEAST_MATCH - 1, list[int]()
+        for source, tokens in (*places, ("text", known)):
+            matched, place = last_match(tokens, newest, count)
+            if matched > best:
+                best, speculation.source = matched, source
+                found = tokens[place : place + count].tolist()
+        if best < LEAST_MATCH and (guesses := speculation.head) is not None:
+            since = known[guesses.place :].tolist()
+            if guesses.place <= len(known) and (*since,) == guesses.tokens[: len(since)]:
+                speculation.source = "head"
+                return [*guesses.tokens[len(since) :]]
+        return found[: found.index(END)] if END in found else found
+
+    def keep(self, sequence: Sequence) -> None:
+        """An answer has ended, and may be given again."""
+        if not sequence.request.images or not sequence.output_length:
+            return
+        start = sequence.prompt_length
+        answer = sequence.tokens[max(0, start - LEAD) : start + ANSWER_TOKENS]
+        mine = np.array([*answer, END], np.int32)
+        for key in dict.fromkeys(image.key for image in sequence.request.images[-IMAGES:]):
+            before = self._answers.pop(key, np.empty(0, np.int32))
+            whole = np.concatenate((before, mine))[-IMAGE_TOKENS:]
+            self._answers[key] = whole
+            self._kept += len(whole) - len(before)
+        while self._kept > KEPT_TOKENS:
+            _, oldest = self._answers.popitem(last=False)
+            self._kept -= len(oldest)
+
+    def flush(self) -> None:
+        """Forget earlier answers."""
+        self._answers.clear()
+        self._kept = 0
+
+    def measure(self, metrics: Metrics) -> None:
+        """Copy the record of guesses into the metrics that users see."""
+        for source in get_args(GuessSource):
+            metrics.set("saccade_guesses_total", self.guessed[source], source=source)
+            metrics.set("saccade_right_guesses_total", self.right[source], source=source)
+
+
+def _predicted(request: Request, speculation: Speculation) -> Ids:
+    if not len(speculation.prediction):
+        lead = request.tokens[-LEAD:]
+        answer = [*lead, *request.caching.prediction, END]
+        speculation.prediction = np.array(answer, np.int32)
+    return speculation.prediction
+
+
+def last_match(tokens: Ids, newest: Ids, count: int) -> tuple[int, int]:
+    """The length of the longest end of `newest` [N] found in `tokens` [L] before a further token;
+    and the place of the further token: the last such place with `count` tokens to its END, or the
+    one with most (an answer that repeats itself matches up to its end). (0, 0): none.
+    """
+    places = np.flatnonzero((tokens[:-1] == newest[-1]) & (tokens[1:] != END)) + 1
+    if not len(places):
+        return 0, 0
+    matched = 1
+    while matched < len(newest):
+        further = places[places > matched]
+        further = further[tokens[further - matched - 1] == newest[-matched - 1]]
+        if not len(further):
+            break
+        places, matched = further, matched + 1
+    ends = np.append(np.flatnonzero(tokens == END), len(tokens))
+    follow = ends[np.searchsorted(ends, places)] - places
+    enough = places[follow >= count]
+    return matched, int(enough[-1] if len(enough) else places[np.argmax(follow)])
+
+
+def judged(rate: float, right: int, guessed: int, memory: float = MEMORY) -> float:
+    """The rate after so many right guesses in a row of those in flight."""
+    for outcome in [1.0] * right + [0.0] * (right < guessed):
+        rate += memory * (outcome - rate)
+    return rate
+
+
+def worthwhile(rate: float, most: int, rows: int, row_cost: float) -> int:
+    """The number of guesses, up to `most`, that promise most tokens for their cost in a step of
+    `rows` other rows; 0 if none is worth a row. rate: the chance of a guess after right guesses.
+    row_cost: as `StepCosts.row`.
+
+    Beside other rows, a guessing sequence waits while the rest go on with the next plan: the
+    comparison is with two steps.
+    """
+    if rows > BUSY_ROWS:
+        return 0
+    best, best_gain, more, step = 0, MARGIN, 0.0, 1.0 + row_cost * (rows - 1)
+    waits = rows > 1
+    for count in range(1, most + 1):
+        more += rate**count
+        cost = step + row_cost * count
+        if waits:
+            tokens, before = 2 * rows - 1 + more, 2 * rows
+            cost, usual = cost + step - row_cost, 2 * step
+        else:
+            tokens, before, usual = 1 + more, 1, step
+        gain = tokens / before / (cost / usual)
+        if gain > best_gain:
+            best, best_gain = count, gain
+    return best
+
+
+class StepCosts:
+    """Fitted with old steps forgotten: the machine's load changes, and sequences grow."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ended = 0.0
+        self._steps = 0
+        self._rows = self._seconds = 0.0  # the means
+        self._variance = self._covariance = 0.0
+
+    @property
+    def row(self) -> float:
+        """The cost of one more row, in parts of a step of one row."""
+        if not self._seconds:
+            return ROW_COST
+        one = self._seconds / (1.0 + ROW_COST * (self._rows - 1.0))
+        each = self._covariance + SPREAD * ROW_COST * one
+        each = max(0.0, each / (self._variance + SPREAD))
+        one = max(self._seconds - each * (self._rows - 1.0), each)
+        return min(max(each / one, LEAST_COST), MOST_COST)
+
+    def ended(self, plan: Plan, planned: float) -> None:
+        """A step has ended, its plan handed out at `planned`. Steps are executed one after another,
+        so a step begins at the end of the step before, or when handed out.
+        """
+        now = self._clock()
+        seconds, self._ended = now - max(self._ended, planned), now
+        alone = not (plan.tower or plan.encode)
+        if alone and plan.rows and all(row.length == 1 and row.sample for row in plan.rows):
+            self.note(len(plan.rows), seconds)
+
+    def note(self, rows: int, seconds: float) -> None:
+        """A step of so many rows, each of one token, took so long."""
+        if seconds <= 0.0:
+            return
+        if self._steps:
+            seconds = min(seconds, OUTLIER * self._seconds)
+        self._steps += 1
+        weight = max(WEIGHT, 1.0 / self._steps)
+        more, longer = rows - self._rows, seconds - self._seconds
+        self._rows += weight * more
+        self._seconds += weight * longer
+        self._variance = (1.0 - weight) * (self._variance + weight * more * more)
+        self._covariance = (1.0 - weight) * (self._covariance + weight * more * longer)

@@ -1,0 +1,163 @@
+"""The times at which a sequence's state is saved, for models with states, and the life of the
+snapshot.
+
+Owns which line is whose run's; the lines are the prefix cache's. Decides where chunks end for a
+snapshot's sake: at the last page boundary in each image, before each breakpoint, before the end of
+the prompt, and every so many tokens of long prompts. Of an answer only the newest snapshot is kept,
+until the answer ends.
+
+A plan loads states before its rows and saves them after; plans are carried out in order. So a line
+may be given to another snapshot while a plan in flight writes or reads it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from saccade.cache.prefix import Node, PrefixCache
+from saccade.core.plan import NO_LINE, Row, StateCopy
+from saccade.core.types import FinishReason, Request
+from saccade.sched.builder import PlanBuilder
+from saccade.sched.parts.step_part import StepPart
+from saccade.sched.sequence import Run, Sequence
+
+ANSWER_TOKENS = 32
+"""Between two snapshots of an answer, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A snapshot: the state after `tokens` tokens is in `line`, or on its way."""
+
+    tokens: int
+    line: int
+
+
+@dataclass(slots=True)
+class RunStates:
+    """Snapshots of one stay in a slot. points: places in the prompt. planned: by plans in flight,
+    in order. newest: the answer's latest. hidden: taken, but a duplicate hides their page until the
+    run ends.
+    """
+
+    points: tuple[int, ...]
+    planned: list[Save] = field(default_factory=list)
+    newest: Save | None = None
+    hidden: list[Save] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[int]:
+        """The rest, not yet held by the cache."""
+        newest = [self.newest] if self.newest else []
+        return [save.line for save in (*self.planned, *newest, *self.hidden)]
+
+
+class SnapshotScheduler(StepPart):
+    """Snapshots of all sequences. every: tokens between two of a long prompt."""
+
+    def __init__(self, prefix: PrefixCache, page_size: int, every: int) -> None:
+        assert prefix.snapshots is not None
+        self._prefix = prefix
+        self._snapshots = prefix.snapshots
+        self._size = page_size
+        self._every = max(1, every // page_size) * page_size
+        self._answer = max(1, ANSWER_TOKENS // page_size) * page_size
+        self._most = max(2, self._snapshots.count // 4)
+        self._runs: dict[Run, RunStates] = {}
+
+    def points(self, request: Request) -> tuple[int, ...]:
+        """The ends of a prompt's chunks, in order: whole pages. No prompt has enough points to take
+        most of the snapshots.
+        """
+        size, last = self._size, self._floor(len(request.tokens) - 1)
+        ends = {request.images[span.image].key: span.end for span in request.spans}
+        places = {self._floor(end) for end in ends.values()} | {
+            *range(self._every, last, self._every)
+        }
+        ends_early = sorted(place for place in places if 0 < place < last)
+        step = -(-len(ends_early) // self._most) if ends_early else 1
+        named = {self._floor(tokens) for tokens, _ in request.caching.breakpoints}
+        kept = {*ends_early[::-1][::step], *named, last}
+        return tuple(sorted(place for place in kept if size <= place <= last))
+
+    def first_point(self, sequence: Sequence) -> int | None:
+        """The first snapshot point of a waiting sequence after its found prefix."""
+        points = self.points(sequence.request)
+        index = bisect_right(points, sequence.position)
+        return points[index] if index < len(points) else None
+
+    def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
+        """Go on from the state after the last cached page."""
+        self._runs[run] = RunStates(self.points(sequence.request))
+        if run.pages:
+            assert run.node is not None
+            line = run.node.snapshot
+            assert line is not None, "a path ends where a snapshot was taken"
+            builder.restore.append(StateCopy(line, run.slot))
+
+    def cut(self, run: Run, end: int) -> int:
+        """Return where the state can be saved, up to `end`; `end` if nowhere."""
+        states = self._runs[run]
+        index = bisect_right(states.points, run.planned)
+        if index < len(states.points):
+            return min(end, states.points[index])
+        whole = end // self._answer * self._answer
+        return whole if whole > run.planned else end
+
+    def foreseen(self, run: Run, most: int) -> int:
+        """Of up to `most` guesses behind the next row, those before the state is saved again: only
+        that of a certain token is.
+        """
+        return min(most, self._answer - 1 - (run.planned + 1) % self._answer)
+
+    def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:
+        """Save the state after the row at a snapshot point. With guesses behind the row, the slot
+        has another state by then: that of the row is kept for them.
+        """
+        states, end = self._runs[run], row.start + row.length
+        last = states.points[-1] if states.points else 0
+        if end not in states.points if end <= last else end % self._answer:
+            return
+        line = self._prefix.take_line()
+        if line is not None:
+            source = run.slot if row.keep == NO_LINE else row.keep
+            builder.snapshot.append(StateCopy(source, line))
+            states.planned.append(Save(end, line))
+
+    def computed(self, sequence: Sequence, run: Run, before: int) -> None:  # noqa: ARG002
+        """Attach the snapshots of findable pages, but those that a duplicate hides."""
+        states = self._runs[run]
+        assert run.node is not None
+        while states.planned and states.planned[0].tokens <= run.computed:
+            save = states.planned.pop(0)
+            if states.points and save.tokens <= states.points[-1]:
+                if not self._attach(run.node, sequence, save):
+                    states.hidden.append(save)
+                continue
+            if states.newest:
+                self._snapshots.release(states.newest.line)
+            states.newest = save
+
+    def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:  # noqa: ARG002
+        """Attach what was saved of computed tokens; the rest is free."""
+        states, node = self._runs.pop(run), run.node
+        assert node is not None
+        for save in states.planned:
+            self._snapshots.release(save.line)
+        for save in (*states.hidden, *([states.newest] if states.newest else ())):
+            attached = self._attach(node, sequence, save)
+            assert attached, "whatever was computed is cached now"
+
+    def audit(self, runs: Iterable[Run]) -> Iterable[int]:
+        """Return the lines of `runs`."""
+        assert self._runs.keys() == set(runs), "a run's snapshots are lost"
+        return [line for states in self._runs.values() for line in states.lines]
+
+    def _attach(self, node: Node, sequence: Sequence, save: Save) -> bool:
+        depth = save.tokens // self._size
+        return self._prefix.attach(node, sequence.content, depth, save.line)
+
+    def _floor(self, tokens: int) -> int:
+        return tokens // self._size * self._size

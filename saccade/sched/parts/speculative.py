@@ -1,0 +1,221 @@
+"""Guesses within steps: their rows, their masks, and which of them were right.
+
+Owns the guesses of each run, and the lines of the workers' state memory for the states between
+them. `drafts.py` guesses. A guess is right if the row before it counts and has drawn it. A run with
+guesses in flight waits for their result.
+
+Of a row and the guesses behind it, the last leaves its state in the slot, and the states after the
+others are kept, a line each. Once they are drawn, the run goes on from the state after the last
+right guess: its next plan copies that line to the slot, before any row. Plans are carried out in
+order, so a line is free as soon as the plan that reads it is made, or nobody wants to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
+from weakref import WeakKeyDictionary
+
+from saccade.cache.pages import PagePool
+from saccade.core.plan import NO_LINE, Row, StateCopy, StepResult
+from saccade.core.types import FinishReason, Guesses
+from saccade.sched.answers import jumps
+from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
+from saccade.sched.limits import SchedulerLimits
+from saccade.sched.parts.drafts import Drafter, Speculation
+from saccade.sched.parts.snapshot_scheduler import SnapshotScheduler
+from saccade.sched.parts.step_part import StepPart
+from saccade.sched.sequence import Run, Sequence
+
+
+class SpeculativeDecoding(StepPart):
+    """Guesses for all sequences. snapshots: None for a model whose states are not saved."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        pool: PagePool,
+        token_limit: int,
+        snapshots: SnapshotScheduler | None,
+    ) -> None:
+        self.drafter = Drafter(limits.drafts.tokens, head=limits.drafts.head)
+        self._runs: WeakKeyDictionary[Run, Speculation] = WeakKeyDictionary()
+        self._pool = pool
+        self._snapshots = snapshots
+        self._max_running = limits.max_running
+        self._token_limit = token_limit
+        self._lines = limits.drafts.states
+        self._free = list(self._lines or ())
+
+    # ---- plan
+
+    def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:  # noqa: ARG002
+        """Begin without guesses."""
+        self._runs[run] = Speculation()
+
+    def decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> Row:
+        """Plan the newest token's row, and a row for each guess behind it."""
+        speculation, width = self._runs[run], builder.width
+        guesses = self._guess(sequence, run, speculation, width)
+        self._resume(run, speculation, builder)
+        if self._lines is not None:
+            speculation.lines = [self._free.pop() for _ in guesses]
+        asked = self.drafter.ask(sequence, speculation, width)
+        told = (sequence.tokens[run.planned],) if speculation.told else ()
+        keep = chain(speculation.lines, repeat(NO_LINE))
+        row = builder.decode(sequence, run, told, keep=next(keep), guess=asked)
+        for guess, line in zip(guesses, keep):
+            builder.decode(sequence, run, (guess,), draft=True, keep=line)
+        speculation.told, speculation.guesses = False, guesses
+        run.waits = bool(guesses or asked)
+        return row
+
+    def _guess(
+        self, sequence: Sequence, run: Run, speculation: Speculation, width: int
+    ) -> list[int]:
+        """Return as many guesses as fit pages, answer and the workers' rows and states. No page is
+        taken from anybody for guesses.
+        """
+        after, size = run.planned + 1, self._pool.page_size
+        most = sequence.prompt_length + sequence.request.sampling.max_tokens
+        room = min(most, self._token_limit) - sequence.length - 1
+        room = min(room, self._max_running - width)
+        if self._lines is not None:
+            room = min(room, len(self._free) + len(speculation.lines))
+        if self._snapshots is not None:
+            room = self._snapshots.foreseen(run, room)
+        pages = len(run.pages) + self._pool.free
+        guesses = self.drafter.propose(
+            sequence, speculation, min(room, pages * size - after), width
+        )
+        missing = self._pool.pages_for(after + len(guesses)) - len(run.pages)
+        if missing > 0:
+            run.pages += self._pool.take(missing, run.pages[-1])
+        return guesses
+
+    def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:  # noqa: ARG002
+        """Have a chunk go on from the state after the last right guess."""
+        if not run.waits:
+            self._resume(run, self._runs[run], builder)
+
+    def _resume(self, run: Run, speculation: Speculation, builder: PlanBuilder) -> None:
+        builder.restore += [StateCopy(line, run.slot) for line in speculation.lines]
+        self._release(speculation)
+
+    def _release(self, speculation: Speculation) -> None:
+        self._free += speculation.lines
+        speculation.lines = []
+
+    def mask(self, sequence: Sequence, run: Run, row: Row) -> bytes | None:
+        """Return the masks of a row with guesses behind it, and of these, one after another.
+
+        Raises InvalidRequest if the grammar has become too complex.
+        """
+        speculation = self._runs[run]
+        if not speculation.guesses:
+            return None
+        if not row.draft:
+            speculation.masks = self._masks(sequence, speculation, row)
+        return speculation.masks.pop(0)
+
+    def _masks(self, sequence: Sequence, speculation: Speculation, row: Row) -> list[bytes]:
+        guide, guesses = sequence.guide, speculation.guesses
+        assert guide is not None
+        masks = [guide.mask()]
+        known = sequence.tokens[row.start + row.length :]  # forced: what the row draws, and more
+        if not known:
+            masks += guide.ahead(guesses, jumps(sequence.request))
+        elif guesses[:1] == known:  # if there are more, the next plan has them
+            masks += [guide.mask(), *guide.ahead(guesses[1:], jumps(sequence.request))]
+        speculation.foreseen = len(masks) - 1
+        return masks + [guide.anything] * (len(guesses) + 1 - len(masks))
+
+    # ---- apply
+
+    def outcomes(
+        self, flight: Flight, result: StepResult, outcomes: Iterable[PlannedOutcome]
+    ) -> Iterator[PlannedOutcome]:
+        """Yield the outcomes but those of guesses that are wrong, or come too late. Afterwards runs
+        go on behind their last right guess, with those found by the model's head.
+        """
+        self.drafter.costs.ended(flight.plan, flight.planned)
+        if not any(row.draft or row.guess for row in flight.plan.rows):
+            yield from outcomes
+            return
+        found = tuple(outcomes)
+        right = self._right(found)
+        left = dict(right)
+        for each in found:
+            sequence, run = each.sequence, each.run
+            if each.row.draft:
+                if not left[run] or sequence.run is not run:
+                    continue
+                left[run] -= 1
+                self._tell(sequence, run, right=1)
+            elif run in left:
+                self._tell(sequence, run, wrong=len(self._runs[run].guesses) - left[run])
+            yield each
+        heard = iter(result.guesses)
+        for each in found:
+            if each.row.guess:
+                speculation = self._runs[each.run]
+                speculation.head, each.run.waits = next(heard), bool(speculation.guesses)
+        for run, sequence in {each.run: each.sequence for each in found}.items():
+            if run in right:
+                self._settle(sequence, run, right[run])
+
+    def _right(self, outcomes: Iterable[PlannedOutcome]) -> dict[Run, int]:
+        """Return the number of right guesses of each run that guesses; from now on no plan in
+        flight draws for these runs.
+        """
+        right: dict[Run, int] = {}
+        newest: dict[Run, int | None] = {}  # drawn by a row that counts
+        for row, _, run, token, *_ in outcomes:
+            if row.draft:
+                found, foreseen = right.setdefault(run, 0), self._runs[run].foreseen
+                if newest[run] != row.tokens[0] or (foreseen is not None and found >= foreseen):
+                    newest[run] = None
+                    continue
+                right[run] += 1
+            newest[run] = token
+        for run in right:
+            run.drawing = 0
+        return right
+
+    def _tell(self, sequence: Sequence, run: Run, right: int = 0, wrong: int = 0) -> None:
+        """Report guesses of a sequence that came true, or did not."""
+        source, account = self._runs[run].source, sequence.account
+        told = {each.source: each for each in account.guesses}
+        before = told.get(source, Guesses(source, 0, 0))
+        told[source] = Guesses(source, before.right + right, before.wrong + wrong)
+        account.guesses = tuple(told.values())
+
+    def _settle(self, sequence: Sequence, run: Run, right: int) -> None:
+        speculation = self._runs[run]
+        self.drafter.settle(speculation, right)
+        if sequence.run is run:
+            assert run.drawing == 0 and len(sequence.tokens) > run.computed
+            run.planned = run.drawn = run.computed
+            run.waits = False
+            lines = speculation.lines  # where all were right, the slot has the state
+            self._free += lines[:right] + lines[right + 1 :]
+            speculation.lines = lines[right : right + 1]
+            speculation.told = len(sequence.tokens) == run.computed + 1
+
+    # ---- the rest of a run's life
+
+    def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:
+        """Keep the answer, which may be given again."""
+        if reason in ("stop", "length"):
+            self.drafter.keep(sequence)
+        self._release(self._runs[run])
+
+    def flush(self) -> None:
+        """Forget earlier answers."""
+        self.drafter.flush()
+
+    def audit(self, runs: Iterable[Run]) -> Iterable[int]:
+        """Assert that every line between guesses is free, or one of `runs`'."""
+        taken = [line for run in runs for line in self._runs[run].lines]
+        assert sorted((*self._free, *taken)) == list(self._lines or ()), "a line is lost"
+        return ()
