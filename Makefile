@@ -6,7 +6,7 @@ ARGS ?=
 # which order files come.
 ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-more test-bench test-all check check-code check-machine-code check-launches check-workers bench gpu-check gpu-check-a gpu-check-b clean
+.PHONY: help demo docs test test-more test-bench test-all check check-code check-machine-code check-launches check-workers check-docs bench gpu-check gpu-check-a gpu-check-b clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9 -]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -40,7 +40,7 @@ test-all: .venv/.installed  ## all tests, the slow ones too
 	$(BIN)/python scripts/run_tests.py $(ABREAST) -o 'testpaths=tests bench/tests' -m 'not gpu' $(ARGS)
 
 check: .venv/.installed  ## format, lint, types, house plan, machine code and launches of GPU kernels
-	$(MAKE) -j 2 check-code check-machine-code check-launches check-workers
+	$(MAKE) -j 2 check-code check-machine-code check-launches check-workers check-docs
 
 check-code: .venv/.installed
 	$(BIN)/ruff format --check .
@@ -57,6 +57,15 @@ check-launches: .venv/.installed
 
 check-workers: .venv/.installed
 	$(BIN)/python -m tests.launching
+
+# It would say on each build what comes after MkDocs.
+docs check-docs: export NO_MKDOCS_2_WARNING = 1
+docs: .venv/.installed  ## the documents as a site, in build/docs
+	$(BIN)/mkdocs build --site-dir build/docs
+	@echo "open build/docs/index.html"
+
+check-docs: .venv/.installed
+	$(BIN)/mkdocs build --quiet --site-dir build/docs
 
 bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint
 	$(BIN)/python -m saccade_bench.generate $(ARGS)

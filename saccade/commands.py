@@ -361,8 +361,7 @@ def demo(
     exit: bool = False,
     ends_with: Annotated[int | None, Parameter(show=False)] = None,
 ) -> int:
-    """Serve the demo model, ask it about images drawn on the spot, show the answers and what was
-    cached.
+    """Serve the demo model, ask it about three images, show the answers and what was cached.
 
     Parameters
     ----------

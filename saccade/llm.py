@@ -53,10 +53,10 @@ from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.readings import PromptReader, Vectors, rank_scores, read_ask, unit_vectors
 from saccade.front.request_manager import RequestManager
 from saccade.front.score_prompts import Scoring
-from saccade.text.answer import AnswerEvent, Call, gather
-from saccade.text.grammar import OutputConstraint, read_wish
-from saccade.text.tool_calls import CallEnded
-from saccade.text.tools import ToolSet, read_tools
+from saccade.text.answer.reader import AnswerEvent, Call, gather
+from saccade.text.answer.tool_calls import CallEnded
+from saccade.text.grammar.grammars import OutputConstraint, read_wish
+from saccade.text.grammar.tools import ToolSet, read_tools
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]

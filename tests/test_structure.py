@@ -120,10 +120,22 @@ def fits(module: str, pattern: str) -> bool:
     return fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*")
 
 
+def bound(pattern: str, module: str) -> str:
+    """`~` is the module's own folder within its room."""
+    return pattern.replace("~", [*module.split("."), ""][1])
+
+
 def foreign_imports(source: Source) -> Iterator[str]:
     """Imports that the plan does not allow to a file."""
     module = source.module
-    may = next((targets for room, targets in ROWS if fits(module, room)), None)
+    may = next(
+        (
+            [bound(target, module) for target in targets]
+            for room, targets in ROWS
+            if fits(module, bound(room, module))
+        ),
+        None,
+    )
     if may is None:
         yield "has no place in the plan: give it one in ARCHITECTURE.md"
         return

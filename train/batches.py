@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.demo.draw import (
+from saccade_bench.drawn.draw import (
     COLOURS,
     SHAPES,
     Scene,
@@ -36,7 +36,7 @@ from saccade.demo.draw import (
     render,
     training_fonts,
 )
-from saccade.demo.tasks import (
+from saccade_bench.drawn.tasks import (
     LETTERS,
     SCENES,
     Difficulty,

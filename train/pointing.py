@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from saccade.demo.draw import DrawnShape, Scene
-from saccade.demo.tasks import Exchange, is_number
+from saccade_bench.drawn.draw import DrawnShape, Scene
+from saccade_bench.drawn.tasks import Exchange, is_number
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from saccade.demo.evaluate import Ask, ChatMessage, as_json, evaluate, print_scores
-from saccade.demo.tasks import SKILLS
+from saccade_bench.drawn.tasks import SKILLS
 from train.batches import IMAGE, preprocess
+from train.evaluate import Ask, ChatMessage, as_json, evaluate, print_scores
 from train.net import patchify
 
 

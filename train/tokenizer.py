@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from saccade.demo.draw import COLOURS, SHAPES
-from saccade.demo.tasks import SMALL_TALK, plural
+from saccade_bench.drawn.draw import COLOURS, SHAPES
+from saccade_bench.drawn.tasks import SMALL_TALK, plural
 
 SPECIAL = (
     "<|endoftext|>",

@@ -39,8 +39,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from saccade.demo.draw import SHAPES
-from saccade.demo.tasks import Difficulty
+from saccade_bench.drawn.draw import SHAPES
+from saccade_bench.drawn.tasks import Difficulty
 from train.architecture import WIDTH, build_model, write_settings, write_weights
 from train.batches import (
     CHARACTERS,

@@ -53,8 +53,6 @@ evaluation = App(
 for name, what in (
     ("media", "What a new and a seen image cost in CPU time and bytes, stage by stage."),
     ("encoder", "How many images a second the vision tower encodes."),
-    ("kernels", "Memory speed of the rotary embedding, and an image's positions' cost."),
-    ("eviction", "Which eviction policy of embeddings saves the most encoding."),
 ):
     bench.command(f"saccade_bench.lab.cli:{name}", name=name, help=what, default_parameter=PLAIN)
 

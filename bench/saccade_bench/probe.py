@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from saccade_bench import style
+from saccade_bench import plot_style
 from saccade_bench.load.client import BenchClient, BenchReply, Failure
 from saccade_bench.load.images import Dice, DrawnImage, Sizes, parse_resolution
 from saccade_bench.load.workload import Session, Template, Turn, parse_extra, prepare
@@ -233,8 +233,10 @@ def verdicts(steps: Sequence[ProbeStep]) -> list[str]:
 
 def plot(steps: Sequence[ProbeStep]) -> bytes:
     """TTFT by pictures per request, a line per resolution; a cross marks the first failure. PNG."""
-    made, axis = style.figure()
-    for colour, resolution in zip(style.COLOURS, dict.fromkeys(step.resolution for step in steps)):
+    made, axis = plot_style.figure()
+    for colour, resolution in zip(
+        plot_style.COLOURS, dict.fromkeys(step.resolution for step in steps)
+    ):
         group = [step for step in steps if step.resolution == resolution]
         good = [step for step in group if step.ttft is not None and step.failure is None]
         axis.plot(
@@ -254,7 +256,7 @@ def plot(steps: Sequence[ProbeStep]) -> bytes:
                 markersize=9,
                 markeredgewidth=2,
             )
-    style.label(
+    plot_style.label(
         axis,
         "Pictures in one request",
         "pictures (new ones each time; x: the first failure)",
@@ -262,5 +264,5 @@ def plot(steps: Sequence[ProbeStep]) -> bytes:
     )
     axis.set_ylim(bottom=0)
     axis.set_xlim(left=0)
-    style.legend(axis)
-    return style.png(made)
+    plot_style.legend(axis)
+    return plot_style.png(made)

@@ -37,7 +37,7 @@ from saccade.sched.drafts import Drafter
 from saccade.sched.grammar_state import Matchers
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.speculation import Speculation
-from saccade.text.grammar import Grammars, OutputConstraint
+from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference

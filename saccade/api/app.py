@@ -206,10 +206,11 @@ class _Api:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
+            offer = ask.prompt.offer if isinstance(ask.prompt, Chat) else None
             shape = ChatShape(
                 self.front.vocabulary,
                 bool(answer.logprobs),
-                isinstance(ask.prompt, Chat) and ask.prompt.offer.open,
+                offer is not None and offer.open,
                 answer.include_reasoning is not False,
             )
             tell = self._choices(shape, reply, PromptView(top=answer.prompt_logprobs))

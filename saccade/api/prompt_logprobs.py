@@ -32,7 +32,7 @@ from saccade.front.answer_update import AnswerUpdate
 from saccade.front.conversation import Chat
 from saccade.front.input_processor import InputProcessor, PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.detokenize import Vocabulary
+from saccade.text.answer.detokenize import Vocabulary
 
 MAX_PROMPT_SCORES = 1 << 20
 """Log-probabilities of prompt tokens that one request may have written: about 70 MB of JSON."""

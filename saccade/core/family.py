@@ -359,9 +359,9 @@ class FamilySpec(Protocol):
         """
         ...
 
-    def widened(self, at: int, spans: Sequence[Span]) -> int:
-        """The place of prompt token `at` after `expand_prompt` has expanded the placeholders into
-        `spans`.
+    def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
+        """The place of prompt token `at` after `expand_prompt` has expanded the placeholders of
+        `images` into `spans`.
         """
         ...
 

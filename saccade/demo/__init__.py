@@ -1,12 +1,11 @@
-"""The demo model: its tasks for training and examination, its training script, and its committed
-weights.
+"""The demo model, its committed weights, and the three images that `saccade demo` asks it about.
 
-Owns: the images and questions (`draw`, `tasks`), the tokenizer, the training and the held-out
-evaluation. Does not know: the engine or the server. The evaluation speaks HTTP; only `train`, `net`
-and `batches` import torch.
+Knows neither the engine nor the server. `train/` trains the model and measures its accuracy.
 """
 
 from pathlib import Path
 
 MODEL_DIR = Path(__file__).parent / "model"
 """The committed Hugging Face folder of the trained demo model."""
+PICTURES = tuple(Path(__file__).parent / "pictures" / f"picture-{n}.png" for n in (1, 2, 3))
+"""A number, and two images of shapes, as `saccade_bench.drawn` draws them."""

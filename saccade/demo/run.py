@@ -1,5 +1,5 @@
-"""`saccade demo`: serve the demo model, ask it about freshly drawn images, show answers and cache
-hits, keep serving.
+"""`saccade demo`: serve the demo model, ask it about three images, show answers and cache hits,
+keep serving.
 
 An HTTP client like any other: everything shown came through the API. Knows nothing of the server's
 insides.
@@ -8,16 +8,16 @@ insides.
 from __future__ import annotations
 
 import json
-import random
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +29,38 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.core.own_server import own_server
-from saccade.demo.draw import DEFAULT_FONT, Scene, render
-from saccade.demo.evaluate import LARGE, ChatMessage, user_message
-from saccade.demo.tasks import (
-    HARDEST,
-    Draw,
-    Exchange,
-    ask_colour,
-    ask_describe,
-    ask_number,
-    ask_which,
-    number_scene,
-    shapes_scene,
-)
+from saccade.demo import PICTURES
 
 START_TIMEOUT = 120.0
 SCRIPT = Path(sys.executable).with_name("saccade")
 """Where installers put the command."""
 COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
+
+
+@dataclass(frozen=True)
+class DemoTurn:
+    """A question of the chat, its one right answer, and the images that come with it."""
+
+    question: str
+    answer: str
+    images: tuple[Path, ...] = ()
+
+
+QUESTIONS = (
+    DemoTurn("What number is in the picture?", "The number is 9534.", PICTURES[:1]),
+    DemoTurn("Describe picture 2.", "Picture 2 shows a red heart and a blue star.", PICTURES[1:2]),
+    DemoTurn("What colour is the star in picture 3?", "The star is green.", PICTURES[2:]),
+    DemoTurn("Which picture shows the white square?", "The white square is in picture 3."),
+    DemoTurn("What is the number in picture 1?", "The number is 9534."),
+    DemoTurn(
+        "What do you see in picture 3?",
+        "Picture 3 shows a purple square, a green star and a white square.",
+    ),
+)
+"""One chat, the same for everyone; the later questions go back to earlier images.
+
+It asks for the model's strengths (see its card): text is large, and nothing is counted.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,32 +74,6 @@ class DemoAnswer:
     cached_tokens: int
     encoded: int
     reused: int
-
-
-def script(seed: int) -> list[Exchange]:
-    """A chat of six turns over three images; the later questions go back to earlier images.
-
-    The chat asks for the model's strengths (see its card): text is large, and nothing is counted.
-    """
-    draw = Draw(random.Random(f"demo/{seed}"), replace(HARDEST, small=LARGE), (DEFAULT_FONT,))
-    number, shapes, more = (
-        number_scene(draw, (256, 144)),
-        shapes_scene(draw, (250, 200), 2),
-        shapes_scene(draw, (200, 250), 3),
-    )
-    asked = [
-        ((number,), ask_number(draw, number, "")),
-        ((shapes,), ask_describe(draw, shapes, " in picture 2")),
-        ((more,), ask_colour(draw, more, " in picture 3")),
-        ((), ask_which(draw, (number, shapes, more))),
-        ((), ask_number(draw, number, " in picture 1")),
-        ((), ask_describe(draw, more, " in picture 3")),
-    ]
-    return [
-        Exchange(question[0], images, question[1], question[2])
-        for images, question in asked
-        if question is not None
-    ]
 
 
 def run(
@@ -107,31 +95,25 @@ def run(
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         wait_until_ready(client, server)
-        right = converse(client, console, script(SEED), out)
+        right = converse(client, console, QUESTIONS, out)
         if not exit_after:
             serve_on(console, server, port, out)
         return 0 if right else 1
 
 
-SEED = 2
-"""Chosen once, so that the show is the same for everyone; how often the model is right on fresh
-pictures stands in its card.
-"""
-
-
-def converse(client: httpx.Client, console: Console, turns: Sequence[Exchange], out: Path) -> bool:
+def converse(client: httpx.Client, console: Console, turns: Sequence[DemoTurn], out: Path) -> bool:
     """Ask all turns as one chat, print each, then the table.
 
     True if every answer was the expected one.
     """
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-    messages: list[ChatMessage] = []
-    rows: list[tuple[Exchange, DemoAnswer]] = []
+    messages: list[dict[str, Any]] = []
+    rows: list[tuple[DemoTurn, DemoAnswer]] = []
     images = 0
     for turn in turns:
-        for scene in turn.scenes:
+        for image in turn.images:
             images += 1
-            show(console, scene, out / f"picture-{images}.png", images)
+            show(console, image, out / f"picture-{images}.png", images)
         messages.append(user_message(turn))
         answer = ask(client, model, messages)
         messages.append({"role": "assistant", "content": answer.text})
@@ -149,7 +131,17 @@ def converse(client: httpx.Client, console: Console, turns: Sequence[Exchange], 
     return all(answer.text == turn.answer for turn, answer in rows)
 
 
-def ask(client: httpx.Client, model: str, messages: Sequence[ChatMessage]) -> DemoAnswer:
+def user_message(turn: DemoTurn) -> dict[str, Any]:
+    """Return a turn as an OpenAI message: its images, then the question."""
+    if not turn.images:
+        return {"role": "user", "content": turn.question}
+    encoded = [b64encode(image.read_bytes()).decode() for image in turn.images]
+    urls = [f"data:image/png;base64,{each}" for each in encoded]
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"role": "user", "content": [*images, {"type": "text", "text": turn.question}]}
+
+
+def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) -> DemoAnswer:
     """One streamed, greedy answer. Raises httpx.HTTPStatusError when the server refuses."""
     before = image_counts(client)
     body = {
@@ -228,11 +220,11 @@ def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
     )
 
 
-def show(console: Console, scene: Scene, path: Path, number: int) -> None:
-    """Save the image; draw it in a terminal with true colour."""
-    image = render(scene)
+def show(console: Console, source: Path, path: Path, number: int) -> None:
+    """Copy the image to `path`; draw it in a terminal with true colour."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path)
+    path.write_bytes(source.read_bytes())
+    image = Image.open(path)
     if console.is_terminal and console.color_system == "truecolor":
         console.print(half_blocks(image, width=44))
     console.print(f"[dim]picture {number}: {path} ({image.width} x {image.height})[/dim]")

@@ -54,6 +54,23 @@ def refuse_unsupported(text: Section, *flags: str) -> None:
         raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
 
 
+def require_flags(section: Section, *flags: str) -> None:
+    """Raise CheckpointError where one of `flags` is false."""
+    for name in flags:
+        if not section.flag(name, default=True):
+            raise CheckpointError(f"{section.where}: {name} false is not supported")
+
+
+def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
+    """Return a token of images. Raise CheckpointError for one beyond the vocabulary."""
+    token = config.integer(*names, default=default)
+    if not 0 <= token < vocab:
+        raise CheckpointError(
+            f"{config.where}: image token {token} is beyond the vocabulary of {vocab} tokens"
+        )
+    return token
+
+
 def read_heads(text: Section) -> tuple[int, int]:
     """Attention's heads of queries, and of keys and values. Raises CheckpointError."""
     heads = text.count("num_attention_heads")

@@ -28,7 +28,7 @@ from saccade.families.transformers_any.proven import PROVEN
 from saccade.families.transformers_any.spec import AnySpec, transformers_spec
 
 if TYPE_CHECKING:
-    from saccade.nn.protocol import FamilyModel
+    from saccade.nn.family_model import FamilyModel
 
 
 @dataclass(frozen=True, slots=True)

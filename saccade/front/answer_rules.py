@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.token_rules import NO_RULES, NoRepeat, ThinkingBudget, TokenRules
-from saccade.text.prompt import Tokenizer
-from saccade.text.reasoning import CHANNEL, THINK
+from saccade.text.answer.reasoning import CHANNEL, THINK
+from saccade.text.prompt.template import Tokenizer
 
 MAX_ALLOWED_TOKENS = 16_384
 MAX_BAD_WORDS = 128

@@ -14,7 +14,7 @@ from saccade.core.types import (
     Tier,
     TokenLogprobs,
 )
-from saccade.text.answer import AnswerEvent
+from saccade.text.answer.reader import AnswerEvent
 
 Finish = Literal["stop", "length"]
 Level = Literal["kv", "embedding", "pixels", "encoder", "none"]

@@ -32,8 +32,8 @@ from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.front.score_prompts import find_scoring
 from saccade.gguf.folder import resolve_checkpoint
 from saccade.media.media import Media
-from saccade.text.answer_format import find_manner
-from saccade.text.prompt import ChatTemplate, Tokenizer
+from saccade.text.answer.answer_format import find_manner
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
 log = logging.getLogger("saccade")
 UNPROVEN = "a few prompts were compared with transformers' own answers at load, no more"

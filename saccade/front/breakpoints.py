@@ -1,7 +1,7 @@
 """Places where a client wants the prompt kept in the caches, and the times, in both APIs' words.
 
 Owns the schemas of marks and their effect. Knows nothing of tokens: a mark is a place between parts
-until the prompt is rendered (`text/message_offsets.py`).
+until the prompt is rendered (`text/prompt/message_offsets.py`).
 
     {"cache_control": {"type": "ephemeral", "ttl": "5m"}}               Anthropic's; 5 minutes
     {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}     OpenAI's; 30 minutes

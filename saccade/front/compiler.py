@@ -1,7 +1,7 @@
 """Grammars compiled beside the event loop, for `InputProcessor`.
 
 Owns the front's lexicon, the one compiling thread, and the order of its turns. Knows nothing of
-prompts, requests or rows; `text/grammar.py` reads wishes.
+prompts, requests or rows; `text/grammar/grammars.py` reads wishes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llguidance import LLTokenizer
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.grammar_vocab import read_lexicon
-from saccade.text.grammar import Grammar, Grammars, OutputConstraint
+from saccade.text.grammar.grammars import Grammar, Grammars, OutputConstraint
 
 log = logging.getLogger("saccade")
 

@@ -15,9 +15,9 @@ import msgspec
 
 from saccade.front.breakpoints import Mark
 from saccade.media.sources import ImageSource, SentFile, Source, VideoSource
-from saccade.text.json_size import extent
-from saccade.text.message_offsets import TOOLS
-from saccade.text.tools import NO_TOOLS, ToolSet
+from saccade.text.grammar.json_size import extent
+from saccade.text.grammar.tools import ToolSet
+from saccade.text.prompt.message_offsets import TOOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> 
 class Chat:
     """A conversation to be rendered by the chat template.
 
+    `offer`: None: the client names no tools, and chooses none.
     `variables` are the client's own for the template. effort, verbosity, thinks:
     `reasoning_effort`, `verbosity` and `enable_thinking`, whose meaning is the template's.
     `num_characters`: of the template's whole input; counting takes a while, so a large chat is
@@ -112,7 +113,7 @@ class Chat:
     """
 
     messages: tuple[Message, ...]
-    offer: ToolSet = NO_TOOLS
+    offer: ToolSet | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     effort: str | None = None
@@ -124,8 +125,8 @@ class Chat:
 
     def __post_init__(self) -> None:
         messages = sum(message.num_characters for message in self.messages)
-        tools = sum(tool.num_characters for tool in self.offer.tools)
-        variables = extent(self.variables).characters
+        tools = sum(tool.num_characters for tool in self.offer.tools) if self.offer else 0
+        variables = extent(self.variables).characters if self.variables else 0
         object.__setattr__(self, "num_characters", messages + tools + variables)
 
     @property

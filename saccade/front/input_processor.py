@@ -39,15 +39,15 @@ from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
 from saccade.media.media import Media
 from saccade.media.opened import Opened, OpenedImage, OpenedVideo
 from saccade.media.sources import ImageSource, Source
-from saccade.text import tool_calls
-from saccade.text.answer import PLAIN, ReadAs
-from saccade.text.answer_format import SILENT, AnswerFormat
-from saccade.text.grammar import OutputConstraint
-from saccade.text.message_offsets import TOOLS, Landmark
-from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.reasoning import THINK, Where
-from saccade.text.tool_grammar import Style, read_tool_choice
-from saccade.text.tools import NO_TOOLS, ToolSet
+from saccade.text.answer import tool_calls
+from saccade.text.answer.answer_format import SILENT, AnswerFormat
+from saccade.text.answer.reader import PLAIN, ReadAs
+from saccade.text.answer.reasoning import THINK, Where
+from saccade.text.grammar.grammars import OutputConstraint
+from saccade.text.grammar.tool_choice import Style, read_tool_choice
+from saccade.text.grammar.tools import ToolSet
+from saccade.text.prompt.message_offsets import TOOLS, Landmark
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
 Biases = tuple[tuple[int, float], ...]
@@ -209,12 +209,13 @@ class InputProcessor:
     def _reading(self, ask: GenerationRequest, where: Where | None, held: bool) -> ReadAs:
         """The reader of the answers. held: a grammar holds them."""
         offer = _offer(ask)
+        calls = offer is not None and offer.open
         return ReadAs(
             where if ask.separate_reasoning else None,
-            self.manner.calls if offer.open else None,
-            offer.schemas,
-            certain=offer.open and held,
-            single=not offer.parallel,
+            self.manner.calls if calls else None,
+            {} if offer is None else offer.schemas,
+            certain=calls and held,
+            single=offer is not None and not offer.parallel,
             special=not ask.rules.skip_special_tokens,
             with_stop=ask.rules.include_stop_str_in_output,
             tags=self._tags,
@@ -242,6 +243,8 @@ class InputProcessor:
         cannot call.
         """
         offer, form, wish = _offer(ask), self.manner.calls, ask.wish
+        if offer is None:
+            return wish
         if form is None:
             if offer.open or (offer.held and offer.tools):
                 raise InvalidRequest(
@@ -391,7 +394,7 @@ class InputProcessor:
             expanded, spans = self.spec.expand_prompt(encoded.tokens, images, steps)
         except InvalidRequest as fault:  # the family knows no client's names
             raise InvalidRequest(fault.message, _prompt_field(ask)) from None
-        found = [(self.spec.widened(at, spans), mark) for at, mark in encoded.landmarks]
+        found = [(self.spec.widened(at, spans, images), mark) for at, mark in encoded.landmarks]
         return Prompt(
             expanded,
             spans,
@@ -408,7 +411,7 @@ class InputProcessor:
                 for at, mark in found
                 if ask.cache.diagnose
                 and isinstance(ask.prompt, Chat)
-                and (mark.message != TOOLS or ask.prompt.offer.tools)
+                and (mark.message != TOOLS or (ask.prompt.offer and ask.prompt.offer.tools))
             ),
         )
 
@@ -437,7 +440,7 @@ class InputProcessor:
         # Defaults for every open field.
         usual = max(self.defaults.max_tokens, ask.sampling.get("min_tokens", 0))
         given = {"max_tokens": usual, "seed": secrets.randbits(63), **ask.sampling}
-        if (offer := _offer(ask)).tools and not offer.open:
+        if (offer := _offer(ask)) is not None and offer.tools and not offer.open:
             given["logit_bias"] = self._without_calls(given.get("logit_bias", ()))
         sampling = replace(self.defaults, **given)
         sampling = replace(
@@ -543,5 +546,5 @@ def _marks(ask: GenerationRequest) -> Sequence[Mark]:
     return ask.prompt.marks if isinstance(ask.prompt, Chat) else ()
 
 
-def _offer(ask: GenerationRequest) -> ToolSet:
-    return ask.prompt.offer if isinstance(ask.prompt, Chat) else NO_TOOLS
+def _offer(ask: GenerationRequest) -> ToolSet | None:
+    return ask.prompt.offer if isinstance(ask.prompt, Chat) else None

@@ -32,14 +32,14 @@ from saccade.front.breakpoints import NO_WISH, CacheWish
 from saccade.front.compiler import MakeWish
 from saccade.front.conversation import Chat
 from saccade.front.fields import too_long
-from saccade.text import message_offsets as landmarks
-from saccade.text import reasoning
-from saccade.text.answer_format import AnswerFormat
-from saccade.text.grammar import OutputConstraint
-from saccade.text.message_offsets import Landmark
-from saccade.text.prompt import ChatTemplate, Tokenizer, TooManyTokens
-from saccade.text.reasoning import Where
-from saccade.text.special_tokens import Literals, Rendered
+from saccade.text.answer import reasoning
+from saccade.text.answer.answer_format import AnswerFormat
+from saccade.text.answer.reasoning import Where
+from saccade.text.grammar.grammars import OutputConstraint
+from saccade.text.prompt import message_offsets as landmarks
+from saccade.text.prompt.message_offsets import Landmark
+from saccade.text.prompt.special_tokens import Literals, Rendered
+from saccade.text.prompt.template import ChatTemplate, Tokenizer, TooManyTokens
 
 T = TypeVar("T")
 
@@ -264,8 +264,9 @@ class PromptEncoder:
             has = f"{chat.num_characters} characters"
             raise too_long(ask.names["messages"], has, context_length, True)
         messages = [message.for_template() for message in chat.messages]
-        offered = [tool.for_template() for tool in chat.offer.tools]
-        tools = (offered or None) if self._manner.calls is not None else None
+        tools = None
+        if chat.offer is not None and self._manner.calls is not None:
+            tools = [tool.for_template() for tool in chat.offer.tools] or None
         if (hidden := self.template.hidden(messages, tools)) is not None:
             place = chat.place_of(*hidden)
             raise InvalidRequest(

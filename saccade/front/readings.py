@@ -28,7 +28,7 @@ from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, takes
 from saccade.front.request_manager import RequestManager
 from saccade.media.fairness import BOUNDLESS, MemoryBudget
 from saccade.media.sources import Source
-from saccade.text.special_tokens import Rendered
+from saccade.text.prompt.special_tokens import Rendered
 
 MOST_TOKENS = 1 << 20
 """Of all prompts of a request together, images included."""

@@ -65,8 +65,8 @@ from saccade.front.score_prompts import CHATS, Scoring
 from saccade.front.standing import InFlight
 from saccade.front.warm_ups import WarmUps
 from saccade.media.fairness import BOUNDLESS, MemoryBudget
-from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
-from saccade.text.tool_calls import CallEnded
+from saccade.text.answer.detokenize import Detokenizer, StopStrings, Vocabulary
+from saccade.text.answer.tool_calls import CallEnded
 
 log = logging.getLogger("saccade")
 

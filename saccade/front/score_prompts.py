@@ -18,7 +18,7 @@ from saccade.core.family import FamilySpec, ScoreTemplates
 from saccade.families.checkpoint import PoolingFiles
 from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.part_defaults import ImageLimits
-from saccade.text.prompt import Tokenizer
+from saccade.text.prompt.template import Tokenizer
 
 Task = Literal["embed", "rank", "last"]
 

@@ -15,7 +15,7 @@ import torch
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
 from saccade.nn.attention import AttentionShape, CausalAttention
-from saccade.nn.embedding import TokenEmbedding, TokenHead
+from saccade.nn.embedding import TokenEmbedding, make_head
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.norm import RMSNorm
@@ -167,8 +167,11 @@ class Decoder(Generic[M]):
         *,
         rotary_dim: int,
         around_one: bool = False,
+        own_head: bool = False,
     ) -> None:
-        """rotary_dim: values of a head that are turned. around_one: as DecoderLayer's."""
+        """rotary_dim: values of a head that are turned. around_one: as DecoderLayer's. own_head: as
+        `own` of `nn.embedding.make_head`.
+        """
         table = (config.vocab_size, config.hidden)
         self.hidden = config.hidden
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
@@ -180,12 +183,7 @@ class Decoder(Generic[M]):
             config.rms_eps,
             around_one=around_one,
         )
-        self.head = TokenHead(
-            weights,
-            self.embedding
-            if config.tied
-            else TokenEmbedding(weights, "lm_head.weight", table, shard),
-        )
+        self.head = make_head(weights, self.embedding, tied=config.tied, own=own_head)
         self.rope = MultiRope(config.rope, rotary_dim, weights.device)
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
@@ -218,13 +216,14 @@ class Decoder(Generic[M]):
 
 
 def attention_decoder(
-    weights: Weights, config: TextConfig, shard: Shard
+    weights: Weights, config: TextConfig, shard: Shard, *, own_head: bool = False
 ) -> Decoder[CausalAttention]:
-    """Qwen2's or Qwen3's, by its configuration."""
+    """Qwen2's or Qwen3's, by its configuration. own_head: as `Decoder`'s."""
     return Decoder(
         weights,
         config,
         shard,
         lambda layer: _attention_layer(weights, layer, config, shard),
         rotary_dim=config.head_dim,
+        own_head=own_head,
     )

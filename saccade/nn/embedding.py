@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
+HEAD = "lm_head.weight"
+
 
 class TokenEmbedding:
     """A row per token.
@@ -65,3 +67,16 @@ class TokenHead:
         padded = F.pad(logits, (0, self.share - logits.shape[1]))
         everyones = self.shard.all_gather(padded)  # [size, R, share]
         return everyones.transpose(0, 1).reshape(x.shape[0], -1)[:, : self.vocab_size]
+
+
+def make_head(
+    weights: Weights, embedding: TokenEmbedding, *, tied: bool, own: bool = True
+) -> TokenHead:
+    """Make the head behind `embedding`, whose table it shares if `tied`.
+
+    own: a head in the file counts all the same, for older files do not say that it is not tied.
+    """
+    if not tied or (own and weights.has(HEAD)):
+        table = embedding.vocab_size, embedding.table.shape[1]
+        embedding = TokenEmbedding(weights, HEAD, table, embedding.shard)
+    return TokenHead(weights, embedding)

@@ -220,14 +220,20 @@ def hybrid_layer(
 
 
 def hybrid_model(
-    weights: Weights, config: TextConfig, hybrid: HybridConfig, shard: Shard
+    weights: Weights,
+    config: TextConfig,
+    hybrid: HybridConfig,
+    shard: Shard,
+    *,
+    own_head: bool = False,
 ) -> Decoder[GatedAttention | GatedDelta]:
-    """The whole language model."""
+    """Make the whole language model. own_head: as `Decoder`'s."""
     return Decoder(
         weights,
         config,
         shard,
         lambda layer: hybrid_layer(weights, layer, config, hybrid, shard),
         rotary_dim=hybrid.rotary_dim,
+        own_head=own_head,
         around_one=True,
     )

@@ -1,5 +1,5 @@
 """The inputs of a forward pass (`Batch`, `Pack`), its attention (`Attention`), and the contract of
-a family's network (`FamilyModel`, `FamilyNet`, `VisionNet`).
+a family's network (`FamilyNet`, `VisionNet`).
 
 All are passed as arguments, never kept in a global. `runtime/` builds them.
 """
@@ -21,8 +21,6 @@ from saccade.kernels.reference.rotary import Rotation
 from saccade.kernels.reference.segments import Segments
 from saccade.kernels.tower_attention import Backend
 from saccade.nn.low_rank import Adapters
-from saccade.nn.weights import Weights
-from saccade.parallel import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,33 +321,4 @@ class FamilyNet(TowerNet, Protocol):
         """Logits [R, vocab_size] in float32 of some rows of the states from `forward`. Every rank
         takes part.
         """
-        ...
-
-
-class FamilyModel(Protocol):
-    """The network half of a family, for one checkpoint: the building of its network, and the names
-    of its tensors. `canonical_name` makes canonical names.
-    """
-
-    def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> FamilyNet:
-        """The whole network; `encoder_shard` is the vision tower's.
-
-        Raises CheckpointError where a tensor is missing or misshapen.
-        """
-        ...
-
-    def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerNet:
-        """The vision tower alone; no other tensor is read. Raises as `build` does."""
-        ...
-
-    def canonical_name(self, name: str) -> str:
-        """The layers' name for the tensor called `name` in a file."""
-        ...
-
-    def harmless(self, name: str) -> bool:
-        """True for a canonical name that no layer need ask for: passed over in silence."""
-        ...
-
-    def projection(self, name: str) -> bool:
-        """True for the canonical name of a matrix that may be quantised."""
         ...

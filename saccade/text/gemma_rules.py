@@ -16,8 +16,8 @@ from typing import Any
 from saccade.core.errors import InvalidRequest
 from saccade.text.call_gemma import MAX_WORD, QUOTE
 from saccade.text.call_xml import follow
-from saccade.text.grammar import Part, quoted, schema_part
-from saccade.text.schema import Place, place_name
+from saccade.text.grammar.grammars import Part, quoted, schema_part
+from saccade.text.grammar.schema import Place, place_name
 
 _UNWRITABLE = frozenset('{}[],:<>"\r\n')
 """Characters that would end a bare key, or begin a quoted one."""

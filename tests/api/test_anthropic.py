@@ -18,9 +18,9 @@ from saccade.edge.refusal import error_body
 from saccade.front.conversation import Chat, MessageText, tool_call
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.sources import Base64, FileId, ImageSource
-from saccade.text.answer import AnswerReader
-from saccade.text.grammar import OutputConstraint
-from saccade.text.tool_calls import CallArguments, CallStarted
+from saccade.text.answer.reader import AnswerReader
+from saccade.text.answer.tool_calls import CallArguments, CallStarted
+from saccade.text.grammar.grammars import OutputConstraint
 
 PIXEL = "iVBORw0KGgo="
 TOOL: dict[str, Any] = {
@@ -175,6 +175,7 @@ def test_a_transcript_of_an_agent_becomes_a_chat() -> None:
     ]
     places = [each.place for each in chat.messages]
     assert places[:3] == ["system", "messages[0].content", "messages[1].content"]
+    assert chat.offer is not None
     (tool,) = chat.offer.tools
     assert (tool.name, tool.description, tool.parameters) == (
         "look",
@@ -229,6 +230,7 @@ def test_a_tool_choice_is_openais(choice: Any, openais: Any, parallel: bool) -> 
          "tools": [{**TOOL, "eager_input_streaming": True}], "tool_choice": choice},
     )  # fmt: skip
     offer = chat_of(ask).offer
+    assert offer is not None
     assert (offer.choice, offer.parallel) == (openais, parallel)
 
 

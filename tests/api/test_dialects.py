@@ -21,7 +21,7 @@ from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.refused_words import RefusedWords
 from saccade.media.sources import Base64, FileId, ImageSource
-from saccade.text.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
+from saccade.text.grammar.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
 
 CONTEXT = 4096
 Read = Callable[[bytearray], GenerationRequest]

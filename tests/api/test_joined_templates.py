@@ -12,7 +12,7 @@ from saccade.core.messages import Submit
 from saccade.front.content import message_from_object
 from saccade.front.conversation import Chat
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.prompt import ChatTemplate
+from saccade.text.prompt.template import ChatTemplate
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served, serving
 from tests.text.templates import SMOLLM

@@ -15,9 +15,9 @@ import pytest
 from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.text.answer_format import AnswerFormat
-from saccade.text.prompt import ChatTemplate
-from saccade.text.reasoning import THINK
+from saccade.text.answer.answer_format import AnswerFormat
+from saccade.text.answer.reasoning import THINK
+from saccade.text.prompt.template import ChatTemplate
 from saccade_bench.attacks import raw
 from tests.helpers.echo import CACHED, CONTEXT
 from tests.helpers.images import png

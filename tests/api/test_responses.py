@@ -24,8 +24,8 @@ from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
 from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.sources import ImageSource
-from saccade.text.answer import AnswerReader
-from saccade.text.grammar import OutputConstraint
+from saccade.text.answer.reader import AnswerReader
+from saccade.text.grammar.grammars import OutputConstraint
 from tests.helpers.asking import eventually
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served, serving
@@ -265,6 +265,7 @@ def test_tools_and_formats_are_read() -> None:
         reasoning={"effort": "high"},
     )
     chat = chat_of(ask)
+    assert chat.offer is not None
     (tool,) = chat.offer.tools
     assert (tool.name, tool.parameters) == (FUNCTION["name"], FUNCTION["parameters"])
     assert tool.param == "tools[0].parameters"

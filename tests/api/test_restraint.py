@@ -20,7 +20,7 @@ from saccade.front.answer_rules import (
     MAX_NGRAM,
     AnswerRules,
 )
-from saccade.text.prompt import Tokenizer
+from saccade.text.prompt.template import Tokenizer
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from saccade.core.messages import Submit
-from saccade.text.prompt import Tokenizer
+from saccade.text.prompt.template import Tokenizer
 from tests.helpers.echo import CONTEXT
 from tests.helpers.served import TOKENIZER, Served
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from saccade.text.answer_format import AnswerFormat
-from saccade.text.tool_calls import Form
+from saccade.text.answer.answer_format import AnswerFormat
+from saccade.text.answer.tool_calls import Form
 from tests.api.test_tools import ask, calls_of, says, streamed
 from tests.helpers.served import Served, serving
 

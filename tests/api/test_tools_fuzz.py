@@ -15,12 +15,12 @@ from saccade.front.answer_update import AnswerUpdate
 from saccade.front.conversation import Chat, Message
 from saccade.front.input_processor import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.answer import AnswerEvent, Reasoned, gather
-from saccade.text.answer_format import AnswerFormat
-from saccade.text.prompt import ChatTemplate
-from saccade.text.reasoning import THINK
-from saccade.text.tool_calls import CallBroken, Form
-from saccade.text.tools import ToolSet, read_tools
+from saccade.text.answer.answer_format import AnswerFormat
+from saccade.text.answer.reader import AnswerEvent, Reasoned, gather
+from saccade.text.answer.reasoning import THINK
+from saccade.text.answer.tool_calls import CallBroken, Form
+from saccade.text.grammar.tools import ToolSet, read_tools
+from saccade.text.prompt.template import ChatTemplate
 from tests.helpers.served import TOKENIZER, Served, serving
 from tests.text.templates import QWEN3_VL, THINKING
 from tests.text.test_tool_calls import HERMES, TOOLS, XML, check_accounts, mutated

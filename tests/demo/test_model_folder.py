@@ -13,7 +13,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from saccade.demo import MODEL_DIR
-from saccade.demo.tasks import SKILLS, SMALL_TALK, held_out
+from saccade_bench.drawn.tasks import SKILLS, SMALL_TALK, held_out
 from train.tokenizer import CHAT_TEMPLATE, SPECIAL, build_tokenizer
 
 FILES = (

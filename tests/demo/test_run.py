@@ -7,12 +7,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from saccade.demo.evaluate import ChatMessage, user_message
-from saccade.demo.run import SEED, ask, program, script
+from saccade.demo.run import QUESTIONS, ask, program, user_message
 from saccade_bench.fixtures.server import serving
 
 pytestmark = pytest.mark.more
@@ -22,7 +22,7 @@ def test_the_demo_answers_every_question_and_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "saccade", "demo", "--exit"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    questions = len(script(SEED))
+    questions = len(QUESTIONS)
     assert done.stdout.count("  right\n") == questions and "wrong" not in done.stdout
     assert sorted(path.name for path in (tmp_path / "out" / "demo").iterdir()) == [
         "picture-1.png",
@@ -50,17 +50,17 @@ def test_the_command_to_type_works_from_here(
 
 @pytest.mark.slow
 def test_a_turn_of_the_demo_encodes_its_new_picture_only(tmp_path: Path) -> None:
-    messages: list[ChatMessage] = []
+    messages: list[dict[str, Any]] = []
     pictures = 0
     with (
         serving("demo", tmp_path) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
-        for turn in script(SEED):
+        for turn in QUESTIONS:
             messages.append(user_message(turn))
             answer = ask(client, "demo", messages)
             assert answer.text == turn.answer
-            assert (answer.encoded, answer.reused) == (len(turn.scenes), pictures)
+            assert (answer.encoded, answer.reused) == (len(turn.images), pictures)
             assert bool(answer.cached_tokens) == bool(pictures)
-            pictures += len(turn.scenes)
+            pictures += len(turn.images)
             messages.append({"role": "assistant", "content": answer.text})

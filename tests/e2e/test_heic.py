@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
-from saccade.demo.draw import render
-from saccade.demo.run import SEED, script
+from saccade.demo.run import QUESTIONS
 from saccade_bench.fixtures.server import Server, serving
 
 pytestmark = pytest.mark.slow  # its decoding, its workers and its refusals: tests/media
@@ -33,7 +33,7 @@ sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sy
 
 def data_url(kind: str) -> str:
     pillow_heif = pytest.importorskip("pillow_heif")
-    file, image = io.BytesIO(), render(script(SEED)[0].scenes[0])
+    file, image = io.BytesIO(), Image.open(QUESTIONS[0].images[0])
     if kind == "heic":
         pillow_heif.from_pillow(image).save(file, quality=95, chroma=444)
     else:
@@ -42,7 +42,7 @@ def data_url(kind: str) -> str:
 
 
 def ask(server: Server, url: str) -> httpx.Response:
-    words = {"type": "text", "text": script(SEED)[0].question}
+    words = {"type": "text", "text": QUESTIONS[0].question}
     parts = [{"type": "image_url", "image_url": {"url": url}}, words]
     body = {"messages": [{"role": "user", "content": parts}], "temperature": 0}
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)

@@ -6,9 +6,9 @@ With PAGE_SCREENSHOTS=FOLDER, what was seen is kept there (README shows it).
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.demo.draw import Scene, render
-from saccade.demo.run import SEED, script
+from saccade.demo.run import QUESTIONS
 from saccade_bench.fixtures.server import Server, serving
 from tests.e2e.chromium import CHROMIUM, Browser, browsing
 
@@ -65,13 +64,10 @@ def page(browser: Browser, server: Server) -> Browser:
     return browser
 
 
-def give(page: Browser, how: str, scenes: Sequence[Scene]) -> None:
+def give(page: Browser, how: str, images: Sequence[Path]) -> None:
     """Drop or paste images, and wait for their thumbnails."""
-    files = []
-    for i, scene in enumerate(scenes):
-        buffer = io.BytesIO()
-        render(scene).save(buffer, "PNG")
-        files.append((f"{i}.png", base64.b64encode(buffer.getvalue()).decode()))
+    read = [base64.b64encode(image.read_bytes()).decode() for image in images]
+    files = [(f"{i}.png", encoded) for i, encoded in enumerate(read)]
     page.run(GIVE % (json.dumps(files), how))
     page.wait_for(f"document.querySelectorAll('#tray img').length === {len(files)}")
 
@@ -110,8 +106,8 @@ def keep(page: Browser, name: str, tmp_path: Path) -> None:
 def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     page: Browser, tmp_path: Path
 ) -> None:
-    first, second, *_ = script(SEED)
-    give(page, DROP, first.scenes)
+    first, second, *_ = QUESTIONS
+    give(page, DROP, first.images)
     assert ask(page, first.question) == first.answer
     assert found(page) == ["new"]
     stages = page.run("[...document.querySelectorAll('.lane .stage')].map((each) => each.title)")
@@ -122,7 +118,7 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     assert page.run("document.querySelector('.trace summary').textContent").startswith(
         "1 new image; "
     )
-    give(page, PASTE, second.scenes)
+    give(page, PASTE, second.images)
     assert ask(page, second.question) == second.answer
     assert found(page) == ["seen: whole prompt", "new"]
     page.run("document.querySelector('#talk .turn:last-child .trace').open = true")
@@ -130,7 +126,7 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     keep(page, "page.png", tmp_path)
     # The same image after other words: its embedding is there.
     page.run("document.getElementById('clear').click()")
-    give(page, DROP, [*second.scenes, *first.scenes])
+    give(page, DROP, [*second.images, *first.images])
     ask(page, "Which picture has a number in it?")
     assert found(page) == ["seen: embedding"] * 2
     keep(page, "page-again.png", tmp_path)
@@ -188,9 +184,8 @@ def test_the_page_asks_for_the_key(browser: Browser, tmp_path: Path) -> None:
 def test_a_session_of_saccade_chat_says_where_its_image_was_found(
     server: Server, tmp_path: Path
 ) -> None:
-    first = script(SEED)[2]
-    path = tmp_path / "image.png"
-    render(first.scenes[0]).save(path)
+    first = QUESTIONS[2]
+    path = shutil.copy(first.images[0], tmp_path / "image.png")
     lines = f"/image {path}\n{first.question}\nAnd now?\n"
     command = [sys.executable, "-m", "saccade", "chat", "--base-url", server.url]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from saccade.demo.run import SEED, script
+from saccade.demo.run import QUESTIONS
 from tests.e2e.chromium import CHROMIUM, Browser
 from tests.e2e.test_page import DROP, ask, browser, give, keep, page, server
 from tests.e2e.test_page_answers import HACK, NEVER, TURNS, begin_long
@@ -94,8 +94,8 @@ def saved(page: Browser) -> str:
 def test_conversations_are_listed_opened_searched_renamed_and_deleted(
     page: Browser, tmp_path: Path
 ) -> None:
-    first = script(SEED)[0]
-    give(page, DROP, first.scenes)
+    first = QUESTIONS[0]
+    give(page, DROP, first.images)
     ask(page, first.question)
     new_chat(page)
     answer_with(page, "Two patches of sixteen pixels.")
@@ -167,8 +167,8 @@ def test_another_conversation_is_opened_in_mid_answer_and_nothing_is_lost(page: 
 
 def test_a_conversation_is_exported_and_imported_with_its_images(page: Browser) -> None:
     page.run(SAVED)
-    first = script(SEED)[0]
-    give(page, DROP, first.scenes)
+    first = QUESTIONS[0]
+    give(page, DROP, first.images)
     answer = ask(page, first.question)
     menu(page, first.question, "Export as Markdown")
     assert saved(page) == (

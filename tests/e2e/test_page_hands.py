@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.demo.run import SEED, script
+from saccade.demo.run import QUESTIONS
 from tests.e2e.chromium import CHROMIUM, Browser
 from tests.e2e.test_page import DROP, ask, browser, give, keep, page, server
 from tests.e2e.test_page_use import FAKE, answer_with, press
@@ -183,8 +183,8 @@ def test_nothing_moves_where_nothing_is_to_move(page: Browser) -> None:
 
 
 def test_a_phone_shows_a_chat_in_its_width(phone: Browser, tmp_path: Path) -> None:
-    for turn in script(SEED)[:2]:
-        give(phone, DROP, turn.scenes)
+    for turn in QUESTIONS[:2]:
+        give(phone, DROP, turn.images)
         assert ask(phone, turn.question) == turn.answer
     assert phone.run("document.documentElement.scrollWidth") == 390
     keep(phone, "page-phone.png", tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import signal
 import socket
 import subprocess
@@ -15,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from saccade.demo.draw import render
-from saccade.demo.run import SEED, script
+from saccade.demo.run import QUESTIONS
 from saccade_bench.fixtures.server import Server, wait_until_ready
 from tests.media import holed
 from tests.media.pictures import encode, noise
@@ -51,7 +49,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def ask(server: Server, key: str, image: bytes, **more: Any) -> str:
     url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
-    words = {"type": "text", "text": script(SEED)[0].question}
+    words = {"type": "text", "text": QUESTIONS[0].question}
     parts = [{"type": "image_url", "image_url": {"url": url}}, words]
     body = {"messages": [{"role": "user", "content": parts}], "temperature": 0, **more}
     headers = {"authorization": f"Bearer {key}"}
@@ -63,9 +61,7 @@ def ask(server: Server, key: str, image: bytes, **more: Any) -> str:
 def test_an_image_is_answered_and_cached_as_it_is_whatever_another_key_sends(
     server: Server,
 ) -> None:
-    file = io.BytesIO()
-    render(script(SEED)[0].scenes[0]).save(file, "PNG")
-    image = file.getvalue()
+    image = QUESTIONS[0].images[0].read_bytes()
     told = ask(server, "key-a", image, cache_salt="before")
     evil = holed.with_code(encode(noise(64, 64)), holed.BLACKEN)
     ask(server, "key-m", evil)

@@ -21,7 +21,7 @@ import pytest
 from saccade.core.errors import StartupError
 from saccade.core.options import ConnectionOptions, ServerOptions
 from saccade.edge.http_server import listen
-from saccade.text.prompt import Tokenizer
+from saccade.text.prompt.template import Tokenizer
 from saccade_bench.attacks import raw
 from tests.helpers.asking import BODY, HI, Asking, eventually, held, in_flight
 from tests.helpers.served import FOLDER, Served, its_own, serving

@@ -16,7 +16,7 @@ from saccade.core.grammar_vocab import read_lexicon
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.nn.protocol import FamilyNet
 from saccade.sched.grammar_state import Matchers
-from saccade.text.grammar import Grammars, OutputConstraint
+from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load

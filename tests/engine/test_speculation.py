@@ -30,7 +30,7 @@ from saccade.sched.grammar_state import Matchers
 from saccade.sched.sequence import Run
 from saccade.sched.sequence import Sequence as Guessed
 from saccade.sched.speculation import Speculation
-from saccade.text.grammar import Grammars, OutputConstraint
+from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench import same_answers
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads

@@ -27,8 +27,8 @@ from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import load_net
-from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.special_tokens import Literals
+from saccade.text.prompt.special_tokens import Literals
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, Tiny, picture, tinies
@@ -101,7 +101,7 @@ def test_prompts_are_expanded_as_the_reference_does_it(
     for at in range(len(tokens) + 1):
         count = tokens[:at].count(theirs.mark)
         part, _ = spec.expand_prompt(tokens[:at], images[:count])
-        assert part == expanded[: spec.widened(at, spans)]
+        assert part == expanded[: spec.widened(at, spans, images)]
     for wrong in (images[:2], [*images, images[0]], []):
         with pytest.raises(InvalidRequest, match=f"3 image placeholders for {len(wrong)} images"):
             spec.expand_prompt(tokens, wrong)

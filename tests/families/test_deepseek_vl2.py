@@ -30,8 +30,8 @@ from saccade.kernels.attention_backends import BACKENDS
 from saccade.kernels.reference.ops import Ops
 from saccade.media.sources import ImageSource, in_company
 from saccade.runtime.attention import pick_attention
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.server import serving
 from saccade_bench.fixtures.tiny import picture
 from tests.e2e.test_serve import (

@@ -44,8 +44,7 @@ def test_some_layer_keeps_tokens(refused: Refused, checkpoint: Callable[..., Pat
     for family in of_two_kinds(checkpoint):
         text = json.loads((checkpoint(family) / "config.json").read_text())["text_config"]
         count = len(text["layer_types"])
-        for kind in ("linear_attention", []):
-            kinds = {"layer_types": [kind] * count}
+        for kinds in ({"layer_types": [kind] * count} for kind in ("linear_attention", 7)):
             refused(family, "config.json", "layer_types", text_config=text | kinds)
         sparse = {"layer_types": None, "full_attention_interval": 1000}
         refused(family, "config.json", "config.json.*text_config", text_config=text | sparse)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
-from saccade.families.internvl.config import TileRules
-from saccade.families.internvl.spec import InternVLSpec, tile_grid
+from saccade.families.internvl.images import TileRules, tile_grid
+from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.internvl.tiny import LARGER, MOST_TILES, SIDE
 from saccade.families.registry import load_spec
 from saccade.parallel import Shard
@@ -44,7 +44,8 @@ def spec(checkpoint: Callable[..., Path]) -> InternVLSpec:
 def test_tiles_are_the_references(
     height: int, width: int, bounds: tuple[int, int], side: int
 ) -> None:
-    rules = TileRules(side, *bounds, mean=(0.5,) * 3, std=(0.5,) * 3, resample="bicubic")
+    half = (0.5, 0.5, 0.5)
+    rules = TileRules(side, *bounds, half, half, "bicubic", tokens=4, rows=17)
     columns, rows = get_optimal_tiled_canvas((height, width), (side, side), *bounds)
     assert tile_grid(height, width, rules) == (rows, columns)
 

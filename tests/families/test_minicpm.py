@@ -38,8 +38,8 @@ from saccade.runtime.encoder import PackedEncoder, cut_segments, drain
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.quant_policy import LoadTally
 from saccade.runtime.weights import load_net
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.fixtures.tiny import reference as load_reference

@@ -193,7 +193,7 @@ def test_experts_fused_or_apart_are_cut_among_ranks(
     """A rank has a slice of each expert, or some experts, or a slice of some; the sum over ranks is
     the whole layer's answer.
     """
-    from saccade.families.qwen_vl.net import canonical_name
+    from saccade.families.qwen_vl.net import QwenVLModel
     from saccade.runtime.weights import CheckpointWeights
 
     source = checkpoint(MOE)
@@ -202,7 +202,7 @@ def test_experts_fused_or_apart_are_cut_among_ranks(
     name = "language_model.layers.0.mlp"
 
     def build(folder: Path, shard: Shard) -> SparseMLP:
-        with CheckpointWeights(folder, canonical_name, torch.float32, CPU) as found:
+        with CheckpointWeights(folder, QwenVLModel.canonical_name, torch.float32, CPU) as found:
             return SparseMLP(found, name, SHAPE, shard)
 
     whole = build(source, Shard(0, 1))(x)

@@ -15,8 +15,8 @@ from saccade.core.errors import CheckpointError
 from saccade.families import config_readers
 from saccade.families.registry import load_spec
 from saccade.families.smolvlm.spec import SmolVLMSpec
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as TextTokenizer
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.tiny import Reference
 from saccade_bench.fixtures.tiny import reference as load_reference
 from tests.families.conftest import Changed, Refusals, Refused, listed
@@ -74,7 +74,7 @@ def test_lanczos_is_bicubic_beside_an_older_pytorch(
 
 
 def test_a_request_may_ask_for_fewer_tiles(spec: SmolVLMSpec) -> None:
-    tile, bounds = spec.tiles.side**2, spec.pixel_bounds
+    tile, bounds = spec.images.side**2, spec.pixel_bounds
     assert (bounds.least, bounds.max_pixels) == (tile, 9 * tile)
     found = []
     for most in (9 * tile, 6 * tile, 4 * tile, 2 * tile, 1):

@@ -207,11 +207,13 @@ def test_ends_of_a_prompt_s_parts_are_found_behind_its_images(kind: str, served:
         request = served.request(Harness(served.net), name)
         prompt, sizes = CASES[name]
         tokens = served.encode(prompt)
-        assert served.spec.widened(len(tokens), request.spans) == len(request.tokens)
-        assert served.spec.widened(0, request.spans) == 0
+        assert served.spec.widened(len(tokens), request.spans, request.images) == len(
+            request.tokens
+        )
+        assert served.spec.widened(0, request.spans, request.images) == 0
         if sizes:
             at = tokens.index(served.spec.images.placeholder)
-            assert served.spec.widened(at, request.spans) == at
+            assert served.spec.widened(at, request.spans, request.images) == at
 
 
 def test_a_processor_s_fields_can_be_chosen(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from saccade.front.compiler import Compiler
-from saccade.text.grammar import OutputConstraint
+from saccade.text.grammar.grammars import OutputConstraint
 from tests.helpers.served import TOKENIZER
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB
 

@@ -32,10 +32,10 @@ from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.media.media import Media
 from saccade.media.sources import ImageSource, SentFile
-from saccade.text.answer_format import SILENT, AnswerFormat
-from saccade.text.grammar import OutputConstraint
-from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.tools import NO_TOOLS, ToolSet, read_tools
+from saccade.text.answer.answer_format import SILENT, AnswerFormat
+from saccade.text.grammar.grammars import OutputConstraint
+from saccade.text.grammar.tools import ToolSet, read_tools
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.helpers.images import png
 from tests.helpers.stocks import image_stocks
@@ -380,7 +380,7 @@ def test_calls_that_may_not_come_are_banned_where_a_token_begins_them() -> None:
     tag: Any = backend.token_to_id("<tool_call>")
     tools = read_tools([{"type": "function", "function": {"name": "look"}}])
 
-    def made(offer: ToolSet, **sampling: Any) -> Request:
+    def made(offer: ToolSet | None, **sampling: Any) -> Request:
         ask = GenerationRequest(Chat((user("Hi"),), offer), sampling)
         return prepare(
             ask, context=4000, tokenizer=tokenizer, manner=AnswerFormat("hermes")
@@ -391,5 +391,5 @@ def test_calls_that_may_not_come_are_banned_where_a_token_begins_them() -> None:
     assert [*none.sampling.logit_bias] == [(tag, -100)]
     biased = made(ToolSet(tools, "none"), logit_bias=((7, 1.0), (tag, 5.0))).sampling
     assert [*biased.logit_bias] == [(7, 1.0), (tag, -100)]
-    assert not made(NO_TOOLS).sampling.logit_bias
-    assert made(NO_TOOLS).tokens == prepare(GenerationRequest(Chat((user("Hi"),)))).request.tokens
+    assert not made(None).sampling.logit_bias
+    assert made(None).tokens == prepare(GenerationRequest(Chat((user("Hi"),)))).request.tokens

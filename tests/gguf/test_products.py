@@ -13,7 +13,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from saccade.families.qwen_vl.net import canonical_name
+from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.gguf.folder import write_folder
 from saccade.kernels.matrix import DenseMatrix, Int4Matrix, Int4Panels, Int8Matrix
 from saccade.kernels.ops import pick_ops
@@ -101,7 +101,7 @@ def test_values_are_read_in_inference_mode_too(pair: Pair) -> None:
     part = Part("language_model.layers.1.mlp.up_proj.weight", (96, 64))
     with torch.inference_mode():
         found, expected = (
-            CheckpointWeights(each, canonical_name, torch.float32, CPU).load(part)
+            CheckpointWeights(each, QwenVLModel.canonical_name, torch.float32, CPU).load(part)
             for each in (folder, twin)
         )
     assert found.equal(expected)
@@ -113,9 +113,11 @@ def test_products_with_them_are_those_with_the_files_numbers(pair: Pair) -> None
     part = Part("language_model.layers.1.mlp.up_proj.weight", (96, 64))
     ops = pick_ops(CPU, torch.bfloat16)
     policy = QuantPolicy(lambda _: True, made=None, native=True, tally=LoadTally())
-    tensors = CheckpointWeights(folder, canonical_name, torch.bfloat16, CPU, policy=policy, ops=ops)
+    tensors = CheckpointWeights(
+        folder, QwenVLModel.canonical_name, torch.bfloat16, CPU, policy=policy, ops=ops
+    )
     matrix = tensors.load_matrix(part).ready(ops)
-    exact = CheckpointWeights(twin, canonical_name, torch.float32, CPU).load(part)
+    exact = CheckpointWeights(twin, QwenVLModel.canonical_name, torch.float32, CPU).load(part)
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     found, expected = matrix.multiply(ops, x).float(), x.float() @ exact.T
     assert isinstance(matrix, Int8Matrix)

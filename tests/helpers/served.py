@@ -37,9 +37,9 @@ from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.front.score_prompts import Scoring
 from saccade.media.media import Media
 from saccade.route.run import RouteServer
-from saccade.text.answer_format import SILENT, AnswerFormat
-from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.reasoning import THINK
+from saccade.text.answer.answer_format import SILENT, AnswerFormat
+from saccade.text.answer.reasoning import THINK
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from tests.helpers.echo import ARENA_BYTES, CONTEXT, EchoEngine
 from tests.helpers.stocks import image_stocks
 from tests.text.templates import THINKING

@@ -13,7 +13,7 @@ from saccade_bench.lab.qwen import qwen
 def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
     """Height and width in pixels, and the token."""
     if isinstance(spec, Gemma3Spec):
-        return (spec.vision.side, spec.vision.side), spec.images.begin
+        return (spec.vision.side, spec.vision.side), spec.placeholder.marks[0]
     if isinstance(spec, Gemma4Spec):
         return (2 * spec.vision.unit, 3 * spec.vision.unit), spec.images.content
     if isinstance(spec, MiniCPMSpec):

@@ -79,7 +79,7 @@ def load(
 
 def placeholder(net: FamilyNet) -> int:
     if isinstance(net.spec, InternVLSpec):
-        return net.spec.image_tokens.content
+        return net.spec.placeholder.marks[0]
     return qwen(net.spec).image_token_id
 
 

@@ -111,7 +111,7 @@ def traffic(over: Harness, seed: int) -> list[Request]:
     spec: Any = over.net.spec
     sides: tuple[int, int] | None = None  # of images that all have one size
     if isinstance(spec, Gemma3Spec):
-        sides, mark = (spec.vision.side,) * 2, spec.images.begin
+        sides, mark = (spec.vision.side,) * 2, spec.placeholder.marks[0]
     elif isinstance(spec, Gemma4Spec):
         factor, mark = 1, spec.images.content
     elif isinstance(spec, DeepseekSpec):

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.core.errors import CheckpointError
-from saccade.families.qwen_vl.net import canonical_name
+from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.families.registry import load_spec
 from saccade.kernels.matrix import DenseMatrix
 from saccade.nn.decoder import Decoder
@@ -179,13 +179,13 @@ def test_names_of_every_age_mean_the_same() -> None:
         "model.language_model.layers.0.mlp.up_proj.weight",
         "language_model.model.layers.0.mlp.up_proj.weight",
     ):
-        assert canonical_name(name) == "language_model.layers.0.mlp.up_proj.weight"
+        assert QwenVLModel.canonical_name(name) == "language_model.layers.0.mlp.up_proj.weight"
     assert (
-        canonical_name("model.visual.pos_embed.weight")
-        == canonical_name("visual.pos_embed.weight")
+        QwenVLModel.canonical_name("model.visual.pos_embed.weight")
+        == QwenVLModel.canonical_name("visual.pos_embed.weight")
         == "visual.pos_embed.weight"
     )
-    assert canonical_name("lm_head.weight") == "lm_head.weight"
+    assert QwenVLModel.canonical_name("lm_head.weight") == "lm_head.weight"
 
 
 def test_weights_are_converted_and_owned(folder: Path) -> None:

@@ -18,7 +18,7 @@ from saccade.core import grammar_vocab as lexicon
 from saccade.core.errors import InvalidRequest
 from saccade.core.plan import Masks, Plan, StepResult
 from saccade.sched import grammar_state as masks
-from saccade.text.grammar import Grammars, OutputConstraint
+from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.sched.drawing import Drawing
 from tests.text.lexicons import DEMO_VOCAB, demo_lexicon

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from saccade.text.message_offsets import find, flagged
-from saccade.text.prompt import ChatTemplate
+from saccade.text.prompt.message_offsets import find, flagged
+from saccade.text.prompt.template import ChatTemplate
 from tests.text import templates
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

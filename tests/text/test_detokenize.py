@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from saccade.core.errors import CheckpointError
-from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
+from saccade.text.answer.detokenize import Detokenizer, StopStrings, Vocabulary
 
 
 def byte_level() -> Tokenizer:

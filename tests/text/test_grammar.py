@@ -9,7 +9,7 @@ import pytest
 from saccade.core.allocated import allocated_bytes
 from saccade.core.errors import InvalidRequest
 from saccade.sched.grammar_state import Matchers
-from saccade.text.grammar import (
+from saccade.text.grammar.grammars import (
     FREE,
     Grammars,
     OutputConstraint,
@@ -17,7 +17,7 @@ from saccade.text.grammar import (
     read_response_format,
     read_structured_outputs,
 )
-from saccade.text.schema import MAX_NESTING, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from saccade.text.grammar.schema import MAX_NESTING, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
 from tests.text.walks import walk

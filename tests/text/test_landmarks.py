@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from saccade.text.message_offsets import TOOLS, Landmark, find, flagged
-from saccade.text.prompt import ChatTemplate
+from saccade.text.prompt.message_offsets import TOOLS, Landmark, find, flagged
+from saccade.text.prompt.template import ChatTemplate
 
 TURN = "{% for m in messages %}[{{ m.role }}]"
 PARTS = """{% if m.content is string %}{{ m.content | trim }}{% else %}{% for p in m.content %}

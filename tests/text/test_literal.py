@@ -15,9 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 import saccade.demo
 from saccade.core.errors import InvalidRequest
-from saccade.text.prompt import ChatTemplate
-from saccade.text.prompt import Tokenizer as OurTokenizer
-from saccade.text.special_tokens import Literals
+from saccade.text.prompt.special_tokens import Literals
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as OurTokenizer
 from tests.text import templates
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|im_end|>>")

@@ -9,10 +9,10 @@ import saccade.demo
 from saccade.families.gemma3.tiny import CHAT_TEMPLATE as GEMMA3
 from saccade.families.gemma4.tiny import CHAT_TEMPLATE as GEMMA4
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.text.answer_format import AnswerFormat, ReasoningParser, ToolParser, find_manner
-from saccade.text.json_size import Extent, extent
-from saccade.text.prompt import ChatTemplate, Tokenizer
-from saccade.text.reasoning import CHANNEL, THINK
+from saccade.text.answer.answer_format import AnswerFormat, ReasoningParser, ToolParser, find_manner
+from saccade.text.answer.reasoning import CHANNEL, THINK
+from saccade.text.grammar.json_size import Extent, extent
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from tests.text.templates import GLM, LLAMA, MISTRAL, QWEN2_VL, QWEN3_VL, STRICT, THINKING
 
 DEMO = Path(saccade.demo.__file__).parent / "model"

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.text import prompt
+from saccade.text.prompt import template as prompt
 from tests.text import templates
 
 SPECIALS = (

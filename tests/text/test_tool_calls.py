@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from jinja2 import Environment
 
 from saccade.families.gemma4.tiny import CHAT_TEMPLATE
-from saccade.text.answer import AnswerEvent, AnswerReader, WholeAnswer, gather
-from saccade.text.call_json import JsonScanner
-from saccade.text.tool_calls import (
+from saccade.text.answer.reader import AnswerEvent, AnswerReader, WholeAnswer, gather
+from saccade.text.answer.tool_calls import (
     CallArguments,
     CallBroken,
     CallEnded,
@@ -24,6 +23,7 @@ from saccade.text.tool_calls import (
     Text,
     ToolCalls,
 )
+from saccade.text.call_json import JsonScanner
 
 TOOLS: dict[str, Any] = {
     "look": {

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from saccade.core.errors import InvalidRequest
 from saccade.core.grammar_vocab import read_lexicon
 from saccade.sched.grammar_state import Matchers
-from saccade.text.answer import AnswerReader, gather
-from saccade.text.grammar import Grammars, OutputConstraint
-from saccade.text.tool_calls import OPEN, OPENS, Form
-from saccade.text.tool_grammar import Style, read_tool_choice
-from saccade.text.tools import Tool, read_tools
+from saccade.text.answer.reader import AnswerReader, gather
+from saccade.text.answer.tool_calls import OPEN, OPENS, Form
+from saccade.text.grammar.grammars import Grammars, OutputConstraint
+from saccade.text.grammar.tool_choice import Style, read_tool_choice
+from saccade.text.grammar.tools import Tool, read_tools
 from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.text.lexicons import (
     DEMO,

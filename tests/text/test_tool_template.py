@@ -10,9 +10,9 @@ import pytest
 import saccade.families.internvl
 import saccade.families.qwen_vl
 from saccade.families.registry import load_spec
-from saccade.text.answer import AnswerReader, gather
-from saccade.text.answer_format import AnswerFormat, find_manner
-from saccade.text.prompt import ChatTemplate, Tokenizer
+from saccade.text.answer.answer_format import AnswerFormat, find_manner
+from saccade.text.answer.reader import AnswerReader, gather
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.lab import tiles
 from tests.text.templates import QWEN2_VL
 

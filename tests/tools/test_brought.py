@@ -108,7 +108,7 @@ def test_nothing_asks_for_saccade_from_a_package_index() -> None:
     files = [
         root / "README.md",
         root / "bench" / "README.md",
-        *root.glob("docs/*.md"),
+        *root.glob("docs/**/*.md"),
         *root.glob("saccade/**/*.py"),
     ]
     assert [path for path in files if "saccade[" in path.read_text()] == []

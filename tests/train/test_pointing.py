@@ -8,8 +8,8 @@ pytest.importorskip("transformers")
 
 import torch
 
-from saccade.demo.draw import SHAPES, Scene
-from saccade.demo.tasks import HARDEST, SKILLS, held_out
+from saccade_bench.drawn.draw import SHAPES, Scene
+from saccade_bench.drawn.tasks import HARDEST, SKILLS, held_out
 from train.batches import CHARACTERS, COLOUR_NAMES, Mix, draw_batch
 from train.pointing import pointers
 from train.tokenizer import build_tokenizer

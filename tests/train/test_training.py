@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from saccade.demo import MODEL_DIR
-from saccade.demo.draw import SHAPES, draw_shapes_scene, draw_text_scene
-from saccade.demo.tasks import HARDEST, held_out
+from saccade_bench.drawn.draw import SHAPES, draw_shapes_scene, draw_text_scene
+from saccade_bench.drawn.tasks import HARDEST, held_out
 from train.architecture import build_model
 from train.batches import (
     CHARACTERS,

@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.demo.draw import DEFAULT_FONT, draw_size, render
-from saccade.demo.tasks import HARDEST, SCENES, Draw
+from saccade_bench.drawn.draw import DEFAULT_FONT, draw_size, render
+from saccade_bench.drawn.tasks import HARDEST, SCENES, Draw
 from saccade_bench.eval.contract import Item
 from saccade_bench.eval.sampling import user_message
 

@@ -11,8 +11,8 @@ import io
 import re
 from collections.abc import Iterator
 
-from saccade.demo.draw import COLOURS, DEFAULT_FONT, SHAPES, Scene, render
-from saccade.demo.tasks import Exchange, held_out
+from saccade_bench.drawn.draw import COLOURS, DEFAULT_FONT, SHAPES, Scene, render
+from saccade_bench.drawn.tasks import Exchange, held_out
 from saccade_bench.eval.contract import Item
 from saccade_bench.eval.ocr import says
 from saccade_bench.eval.sampling import user_message

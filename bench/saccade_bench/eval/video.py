@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from saccade.demo.draw import COLOURS, DEFAULT_FONT, SHAPES, Scene, draw_shapes_scene
-from saccade.demo.tasks import HARDEST, Draw, number_scene
+from saccade_bench.drawn.draw import COLOURS, DEFAULT_FONT, SHAPES, Scene, draw_shapes_scene
+from saccade_bench.drawn.tasks import HARDEST, Draw, number_scene
 from saccade_bench.eval.contract import EvalMessage, Item
 from saccade_bench.eval.ocr import says
 from saccade_bench.eval.sampling import data_url

@@ -36,11 +36,11 @@ from typing import Any
 from saccade_bench.gpu_check.archive import Archive
 from saccade_bench.gpu_check.figures import Figure, printed
 from saccade_bench.gpu_check.machine import explain, hardware, versions
+from saccade_bench.gpu_check.plan import unpack
 from saccade_bench.gpu_check.report import COMMAND, failed, write_report
 from saccade_bench.gpu_check.run import Outcome, StageRunner
 from saccade_bench.gpu_check.stages import AGAIN, COMMANDS, FACTS, STAGES, Stage, most_seconds
 from saccade_bench.gpu_check.targets import COPY, PRODUCTS
-from saccade_bench.gpu_check.wheels import unpack
 
 MOST_AGAIN = 100
 """Tests that are run again."""

@@ -1,160 +1,194 @@
-"""The engine's two halves in one process, without a front: the real scheduler plans, the real
-worker computes, two plans in flight as in a server.
+"""A model of random weights, and the engine's two halves around it in one process, without a front:
+the real scheduler plans, the real worker computes, two plans in flight as in a server.
+
+Weights are in 16 bits; the language model's matrices may be in FP8, as such checkpoints have them.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from saccade.core.arena import Arena
-from saccade.core.config import Dtype, EngineConfig, PageTierConfig
+from saccade.core.config import Dtype, EngineConfig
 from saccade.core.errors import InvalidRequest
+from saccade.core.family import FamilySpec
 from saccade.core.options import CacheOptions, EngineOptions, ModelOptions
 from saccade.core.plan import PLANS_IN_FLIGHT, Plan
-from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams
+from saccade.core.types import Request, SamplingParams
 from saccade.engine.process import build_scheduler
 from saccade.engine.sizing import resolve
+from saccade.families.registry import family_model, load_spec
+from saccade.kernels.matrix import LEAST_FP8_GROUP, DenseMatrix, Fp8Matrix, Matrix
+from saccade.kernels.reference.fp8 import LARGEST, prepare, to_fp8
+from saccade.nn.protocol import FamilyNet
+from saccade.nn.weights import Part
+from saccade.parallel import WHOLE
 from saccade.runtime.begun_step import Step
+from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.process import measure_hardware
 from saccade.runtime.streams import put_first
 from saccade.runtime.worker import Worker
-from saccade_bench.gpu_check.model import RandomModel
-from saccade_bench.lab.qwen import qwen
+from saccade_bench.lab.checkpoint import make_checkpoint
+
+BLOCK = 128
+"""Inputs that share a scale, at most."""
+
+
+class RandomWeights(DummyWeights):
+    """As a server has them with --tune load_format=dummy, but with FP8 where `eight` says so of a
+    canonical name. `nbytes`: of the language model's tensors, which every step reads.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, eight: Callable[[str], bool] | None = None
+    ) -> None:
+        super().__init__(dtype, device)
+        self.nbytes = 0
+        self._eight = eight
+
+    def load(self, *parts: Part) -> torch.Tensor:
+        whole = super().load(*parts)
+        self._count(parts, whole.nbytes)
+        return whole
+
+    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
+        return None
+
+    def load_matrix(self, *parts: Part) -> Matrix:
+        weight = self.load(*parts)
+        inputs = weight.shape[1]
+        block = math.gcd(inputs, BLOCK)
+        if (
+            not self._eight
+            or block < LEAST_FP8_GROUP
+            or not all(self._eight(p.name) for p in parts)
+        ):
+            return DenseMatrix(weight)
+        high = math.gcd(BLOCK, *(part.wanted[0] for part in parts))
+        groups = weight.float().view(-1, high, inputs // block, block)
+        scales = (groups.abs().amax((1, 3)) / LARGEST).repeat_interleave(high, 0)
+        values = to_fp8(groups.flatten(0, 1), scales[..., None]).view(weight.shape)
+        self._count(parts, values.nbytes - weight.nbytes)
+        return prepare(Fp8Matrix(values, scales, block), self.dtype)
+
+    def _count(self, parts: tuple[Part, ...], nbytes: int) -> None:
+        if not any(part.name.startswith("visual") for part in parts):
+            self.nbytes += nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class RandomModel:
+    """`read_bytes`: what one step of the language model reads of its weights."""
+
+    net: FamilyNet
+    spec: FamilySpec
+    folder: Path
+    read_bytes: int
+
+
+def make_model(
+    preset: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    layers: int = 0,
+    fp8: bool = False,
+) -> RandomModel:
+    """layers: of the language model; 0: all. fp8: its matrices are in 8 bits."""
+    folder = Path(tempfile.mkdtemp(prefix="saccade-check-")) / "model"
+    make_checkpoint(preset, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if layers:
+        config["text_config"]["num_hidden_layers"] = layers
+        path.write_text(json.dumps(config))
+    spec = load_spec(folder)
+    model = family_model(spec)
+    weights = RandomWeights(dtype, device, model.projection if fp8 else None)
+    net = model.build(weights, WHOLE, WHOLE)
+    text = config["text_config"]
+    table = text["vocab_size"] * text["hidden_size"] * dtype.itemsize
+    tied = config["tie_word_embeddings"]
+    # Of a token embedding that is not the head too, a step reads its tokens' rows alone.
+    return RandomModel(net, spec, folder, weights.nbytes - (0 if tied else table))
+
 
 ARENA_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The end of a step: when, in seconds on the clock, and how many tokens were drawn. prompt:
-    tokens of prompts were computed. encoding: an image was being encoded.
-    """
+    """The end of a step: when, in seconds on the clock, and how many tokens were drawn."""
 
     at: float
     drawn: int
-    prompt: bool
-    encoding: bool
 
 
 @dataclass
 class Progress:
-    """When which tokens came: seconds on the clock, by request and by step. news: all that was told
-    of requests, in order. encode_ms: of each image.
-    """
+    """When which tokens came: seconds on the clock, by request and by step."""
 
     first: dict[str, float] = field(default_factory=dict)
     steps: list[Tick] = field(default_factory=list)
-    news: list[Delta] = field(default_factory=list)
-    encode_ms: list[float] = field(default_factory=list)
 
 
 class EngineHere:
-    """One model, configured as a server would be."""
+    """One model, configured as a server would be, but that caches no prefix."""
 
     def __init__(
-        self,
-        model: RandomModel,
-        device: str,
-        dtype: Dtype,
-        *,
-        options: EngineOptions | None = None,
-        tower_budget: int | None = None,
-        pages: PageTierConfig | None = None,
+        self, model: RandomModel, device: str, dtype: Dtype, options: EngineOptions
     ) -> None:
-        """tower_budget: None: as a server has it, which adapts it; else it stays. pages: where KV
-        goes that leaves the device; None: no prefix is cached.
-        """
         if device == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)  # as a server does
         hardware = measure_hardware("cuda" if device == "cuda" else "cpu")
-        caches = CacheOptions(disable_radix_cache=pages is None, embedding_cache_host_mb=0)
-        engine = options or EngineOptions()
-        config = resolve(ModelOptions(), engine, model.spec, dtype, hardware, caches=caches)
-        if tower_budget is not None:
-            config = replace(config, tower_budget=tower_budget)
-        if pages is not None:
-            config = replace(config, kv=replace(config.kv, pages=pages))
+        caches = CacheOptions(disable_radix_cache=True, embedding_cache_host_mb=0)
+        config = resolve(ModelOptions(), options, model.spec, dtype, hardware, caches=caches)
         self.config: EngineConfig = config
         put_first(torch.device(config.device))
-        self._spec = model.spec
         self._arena = Arena.create(ARENA_BYTES)
-        self._pixels: dict[ImageKey, torch.Tensor] = {}
         self.worker = Worker(model.net, config, self._arena)
-        paced = tower_budget is None
-        self.scheduler = build_scheduler(config, model.spec, (), self._arena.size, 0.5, paced=paced)
+        self.scheduler = build_scheduler(config, model.spec, (), self._arena.size, 0.5)
         self._generator = torch.Generator().manual_seed(0)
         self._number = 0
 
     def request(
-        self,
-        length: int,
-        answer: int,
-        *,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        image: tuple[int, int] | None = None,
+        self, length: int, answer: int, *, temperature: float = 0.0, top_p: float = 1.0
     ) -> Request:
-        """A prompt of random tokens that nobody has sent before, and of a new image of `image`'s
-        height and width.
-        """
+        """A prompt of random tokens that nobody has sent before."""
         self._number += 1
         tokens = torch.randint(5, 250, (length,), generator=self._generator).tolist()
         sampling = SamplingParams(
             max_tokens=answer, ignore_eos=True, temperature=temperature, top_p=top_p, seed=1
         )
-        if image is None:
-            return Request(f"{self._number}", tuple(tokens), (), (), sampling)
-        spec = qwen(self._spec)
-        canvas = spec.recipe(*image, spec.pixel_bounds).canvas
-        pixels = torch.randint(0, 256, (*canvas, 3), generator=self._generator, dtype=torch.uint8)
-        key = ImageKey(self._number.to_bytes(32, "big"), bytes(16))
-        self._pixels[key] = pixels
-        grid = spec.grid(*canvas)
-        shown = Image(key, grid, spec.num_tokens(grid), spec.num_patches(grid), canvas)
-        expanded, spans = spec.expand_prompt([*tokens, spec.image_token_id, 7], [shown])
-        return Request(f"{self._number}", expanded, spans, (shown,), sampling)
+        return Request(f"{self._number}", tuple(tokens), (), (), sampling)
 
     def run(
-        self,
-        requests: Sequence[Request],
-        watch: Callable[[Sequence[str]], None] | None = None,
-        *,
-        later: Sequence[Request] = (),
-        every: int = 1,
+        self, requests: Sequence[Request], watch: Callable[[Sequence[str]], None] | None = None
     ) -> Progress:
-        """All of them side by side to their ends. watch: told after each step who drew a token.
-        later: requests that come one after another, each so many steps after the one before.
-        """
+        """All of them side by side to their ends. watch: told after each step who drew a token."""
         progress = Progress()
         for request in requests:
-            self._add(request)
+            for delta in self.scheduler.add(request):
+                raise InvalidRequest(delta.error or "the request was refused")
         begun: deque[tuple[Plan, Step]] = deque()
-        due, encoding = deque(later), 0
         while not self.scheduler.idle or begun:
-            if due and len(progress.steps) >= every * (1 + len(later) - len(due)):
-                self._add(due.popleft())
-            self._bring()
             while len(begun) < PLANS_IN_FLIGHT and not (plan := self.scheduler.plan()).empty:
                 begun.append((plan, self.worker.begin(plan)))
-                encoding += len(plan.encode)
-                self._bring()
             if not begun:
                 continue
-            plan, step = begun.popleft()
-            result = step.result()
-            deltas = self.scheduler.apply(result)
+            _, step = begun.popleft()
+            deltas = self.scheduler.apply(step.result())
             now = time.perf_counter()
-            progress.news += deltas
-            progress.encode_ms += [ms for _, ms, _ in result.encoded]
-            drawn = sum(len(delta.tokens) for delta in deltas)
-            prompt = plan.num_tokens > sum(row.sample for row in plan.rows)
-            progress.steps.append(Tick(now, drawn, prompt, encoding > 0))
-            encoding -= len(result.encoded)
+            progress.steps.append(Tick(now, sum(len(delta.tokens) for delta in deltas)))
             for delta in deltas:
                 if delta.error:
                     raise RuntimeError(delta.error)
@@ -163,14 +197,3 @@ class EngineHere:
             if watch is not None:
                 watch([delta.id for delta in deltas if delta.tokens])
         return progress
-
-    def _add(self, request: Request) -> None:
-        for delta in self.scheduler.add(request):
-            raise InvalidRequest(delta.error or "the request was refused")
-
-    def _bring(self) -> None:
-        """The front's part: the pixels that were asked for."""
-        for key, slot in self.scheduler.take_notices().want:
-            self._arena.view(slot)[:] = self._pixels.pop(key).numpy()
-            for delta in self.scheduler.pixels_ready(key):
-                raise RuntimeError(delta.error)

@@ -10,18 +10,39 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from saccade_bench.gpu_check.machine import COMMIT, ROOT
 from saccade_bench.gpu_check.stages import COMMANDS, Command
-from saccade_bench.gpu_check.wheels import download, names
 
 CARRIED = ".whl"
 """Ignored by git, so it travels by its name."""
 BEFORE = f"{CARRIED}/a.json"
 """Where the second command looks for the first one's summary.json."""
 MOST_CHARACTERS = 2000
+LIST = Path(__file__).with_name("wheels.txt")
+THERE = frozenset(
+    {
+        *("torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "pytest"),
+        *("huggingface-hub", "tqdm", "psutil", "uvloop", "jinja2", "pillow", "prometheus-client"),
+        *("httpx", "httpcore", "h11", "anyio", "click", "rich", "attrs", "aiohttp", "msgpack"),
+        *("packaging", "pyyaml", "filelock", "requests", "fsspec", "regex", "typing-extensions"),
+        *("certifi", "idna", "sniffio", "markupsafe", "markdown-it-py", "pygments", "mdurl"),
+        *("aiohappyeyeballs", "aiosignal", "frozenlist", "multidict", "propcache", "yarl"),
+        *("iniconfig", "pluggy", "docutils", "setuptools", "hf-xet", "sympy", "networkx"),
+        *("mpmath", "typer", "shellingham"),
+    }
+)
+"""Packages that such a machine is known to have, with what these need in turn."""
+PLATFORMS = (
+    "manylinux_2_31_x86_64",  # llguidance
+    "manylinux_2_28_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+    "any",
+)
 
 
 def line_of(command: Command) -> str:
@@ -38,7 +59,7 @@ def plan() -> Iterator[str]:
     folder = ROOT / CARRIED
     wheels = sorted(folder.glob("*.whl"))
     size = sum(path.stat().st_size for path in wheels) / 1e6
-    lacking = len(names()) - len(wheels)
+    lacking = len(wheel_names()) - len(wheels)
     yield f"Carry {CARRIED}: {len(wheels)} wheels, {size:.1f} MB."
     if lacking > 0 or not (folder / COMMIT).is_file():
         yield f"NOT READY: {lacking} wheels or {CARRIED}/{COMMIT} are not there: --prepare"
@@ -59,6 +80,39 @@ def prepare(folder: Path) -> int:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     (folder / COMMIT).write_text(head.stdout)
     return download(folder)
+
+
+# ---- packages, as wheels
+
+
+def wheel_names() -> list[str]:
+    lines = (line.split("#")[0].strip() for line in LIST.read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def download_command(out: Path, python: str) -> list[str]:
+    """pip's, for a machine other than this one."""
+    tags = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    which = ("--no-deps", "--only-binary", ":all:", "--python-version", python)
+    whole = ("-m", "pip", "download", *which, *tags, "--dest", str(out))
+    return [sys.executable, *whole, "--requirement", str(LIST)]
+
+
+def download(out: Path, python: str = "3.12") -> int:
+    """The wheels into a folder; pip's status."""
+    return subprocess.run(download_command(out, python), check=False).returncode
+
+
+def unpack(folder: Path, site: Path) -> list[str]:
+    """All wheels of a folder into `site`, without pip; names of those that could not be."""
+    spoilt = []
+    for path in sorted(folder.glob("*.whl")):
+        try:
+            with zipfile.ZipFile(path) as wheel:
+                wheel.extractall(site)
+        except (OSError, zipfile.BadZipFile):
+            spoilt.append(path.name)
+    return spoilt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

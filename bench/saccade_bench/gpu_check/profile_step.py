@@ -19,9 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from saccade.core.config import Dtype
 from saccade.core.options import EngineOptions
-from saccade_bench.gpu_check.engine_here import EngineHere
+from saccade_bench.gpu_check.engine_here import EngineHere, make_model
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
-from saccade_bench.gpu_check.model import make_model
 
 LAYERS = 4
 STEPS = 12
@@ -145,7 +144,7 @@ def build(args: Any) -> tuple[EngineHere, str]:
     preset = "tiny-qwen3-vl" if quick else args.preset
     model = make_model(preset, torch.device(args.device), getattr(torch, dtype), layers=LAYERS)
     options = EngineOptions(max_total_tokens=4096 if quick else 1 << 18, max_running_requests=64)
-    engine = EngineHere(model, args.device, dtype, options=options)
+    engine = EngineHere(model, args.device, dtype, options)
     return engine, f"{preset}, {LAYERS} layers"
 
 

@@ -16,11 +16,11 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from saccade_bench.gpu_check import table
 from saccade_bench.gpu_check.archive import unpack_into
 from saccade_bench.gpu_check.correctness import RESULTS
 from saccade_bench.gpu_check.figures import Figure, read_figures, read_printed
@@ -43,6 +43,17 @@ COMMAND = "command.json"
 """What was run, when, and on what."""
 FIGURES = ".figures.jsonl"
 UNKNOWN = "a GPU that did not say its name"
+BEGIN, END = "<!-- gpu-check -->", "<!-- end of gpu-check -->"
+HEAD = "| card | figure | measured | floor | published by others | when, commit |"
+SHOWN = (
+    *("tests failed", "copy", "products of bf16"),
+    *("decode, *, batch 1", "decode, *, batch 64", "decode, *, batch 256", "prefill, *"),
+    *("decode, *, batch 64, temperature *", "tower, *, best", "start of a server, *"),
+    *("chat at *, TTFT of round 1", "chat at *, TTFT of round 8"),
+    *("ITL of streams alone, median", "ITL P99 beside images", "probe at *"),
+    *("tower attention, * rows, best", "paged prefill, * over *, best"),
+)
+"""Metrics that have a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,25 +336,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for made in ("report.md", "summary.json"):
                     (out / made).write_bytes((folder / made).read_bytes())
         for text in args.fill if _is_real(facts) else ():
-            table.fill(text, table_rows(facts, outcomes))
+            fill_table(text, table_rows(facts, outcomes))
     return 0
 
 
-def table_rows(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> list[table.Row]:
+# ---- the table of the documentation: rows between two marks, each with its card's name
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """Texts of its cells."""
+
+    card: str
+    figure: str
+    measured: str
+    floor: str
+    published: str
+    when: str
+
+
+def _is_shown(metric: str) -> bool:
+    return any(fnmatchcase(metric, pattern) for pattern in SHOWN)
+
+
+def fill_table(path: Path, rows: Sequence[TableRow]) -> None:
+    """Put the rows into a text's table, in the places of those of the same card and figure. Raises
+    ValueError for a text without the marks.
+    """
+    whole = path.read_text()
+    if BEGIN not in whole or END not in whole:
+        raise ValueError(f"{path} has no table: a line {BEGIN} and a line {END} mark one")
+    before, rest = whole.split(BEGIN, 1)
+    old, after = rest.split(END, 1)
+    known = {(row.card, row.figure): row for row in (*_read_rows(old), *rows)}
+    lines = [BEGIN, HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
+    for row in sorted(known.values(), key=lambda each: each.card):
+        lines.append(f"| {' | '.join(astuple(row))} |")
+    body = "\n".join(lines)
+    path.write_text(f"{before}{body}\n{END}{after}")
+
+
+def _read_rows(text: str) -> list[TableRow]:
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line != HEAD and len(cells) == HEAD.count("|") - 1 and not cells[0].startswith("---"):
+            found.append(TableRow(*cells))
+    return found
+
+
+def table_rows(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> list[TableRow]:
     """The figures that a table of the documentation shows."""
     speeds = measured_speeds(facts, outcomes)
     card = str(facts["hardware"]["gpu"])
     day, commit = facts["when"].split(" ")[0], (facts["versions"].get("saccade") or "")[:8]
     rows = []
     for figure in (each for outcome in outcomes for each in outcome.figures):
-        if not table.is_shown(figure.metric) or figure.value is None:
+        if not _is_shown(figure.metric) or figure.value is None:
             continue
         verdict = judge(figure, speeds)
         floor = figure.floor or (verdict.target.floor if verdict.target else None)
         cells = _number(floor), _number(verdict.anchor), f"{day} {commit}".strip()
-        rows.append(
-            table.Row(card, figure.metric, f"{_number(figure.value)} {figure.unit}", *cells)
-        )
+        rows.append(TableRow(card, figure.metric, f"{_number(figure.value)} {figure.unit}", *cells))
     return rows
 
 

@@ -18,9 +18,8 @@ import torch
 from saccade.core.config import Dtype
 from saccade.core.options import EngineOptions
 from saccade.engine.sizing import kv_page_bytes
-from saccade_bench.gpu_check.engine_here import EngineHere
+from saccade_bench.gpu_check.engine_here import EngineHere, RandomModel, make_model
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
-from saccade_bench.gpu_check.model import RandomModel, make_model
 
 CONTEXT = 1000
 """Tokens of a prompt; 1024 is what is read, on average, while 48 are drawn."""
@@ -86,7 +85,7 @@ def measure(args: object, file: FigureFile) -> None:
     model = make_model(preset, torch.device(device), getattr(torch, dtype), fp8=fp8)
     loaded = time.perf_counter()
     options = EngineOptions(max_total_tokens=4096) if quick else EngineOptions()
-    engine = EngineHere(model, device, dtype, options=options)
+    engine = EngineHere(model, device, dtype, options)
     note = f"of these {loaded - began:.1f} to make the weights, the rest kernels and graphs"
     file.add(Figure(f"start, {name}", time.perf_counter() - began, "s", note=note))
     speed: float = args.copy  # type: ignore[attr-defined]

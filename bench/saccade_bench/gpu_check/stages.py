@@ -2,7 +2,7 @@
 
 Each stage is a process of its own, `python -m saccade_bench.gpu_check.MODULE`, that writes its
 figures as it finds them. A machine is lent for 900 seconds in all, its starts, transfers and idle
-seconds included, so the most valuable comes first, and what is in neither command has `--only`.
+seconds included, so the most valuable comes first.
 """
 
 from __future__ import annotations
@@ -81,14 +81,7 @@ B = Command(
 )
 """After what failed in the first one, if anything did: then the last ones find no time."""
 COMMANDS = {each.name: each for each in (A, B)}
-OTHERS = (
-    Stage("pauses", "pauses", "decode beside images, by parts of them", ENGINE, 30, 60),
-    Stage("kept", "kept", "KV evicted and restored: the same answers", ENGINE, 20, 60),
-    Stage("products", "products", "bake-off of products, 8 and 16 bits", COMMON, 10, 40),
-    Stage("products-int4", "products_int4", "bake-off of products, 4 bits", COMMON, 10, 40),
-    Stage("experts", "experts", "bake-off of a layer's experts", COMMON, 10, 40),
-)
-STAGES = (*A.stages, *B.stages, *OTHERS)
+STAGES = (*A.stages, *B.stages)
 """All, each once."""
 
 

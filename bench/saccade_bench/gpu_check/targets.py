@@ -91,7 +91,6 @@ TARGETS = (
     Target("tower, qwen3-vl-8b, 1440p, best", 85, None, "products", {"H200": 88}),
     Target("chat at 1440p, TTFT of round 8", 350, 310, "products", {"H200": 2172}),
     Target("ITL P99 beside images, in decode steps", 2),
-    Target("pauses of *, best, in decode steps", 2),
 )
 
 RULES = (
@@ -99,7 +98,7 @@ RULES = (
         "decode, *, batch 1",
         "Read `profile` at batch 1: gaps mean that no graph is replayed (count "
         "saccade_graph_replays_total) or that the host is late; busy means products of one row: "
-        "compare `product` figures, try F.linear with the weight transposed, or a GEMV in Triton.",
+        "try F.linear with the weight transposed, or a GEMV in Triton.",
     ),
     Rule(
         "decode, *, batch 64",
@@ -113,8 +112,8 @@ RULES = (
     ),
     Rule(
         "prefill, *",
-        "Compare `paged prefill` TFLOP/s (tiles) and products at 8192 rows: whichever is further "
-        "from its floor is the next step. 16-bit products allow ~39,000 tok/s at 600 TFLOP/s.",
+        "Compare `paged prefill` TFLOP/s (tiles) with its floor, and the rest with products: "
+        "16-bit ones allow ~39,000 tok/s at 600 TFLOP/s.",
     ),
     Rule(
         "tower, *",
@@ -131,12 +130,6 @@ RULES = (
         "ITL P99 beside images*",
         "Answers wait for the tower or for its launches: give decode's stream a higher priority, "
         "lower --tune max_encode_patches, look for synchronising copies of a new grid.",
-        below=1.0,
-    ),
-    Rule(
-        "pauses of *",
-        "No part of an image's encoding is short enough: raise LARGE_IMAGE_STEPS in "
-        "engine/sizing.py; where even the smallest is too long, try a green context for the tower.",
         below=1.0,
     ),
     Rule(
@@ -179,17 +172,6 @@ RULES = (
         "pass, *",
         "Far from a copy: look at bytes per access and occupancy with `python -m "
         "saccade_bench.lab.aot`; one token per program is small at few columns, try two.",
-    ),
-    Rule(
-        "product, *, 1 rows*",
-        "Few rows are the weights' way through memory: split the inputs among programs where "
-        "outputs alone do not fill 132 multiprocessors (kernels/triton/fp8.py).",
-    ),
-    Rule(
-        "product, *",
-        "Beside `scaled_mm` and cuBLAS in the same table: where either is faster, dispatch by "
-        "row count at load.",
-        below=0.6,
     ),
     Rule(
         "profile, *, share of the step in which the GPU computes",

@@ -21,8 +21,8 @@ from saccade.engine.sizing import resolve_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import CudaCapture
 from saccade.runtime.positions import PositionCache
+from saccade_bench.gpu_check.engine_here import RandomModel, make_model
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
-from saccade_bench.gpu_check.model import RandomModel, make_model
 from saccade_bench.lab.qwen import grids, qwen
 
 SIZES = {"720p": (720, 1280), "1080p": (1080, 1920), "1440p": (1440, 2560)}

@@ -1,5 +1,5 @@
-"""The command lines of the lab: `bench media`, `bench encoder`, `bench kernels`, `bench eviction`,
-`make-checkpoint`, `simulate`, for `saccade_bench/cli.py` and entry points to mount.
+"""The command lines of the lab: `bench media`, `bench encoder`, `make-checkpoint`,
+`simulate`, for `saccade_bench/cli.py` and entry points to mount.
 
 Owns nothing but names; what needs torch is imported when called, so that `--help` stays quick.
 """
@@ -16,9 +16,7 @@ from cyclopts import App
 from saccade_bench.cli import PLAIN, Flat
 from saccade_bench.lab.options import (
     EncoderBenchOptions,
-    EvictionOptions,
     FleetOptions,
-    KernelBenchOptions,
     MachineOptions,
     MediaBenchOptions,
     PresetName,
@@ -42,22 +40,6 @@ def encoder(*, options: Annotated[EncoderBenchOptions, Flat] = EncoderBenchOptio
     from saccade_bench.lab.encoder import bench_encoder
 
     bench_encoder(options)
-
-
-def kernels(*, options: Annotated[KernelBenchOptions, Flat] = KernelBenchOptions()) -> None:
-    """Memory speed of the rotary embedding, and the cost of an image's positions, beside
-    transformers' ways.
-    """
-    from saccade_bench.lab.kernels import bench_kernels
-
-    bench_kernels(options)
-
-
-def eviction(*, options: Annotated[EvictionOptions, Flat] = EvictionOptions()) -> None:
-    """Compare eviction policies of embeddings on drawn traces: images found, and encoding saved."""
-    from saccade_bench.lab.eviction import bench_eviction
-
-    bench_eviction(options)
 
 
 @simulation.default

@@ -1,7 +1,7 @@
 """The costs in a simulation: constants of a machine and a model, each with its source.
 
-Owns `Costs` (milliseconds) and `Machine` (sizes). All are estimates: with a measured run at hand,
-fit them to it (`saccade simulate RESULT --calibrate FILE`). Knows nothing of traces or queues.
+Owns `Costs` (milliseconds) and `Machine` (sizes). All are estimates: `saccade simulate RESULT
+--check` says how far off. Knows nothing of traces or queues.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from saccade.core.config import GIB, EmbeddingBudgets, PageTierConfig
@@ -62,9 +62,7 @@ class Costs:
     host_gbs: float
     """Device memory to host memory and back, GB/s."""
     disk_gbs: float
-    """From disk to host memory, or to KV pages, GB/s; a store that servers share is read and
-    written at this.
-    """
+    """From disk to host memory, or to KV pages, GB/s."""
     workers: int = 1
     """Decode workers."""
 
@@ -167,8 +165,7 @@ H200 = Profile(
 
 CPU = Profile(
     Costs(
-        # Fitted by `saccade simulate RESULT --calibrate` to four chats of eight rounds on a quiet
-        # machine; see LOG.md, 2026-11-21.
+        # Fitted to four chats of eight rounds on a quiet machine; see LOG.md, 2026-11-21.
         request=15.4,
         seen=0.15,
         decode=2.63,
@@ -273,7 +270,3 @@ def read_costs(path: Path, known: Costs) -> Costs:
     if costs.workers != int(costs.workers) or costs.workers < 1:
         raise ConfigError(f"--constants {path}: workers must be a whole number of at least 1")
     return replace(costs, workers=int(costs.workers))
-
-
-def write_costs(path: Path, costs: Costs) -> None:
-    path.write_text(json.dumps(asdict(costs), indent=2) + "\n")

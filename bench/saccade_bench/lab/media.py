@@ -51,10 +51,9 @@ from saccade.media.header import probe
 from saccade.media.media import Media
 from saccade.media.sources import ImageSource
 from saccade_bench.counted import each
-from saccade_bench.lab import media_report
 from saccade_bench.lab.clock import CpuClock
 from saccade_bench.lab.machine import describe
-from saccade_bench.lab.media_figures import OUR_STAGES, Case, MediaFigure, Sample
+from saccade_bench.lab.media_report import OUR_STAGES, Case, MediaFigure, Sample, tables
 from saccade_bench.lab.options import MediaBenchOptions
 from saccade_bench.lab.qwen import qwen
 from saccade_bench.lab.results import make_room
@@ -85,7 +84,7 @@ def bench_media(options: MediaBenchOptions) -> list[MediaFigure]:
 
     Raises ConfigError where an option is wrong or a package is missing, before that.
     """
-    make_room(options, "output_file", "plot")
+    make_room(options, "output_file")
     folder = resolve_model(options.model)
     spec, processor = load_spec(folder), load_processor(folder)
     torch.set_num_threads(1)
@@ -97,10 +96,8 @@ def bench_media(options: MediaBenchOptions) -> list[MediaFigure]:
     if options.output_file:
         head = {"machine": describe(torch.device("cpu")), "repeats": options.repeats}
         options.output_file.write_text(json.dumps(head | as_json(results), indent=2) + "\n")
-    if options.plot:
-        options.plot.write_bytes(media_report.chart(results))
     if not options.quiet:
-        Console(highlight=False).print(media_report.tables(results))
+        Console(highlight=False).print(tables(results))
     return results
 
 

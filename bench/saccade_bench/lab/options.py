@@ -63,8 +63,6 @@ class MediaBenchOptions:
     """Decides the pictures."""
     output_file: Path | None = None
     """Write every figure here, as JSON."""
-    plot: Path | None = None
-    """Write a bar chart here, as PNG."""
     quiet: bool = False
     """Print no progress and no tables."""
 
@@ -113,9 +111,6 @@ class EncoderBenchOptions:
 ProfileName = Literal["cpu", "h200"]
 TraceName = Literal["zipf", "chat", "agent"]
 Routing = Literal["affinity", "random", "round-robin"]
-Sharing = Literal["none", "store", "encoders"]
-SimulationDetail = Literal["steps", "caches"]
-Policy = Literal["saccade", "gdsf", "gds", "lru", "lfu", "size"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +122,7 @@ class TraceOptions:
     """zipf: single questions about popular pictures. chat: rounds with the whole history resent.
     agent: a trail of screenshots.
     """
-    num_prompts: int = 10_000
+    num_prompts: int = 1000
     """Requests; of chats and trails all rounds count."""
     # images
     pictures: int = 1000
@@ -175,7 +170,7 @@ class TraceOptions:
 class MachineOptions:
     """The simulated machine."""
 
-    # costs and detail
+    # costs
     profile: ProfileName = "cpu"
     """cpu: the demo model on two cores. h200: Qwen3-VL-8B on an H200, from published figures."""
     model: str | None = None
@@ -183,18 +178,12 @@ class MachineOptions:
     the profile's sizes; demo.
     """
     constants: Path | None = None
-    """A JSON object with costs to use instead of the profile's, as --calibrate writes them."""
-    level: SimulationDetail | None = None
-    """steps: the real scheduler and caches, step by step. caches: the real caches, and a queue for
-    the time. Derived: steps up to 5000 requests.
-    """
-    policy: Policy = "saccade"
-    """Which embeddings go first; others than saccade are here to compare."""
+    """A JSON object with costs to use instead of the profile's."""
     # memory
     kv_tokens: int | None = None
     """Tokens that the KV cache holds. Derived: by the profile."""
     page_size: int = 16
-    """Tokens per KV page; level caches may count in larger ones, and says so."""
+    """Tokens per KV page."""
     chunked_prefill_size: int | None = None
     """Tokens computed per step. Derived: 2048 on cpu, 8192 on h200."""
     embedding_cache_device_mb: int | None = None
@@ -225,7 +214,7 @@ class MachineOptions:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """The simulated fleet: its size, and its shared parts."""
+    """The simulated fleet."""
 
     replicas: int = 1
     """Servers side by side."""
@@ -237,20 +226,9 @@ class FleetOptions:
     """How requests find a server; several are compared. affinity and random: as `saccade route`
     ranks servers, with --affinity image and none. Derived: affinity and random for several servers.
     """
-    sharing: tuple[Sharing, ...] = ()
-    """What servers have in common; several are compared. store: one shared folder of embeddings.
-    encoders: servers of role encode. Derived: none, store and encoders in turn for several servers.
-    """
-    encoders: int = 1
-    """Servers of role encode, beside the others, for --sharing encoders."""
-    store_mb: int | None = None
-    """Disk space of the store that all servers share, for --sharing store. Derived: 1048576."""
-    network_gbs: float = 3.0
-    """What an encoder sends in a second, in GB; 25 Gbit/s are 3."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "replicas", "encoders", "store_mb")
-        above(0, self, "network_gbs")
+        at_least(1, self, "replicas")
         if self.workers and self.replicas not in (1, len(self.workers)):
             raise ConfigError(
                 f"--replicas {self.replicas}: --workers names {len(self.workers)}; leave it out"
@@ -271,75 +249,7 @@ class SimulateOutput:
     """Measured run: show hits and TTFT beside the measured ones, round by round; fail if a count of
     cached tokens differs.
     """
-    calibrate: Path | None = None
-    """Measured run: fit the profile's costs to its TTFT and TPOT, and write them here for
-    --constants.
-    """
     output_file: Path | None = None
     """Write everything here, as JSON."""
     quiet: bool = False
     """Print no progress and no tables."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionOptions:
-    """The traces for the comparison of eviction policies."""
-
-    accesses: int = 100_000
-    """Pictures shown per trace; the first fifth only fills the caches."""
-    pictures: int = 2000
-    """Different pictures, for each tenant."""
-    zipf: tuple[float, ...] = (0.6, 0.8, 1.0, 1.2)
-    """Exponents of popularity."""
-    budgets: tuple[int, ...] = (5, 10, 25, 50)
-    """Percent of all embeddings' bytes that the cache has room for."""
-    image_resolution: str = "random:224x224-2560x2560"
-    """Sizes of the pictures."""
-    tenants: int = 1
-    """Each with pictures of its own."""
-    drift: tuple[int, ...] = (0, 200)
-    """Accesses after which the most popular picture becomes the least popular, so that all move up
-    by one. 0: popularity stays.
-    """
-    seed: int = 1
-    """Decides everything that is drawn."""
-    output_file: Path | None = None
-    """Write every figure here, as JSON."""
-
-    def __post_init__(self) -> None:
-        filled(self, "zipf", "budgets", "drift")
-        at_least(1, self, "accesses", "pictures", "tenants")
-        if any(drift < 0 for drift in self.drift):
-            raise ConfigError(f"--drift {self.drift}: must be at least 0")
-        if any(not 0 < budget <= 100 for budget in self.budgets):
-            raise ConfigError(f"--budgets {self.budgets}: must be above 0 and at most 100")
-
-
-@dataclass(frozen=True, slots=True)
-class KernelBenchOptions:
-    """The measurements, and the place of the figures."""
-
-    models: tuple[str, ...] = ("qwen2.5-vl-7b", "qwen3-vl-8b")
-    """Presets of make-checkpoint, whose towers' sizes the measurements have. Only the embedding of
-    positions is made of weights.
-    """
-    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
-    """Number formats of queries and keys."""
-    tokens: int | None = None
-    """Tokens turned by the rotary embedding at a time. Derived: 4096 on cpu, 65536 on cuda."""
-    resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
-    """Picture sizes, WIDTHxHEIGHT or 720p, 1080p, 1440p, 4k, whose positions are computed."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where. auto: cuda if there is one."""
-    repeats: int = 10
-    """Runs of each measurement, in turns; figures are medians."""
-    threads: int | None = None
-    """CPU threads. Derived: torch's own choice."""
-    without_transformers: bool = False
-    """Measure Saccade alone."""
-    output_file: Path | None = None
-    """Write every figure here, as JSON."""
-
-    def __post_init__(self) -> None:
-        filled(self, "models", "dtypes", "resolutions")
-        at_least(1, self, "repeats", "tokens", "threads")

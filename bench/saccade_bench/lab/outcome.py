@@ -10,15 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from saccade.cache.embeddings import EmbeddingCache
-from saccade_bench.lab.options import Routing, Sharing, SimulationDetail
+from saccade_bench.lab.options import Routing
 from saccade_bench.load.measure import Distribution
 
 
 @dataclass(slots=True)
 class StepCounts:
     """Counts over all replicas. `images_kv`, `images_embedding`: images found at that level;
-    `pixels_reused`: encoded again, but not decoded; `images_given`: by encoders, whose own encodes
-    are counted with the rest.
+    `pixels_reused`: encoded again, but not decoded.
 
     `moved` is in bytes, by way: "device to host", "pixels to engine" and so on.
     """
@@ -34,7 +33,6 @@ class StepCounts:
     images_embedding: int = 0
     images_encoded: int = 0
     images_decoded: int = 0
-    images_given: int = 0
     pixels_reused: int = 0
     patches_encoded: int = 0
     # pages and sequences
@@ -91,16 +89,11 @@ class Outcome:
     """One trace on one arrangement of replicas. `duration` is in ms, `busy` the share of it in
     which each replica computed.
 
-    `different`: distinct images among the sent ones. `twice`: images encoded by a replica during
-    the same encoding on a second replica of one store. `served` is kept at level "steps" only.
-    `page_tokens`: tokens of a counted page.
+    `different`: distinct images among the sent ones.
     """
 
     # what was simulated
-    level: SimulationDetail
     routing: Routing | None
-    sharing: Sharing
-    page_tokens: int
     # times
     duration: float
     busy: tuple[float, ...]
@@ -110,7 +103,6 @@ class Outcome:
     tiers: dict[str, Tier]
     page_tiers: dict[str, PagesTier]
     different: int
-    twice: int = 0
     served: tuple[Served, ...] = ()
 
     @property

@@ -13,6 +13,7 @@ import numpy as np
 
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
+from saccade.families.base_spec import BaseSpec
 from saccade.families.qwen_vl.spec import QwenVLSpec
 
 
@@ -25,7 +26,7 @@ class Sized(Protocol):
 
 @runtime_checkable
 class Gridded(Protocol):
-    """A spec that knows the grid of an image from its canvas alone."""
+    """A layout that knows the grid of an image from its canvas alone."""
 
     def grid(self, height: int, width: int, /) -> Grid: ...
 
@@ -56,6 +57,7 @@ def _name(canvas: Sized) -> bytes:
 
 def grids(spec: FamilySpec, pixels: Iterable[Sized]) -> list[Grid]:
     """Of canvases [height, width, 3], arrays or tensors on the host."""
-    if not isinstance(spec, Gridded):
+    layout = spec.images if isinstance(spec, BaseSpec) else spec
+    if not isinstance(layout, Gridded):
         return [told_grid(each) for each in pixels]
-    return [spec.grid(each.shape[0], each.shape[1]) for each in pixels]
+    return [layout.grid(each.shape[0], each.shape[1]) for each in pixels]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from saccade.cache.embeddings import EmbeddingCache, Worth
+from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.plan import DiskEvent, Open, PageTier, Plan, Row, StepResult
@@ -22,7 +22,6 @@ from saccade.sched.scheduler import GenerationScheduler
 from saccade_bench.lab.costs import Costs, Machine
 from saccade_bench.lab.outcome import StepCounts
 from saccade_bench.lab.page_tiers import PageReads, kept_pages
-from saccade_bench.lab.sharing import EncoderPool, SimulatedStore
 from saccade_bench.lab.trace import Shown
 
 
@@ -45,10 +44,6 @@ class PixelStage:
         """Name a request's images, for later use by key."""
         self._known.update((shown.image.key, shown) for shown in pictures)
 
-    def ask(self, key: ImageKey, now: float, encoders: EncoderPool) -> float:
-        """The engine wants an embedding. Returns the time of its arrival from the encoders."""
-        return encoders.ask(self._known[key], now)
-
     def decode(self, key: ImageKey, now: float) -> float:
         """The engine wants pixels. Returns the time of their arrival."""
         shown = self._known[key]
@@ -65,19 +60,11 @@ class Replica:
     time.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        costs: Costs,
-        worth: Worth,
-        store: SimulatedStore | None = None,
-        encoders: EncoderPool | None = None,
-    ) -> None:
+    def __init__(self, machine: Machine, costs: Costs) -> None:
         pages = max(2, 1 + machine.kv_tokens // machine.page_size)
         pool = PagePool(pages, machine.page_size)
-        self.embeddings = EmbeddingCache(machine.budgets, machine.embedding_bytes, worth=worth)
-        given = machine.embedding_bytes if encoders else 0
-        limits = replace(machine.limits, arena_bytes=machine.arena_bytes, given_bytes=given)
+        self.embeddings = EmbeddingCache(machine.budgets, machine.embedding_bytes)
+        limits = replace(machine.limits, arena_bytes=machine.arena_bytes)
         prefix = PrefixCache(pool, kept=kept_pages(machine)) if machine.prefix_cache else None
         self.scheduler = GenerationScheduler(limits, pool, prefix, self.embeddings, ())
         self.pixels = PixelStage(costs)
@@ -87,8 +74,6 @@ class Replica:
         self.moved: Counter[str] = Counter()
         self._costs = costs
         self._machine = machine
-        self._store = store
-        self._encoders = encoders
         self._seats: dict[int, Open] = {}
         self._reads: list[tuple[float, ImageKey]] = []  # from disk: when each ends
         self._pages = PageReads(machine, costs, self.scheduler.arrivals)
@@ -103,19 +88,12 @@ class Replica:
         """Prompt tokens back from other tiers, by tier."""
         return self.scheduler.counts.restored_tokens
 
-    def submit(self, request: Request, now: float) -> list[Delta]:
-        if self._store:
-            absent = [image for image in request.images if not self.embeddings.ready(image.key)]
-            for image in absent:
-                self.embeddings.seen_in_store(image, self._store.whole(image.key, now))
+    def submit(self, request: Request) -> list[Delta]:
         return self.scheduler.add(request)
 
     def arrived(self, key: ImageKey) -> None:
         """A `wanted` image has arrived."""
-        if self._encoders:
-            self.scheduler.embedding_ready(key)
-        else:
-            self.scheduler.pixels_ready(key)
+        self.scheduler.pixels_ready(key)
 
     def begin(self, now: float) -> float | None:
         """Plan a step; returns its end, or None without work."""
@@ -144,10 +122,6 @@ class Replica:
         events: tuple[DiskEvent, ...] = tuple((key, "read") for key in done)
         logprobs = (None,) * len(tokens)
         encoded = tuple((encode.key, 0.0, now) for encode in plan.encode)
-        if self._store:
-            for encode in plan.encode:
-                num_tokens = self.embeddings.num_tokens(encode.key) or 0
-                self._store.put(encode.key, num_tokens * self._machine.embedding_bytes, now)
         return self.scheduler.apply(
             StepResult(
                 plan.step,
@@ -162,8 +136,6 @@ class Replica:
     def wanted(self, now: float) -> list[tuple[float, ImageKey]]:
         """The images that the engine now asks for, with the time of each arrival."""
         want = self.scheduler.take_notices().want
-        if self._encoders:
-            return [(self.pixels.ask(key, now, self._encoders), key) for key, _ in want]
         return [(self.pixels.decode(key, now), key) for key, _ in want]
 
     def counts(self) -> StepCounts:
@@ -177,7 +149,6 @@ class Replica:
             images_embedding=counts.images_embedding,
             images_encoded=counts.images_encoded,
             images_decoded=self.pixels.decoded,
-            images_given=counts.images_given,
             pixels_reused=counts.images_pixels,
             patches_encoded=counts.patches_encoded,
             pages_evicted=prefix.evictions if prefix else 0,
@@ -191,7 +162,7 @@ class Replica:
 
     def _step_ms(self, plan: Plan, now: float) -> float:
         costs = self._costs
-        sizes = [encode.patches for encode in plan.encode if not encode.given]
+        sizes = [encode.patches for encode in plan.encode]
         took = costs.encode_ms(sizes) + self._move_ms(plan, now)
         for row in plan.rows:
             if row.start >= self._seats[row.slot].prompt_length:

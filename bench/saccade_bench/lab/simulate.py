@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,36 +24,21 @@ from saccade.core.errors import ConfigError
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade_bench.counted import counted
-from saccade_bench.lab import quick
-from saccade_bench.lab.calibrate import calibrate
-from saccade_bench.lab.check import Check, compare
-from saccade_bench.lab.costs import Profile, load_profile, write_costs
+from saccade_bench.lab.costs import Profile, load_profile
 from saccade_bench.lab.options import (
     FleetOptions,
     MachineOptions,
     Routing,
-    Sharing,
     SimulateOutput,
-    SimulationDetail,
     TraceOptions,
 )
 from saccade_bench.lab.outcome import Outcome
-from saccade_bench.lab.policies import POLICIES
-from saccade_bench.lab.replay import Replay
+from saccade_bench.lab.replay import Check, Replay, compare
 from saccade_bench.lab.results import make_room
-from saccade_bench.lab.sharing import EncoderPool, Shared, SimulatedStore
 from saccade_bench.lab.stepwise import Stepwise
 from saccade_bench.lab.trace import RequestTrace, Synthetic
 
-STEPWISE_REQUESTS = 5_000
-"""More take minutes, step by step."""
-FINE_REQUESTS = 200_000
-"""More would take minutes by the server's own pages."""
-COARSE = 8
-"""So many of the server's pages are then counted as one."""
 MIB = 1 << 20
-STORE_MB = 1 << 20
-"""Of the store that servers share, where nobody says."""
 ONE = FleetOptions()
 PIPE_COLUMNS = 150
 """Of a table that goes to a file."""
@@ -86,12 +70,10 @@ def simulate(
     console = Console(highlight=False, quiet=output.quiet)
     if not console.is_terminal:
         console.width = PIPE_COLUMNS
-    if result is None and (output.check or output.calibrate):
-        raise ConfigError(
-            "--check and --calibrate need a measured run: saccade simulate RESULT.jsonl"
-        )
-    make_room(output, "output_file", "calibrate")
-    simulated = run(result, wanted, options, output, fleet)
+    if result is None and output.check:
+        raise ConfigError("--check needs a measured run: saccade simulate RESULT.jsonl")
+    make_room(output, "output_file")
+    simulated = run(result, wanted, options, fleet, quiet=output.quiet)
     console.print(_table(simulated))
     status = 0
     if simulated.check is not None and output.check:
@@ -108,74 +90,30 @@ def run(
     result: Path | None,
     wanted: TraceOptions,
     options: MachineOptions,
-    output: SimulateOutput,
     fleet: FleetOptions = ONE,
+    *,
+    quiet: bool = False,
 ) -> Simulated:
-    """The simulation itself; with `output.calibrate`, by costs that are first fitted to the
-    measured run.
-    """
+    """Simulate every arrangement, and compare the first with a measured run."""
     model = options.model or ("demo" if result else None)
     profile = load_profile(options, None if model is None else load_spec(resolve_model(model)))
     trace: RequestTrace
     if result is not None:
         trace = Replay(result, model or "demo", profile.machine)
-        if output.calibrate is not None:
-            costs = calibrate(trace, profile.machine, profile.costs, fleet.names)
-            write_costs(output.calibrate, costs)
-            profile = Profile(costs, profile.machine, f"{profile.source}; fitted to {result.name}")
     else:
         trace = Synthetic(wanted, profile.machine)
-    level = options.level or (
-        "steps" if result or trace.requests <= STEPWISE_REQUESTS else "caches"
-    )
-    if result is not None and level == "caches":
-        raise ConfigError("--level caches: a measured run is simulated step by step")
-    arrangements = arrange(fleet)
-    requests = trace.requests * len(arrangements)
+    routings: tuple[Routing, ...] = ("affinity", "random") if len(fleet.names) > 1 else ("random",)
+    routings = fleet.routing or routings
+    requests = trace.requests * len(routings)
     began = time.process_time()
-    with _progress(output.quiet, requests) as told:
+    with _progress(quiet, requests) as told:
         outcomes = tuple(
-            one(trace, level, profile, options, fleet, routing, sharing, told)
-            for routing, sharing in arrangements
+            Stepwise(trace, profile.machine, profile.costs, fleet.names, routing).run(told)
+            for routing in routings
         )
     pace = requests / max(1e-9, time.process_time() - began)
     check = None if result is None else compare(trace, outcomes[0])
     return Simulated(profile, outcomes, pace, check)
-
-
-def arrange(fleet: FleetOptions) -> list[tuple[Routing, Sharing]]:
-    """The compared arrangements."""
-    several = len(fleet.names) > 1
-    routings: tuple[Routing, ...] = ("affinity", "random") if several else ("random",)
-    sharings: tuple[Sharing, ...] = ("none", "store", "encoders") if several else ("none",)
-    return list(product(fleet.routing or routings, fleet.sharing or sharings))
-
-
-def one(
-    trace: RequestTrace,
-    level: SimulationDetail,
-    profile: Profile,
-    options: MachineOptions,
-    fleet: FleetOptions,
-    routing: Routing,
-    sharing: Sharing,
-    told: Callable[[], None],
-) -> Outcome:
-    """One trace on one arrangement of replicas; `told` is called for every request."""
-    worth, machine, costs = POLICIES[options.policy], profile.machine, profile.costs
-    shared = Shared()
-    if sharing == "store":
-        nbytes = (fleet.store_mb or STORE_MB) * MIB
-        shared = Shared(store=SimulatedStore(nbytes, costs))
-        machine = replace(machine, budgets=replace(machine.budgets, disk_bytes=nbytes, shared=True))
-    elif sharing == "encoders":
-        shared = Shared(
-            encoders=EncoderPool(fleet.encoders, machine, costs, worth, fleet.network_gbs)
-        )
-    if level == "steps":
-        return Stepwise(trace, machine, costs, fleet.names, routing, worth, shared).run(told)
-    grain = options.page_size * (COARSE if trace.requests > FINE_REQUESTS else 1)
-    return quick.run(trace, machine, costs, grain, fleet.names, routing, worth, told, shared)
 
 
 @contextmanager
@@ -196,15 +134,8 @@ def _progress(quiet: bool, total: int) -> Iterator[Callable[[], None]]:
 
 
 def _table(simulated: Simulated) -> Table:
-    first = simulated.outcomes[0]
-    how = (
-        "real scheduler and caches, step by step"
-        if first.level == "steps"
-        else "real caches, a queue for the time"
-    )
-    grain = f"; pages counted as {first.page_tokens} tokens" if first.level == "caches" else ""
     table = Table(
-        title=f"ESTIMATE, nothing was measured: {how}{grain}",
+        title="ESTIMATE, nothing was measured: real scheduler and caches, step by step",
         caption=f"{simulated.pace:.0f} requests a second of one core were simulated.\n"
         f"Costs: {simulated.profile.source}",
         title_justify="left",
@@ -215,9 +146,7 @@ def _table(simulated: Simulated) -> Table:
     )
     table.add_column("", min_width=28)
     for outcome in simulated.outcomes:
-        head: str = outcome.routing or "one replica"
-        head += "" if outcome.sharing == "none" else f"\n{outcome.sharing}"
-        table.add_column(head, justify="right", no_wrap=True)
+        table.add_column(outcome.routing or "one replica", justify="right", no_wrap=True)
     columns = [dict(_rows(outcome)) for outcome in simulated.outcomes]
     for name in dict.fromkeys(name for column in columns for name in column):
         table.add_row(name, *(column.get(name, "") for column in columns))
@@ -242,10 +171,6 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     ):
         yield f"  whole in {name} cache", f"{value / max(1, counts.images):.1%}"
     yield "  encoded / decoded", f"{counts.images_encoded} / {counts.images_decoded}"
-    if outcome.sharing == "store":
-        yield "  encoded by two at once", f"{outcome.twice}"
-    if outcome.sharing == "encoders":
-        yield "  given by encoders", f"{counts.images_given}"
     for tier, found in outcome.tiers.items():
         asked = found.hits + found.misses
         yield f"Embeddings asked of {tier}", f"{asked}"
@@ -258,10 +183,8 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield f"  not read from {place}: too slow", f"{kept.slow}"
         yield f"  evicted from {place}'s KV", f"{kept.evictions}"
     yield "KV pages evicted / preempted", f"{counts.pages_evicted} / {counts.preemptions}"
-    store = outcome.sharing == "store"
     for way, nbytes in sorted(counts.moved.items()):
-        told = "read from the store" if way == "disk to staged" and store else f"moved, {way}"
-        yield f"MiB {told}", f"{nbytes / MIB:.0f}"
+        yield f"MiB moved, {way}", f"{nbytes / MIB:.0f}"
     yield "Duration (s, estimate)", f"{outcome.duration / 1e3:.1f}"
 
 

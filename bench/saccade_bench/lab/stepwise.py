@@ -6,21 +6,20 @@ Owns the clock (ms) and the order of events. Knows nothing of a step's cost, and
 from __future__ import annotations
 
 import heapq
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from saccade.cache.embeddings import Worth, saved_encoding
 from saccade.core.types import Delta, ImageKey, Request, SamplingParams
+from saccade.edge.rank import rank
 from saccade_bench.lab.costs import Costs, Machine
 from saccade_bench.lab.options import Routing
 from saccade_bench.lab.outcome import Outcome, Served, StepCounts, tiers
 from saccade_bench.lab.page_tiers import page_tiers
 from saccade_bench.lab.replica import Replica
-from saccade_bench.lab.router import SimulatedRouter
-from saccade_bench.lab.sharing import Shared
 from saccade_bench.lab.trace import RequestTrace, TracedCall, text_tokens, tokens_of
 from saccade_bench.load.measure import Distribution
 
@@ -47,6 +46,36 @@ class _Live:
     cached: int = 0
 
 
+class SimulatedRouter:
+    """`affinity` ranks by a call's first image, and a call without images by its chat; `random` by
+    a meaningless key, as `--affinity none`. Both pass over servers beyond their share.
+    """
+
+    def __init__(self, routing: Routing, names: Sequence[str], seed: int) -> None:
+        """`names`: the servers', by which `rank` distinguishes them."""
+        self._routing = routing
+        self._names = tuple(names)
+        self._places = {name: place for place, name in enumerate(names)}
+        self._dice = random.Random(seed)
+        self._turn = count()
+
+    def choose(self, call: TracedCall, session: int, loads: Sequence[int]) -> int:
+        """The server's index in `names`. `loads`: number of calls at each."""
+        if len(self._names) == 1:
+            return 0
+        if self._routing == "round-robin":
+            return next(self._turn) % len(self._names)
+        key = self._dice.randbytes(8) if self._routing == "random" else bearing(call, session)
+        load = dict(zip(self._names, loads, strict=True))
+        return self._places[rank((key,), self._names, load)[0]]
+
+
+def bearing(call: TracedCall, session: int) -> bytes:
+    """The stand-in for the key of `saccade.route.affinity`."""
+    shown = next((piece.shown for piece in call.pieces if piece.shown is not None), None)
+    return session.to_bytes(8, "big") if shown is None else shown.image.key.digest
+
+
 class Stepwise:
     """One run of a trace; `run` it once."""
 
@@ -57,18 +86,12 @@ class Stepwise:
         costs: Costs,
         names: Sequence[str] = ("",),
         routing: Routing = "random",
-        worth: Worth = saved_encoding,
-        shared: Shared | None = None,
     ) -> None:
-        """`names`: of the replicas. `shared`: by them; None: nothing."""
+        """`names`: of the replicas."""
         self._trace = trace
-        self._machine = machine
         self._costs = costs
         self._routing = routing
-        self._shared = shared or Shared()
-        self._replicas = [
-            Replica(machine, costs, worth, self._shared.store, self._shared.encoders) for _ in names
-        ]
+        self._replicas = [Replica(machine, costs) for _ in names]
         self._router = SimulatedRouter(routing, names, seed=0)
         self._events: list[Event] = []
         self._number = count()
@@ -93,7 +116,7 @@ class Stepwise:
             deltas: list[Delta] = []
             if kind == "submit":
                 assert isinstance(about, Request)
-                deltas = replica.submit(about, now)
+                deltas = replica.submit(about)
             elif kind == "pixels":
                 assert isinstance(about, ImageKey)
                 replica.arrived(about)
@@ -187,20 +210,15 @@ class Stepwise:
     def _outcome(self, now: float) -> Outcome:
         for replica in self._replicas:
             self._counts.add(replica.counts())
-        self._shared.count(self._counts)
         return Outcome(
-            level="steps",
             routing=self._routing if len(self._replicas) > 1 else None,
-            sharing=self._shared.name,
-            page_tokens=self._machine.page_size,
             duration=now,
             busy=tuple(replica.busy / now if now else 0.0 for replica in self._replicas),
             counts=self._counts,
             tiers=tiers(replica.embeddings for replica in self._replicas),
             ttft=Distribution.of([served.ttft for served in self._served]),
-            page_tiers=page_tiers(self._replicas, self._machine),
+            page_tiers=page_tiers(self._replicas),
             different=len(set().union(*(replica.pixels.named for replica in self._replicas))),
-            twice=self._shared.twice,
             served=tuple(self._served),
         )
 

@@ -1,9 +1,8 @@
 """The simulated requests: chats of calls, each a row of pieces (texts and images) and the length of
 its answer.
 
-Owns the shapes, the way from pieces to tokens or whole pages' names, and the synthetic traces,
-drawn from a seed in bulk and built call by call, so that millions fit into memory. Knows nothing of
-time spent or of caches.
+Owns the shapes, the way from pieces to tokens, and the synthetic traces, drawn from a seed in bulk
+and built call by call. Knows nothing of time spent or of caches.
 """
 
 from __future__ import annotations
@@ -126,33 +125,6 @@ def tokens_of(call: TracedCall) -> tuple[tuple[int, ...], tuple[Span, ...], tupl
 def text_tokens(piece: TracedPiece) -> Sequence[int]:
     first = (piece.number + 1) * STRIDE
     return range(first, first + piece.length) if piece.tokens is None else piece.tokens
-
-
-def page_names(pieces: Sequence[TracedPiece], size: int) -> list[int]:
-    """A number for every page of `size` tokens, the last one possibly not full: equal for equal
-    content after equal pages.
-    """
-    names: list[int] = []
-    mix = filled = 0
-    for piece in pieces:
-        number, length, at = piece.number, piece.length, 0
-        if filled:
-            at = min(size - filled, length)
-            mix = hash((mix, number, at))
-            filled += at
-            if filled < size:
-                continue
-            names.append(mix)
-        whole = (length - at) // size
-        if whole:
-            first = (number + 1) * STRIDE + at * (STRIDE >> 12)
-            names.extend(range(first, first + whole))
-            at += whole * size
-        filled = length - at
-        mix = hash((number, at))
-    if filled:
-        names.append(hash((mix, filled)))
-    return names
 
 
 class Synthetic:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from saccade.families.qwen_vl.net import canonical_name
+from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.registry import load_spec
 from saccade.nn.text_config import TextConfig
@@ -91,7 +91,7 @@ def metadata(config: TextConfig) -> dict[str, int | float]:
 
 def tensor_names(file: Any) -> Iterator[Name]:
     for stored in file.keys():  # noqa: SIM118 (a safetensors file is no dictionary)
-        if (found := gguf_name(canonical_name(stored))) is not None:
+        if (found := gguf_name(QwenVLModel.canonical_name(stored))) is not None:
             yield Name(stored, found)
 
 

@@ -1,20 +1,18 @@
-"""Saccade beside transformers' `generate`, or another server, on one checkpoint: speed and
-accuracy, in turns.
+"""Saccade beside another server on one checkpoint: speed and accuracy, in turns.
 
-    python -m saccade_bench.peers.run [CHECKPOINT] [--repeats 3] [--dtype bfloat16] [--threads 2]
-    [--output bench/results/NAME] [--beside NAME=COMMAND] [--int8]
+    python -m saccade_bench.peers.run CHECKPOINT --beside NAME=COMMAND [--repeats 3]
+    [--dtype bfloat16] [--threads 2] [--output bench/results/NAME] [--int8]
 
-CHECKPOINT is a folder, "demo" (the built-in model) or "random" (a small Qwen3-VL with random
-weights). Each repeat starts a fresh server of either kind, so every first request is cold, and
-sends both the same four workloads:
+CHECKPOINT is a folder or "demo", the built-in model. Each repeat starts a fresh server of either
+kind, so every first request is cold, and sends both the same four workloads:
 
     cold     single requests, a new 1280x720 picture each: TTFT without any cache, decode speed
     again    one and the same request over and over: what a known request costs
     chat     8 rounds at 1280x720, a new picture each round, all earlier ones sent again
     load     16 requests, 4 at a time
 
---beside takes transformers' place: COMMAND starts an OpenAI-compatible server, with {folder},
-{port}, {name}, {dtype} and {threads} in it; --int8 adds a third side, Saccade in 8 bits.
+COMMAND starts an OpenAI-compatible server, with {folder}, {port}, {name}, {dtype} and {threads} in
+it; --int8 adds a third side, Saccade in 8 bits.
 
 Writes `runs.jsonl`, the report, and `cpu.jsonl`: the CPU time that the server and all that it
 started took for each workload, which what else the machine does disturbs less than the clock.
@@ -30,7 +28,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -65,13 +63,9 @@ def sides(folder: Path, name: str, args: argparse.Namespace) -> list[Side]:
     )
     place = shlex.quote(str(folder))
     python = shlex.quote(sys.executable)
-    if args.beside:
-        label, _, command = args.beside.partition("=")
-        told = {"folder": place, "name": name, "dtype": args.dtype, "threads": args.threads or ""}
-        peer = Side(label, command.format(port="{port}", **told))
-    else:
-        script = shlex.quote(str(Path(__file__).with_name("transformers_server.py")))
-        peer = Side("transformers", f"{python} {script} {place} {settings}")
+    label, _, command = args.beside.partition("=")
+    told = {"folder": place, "name": name, "dtype": args.dtype, "threads": args.threads or ""}
+    peer = Side(label, command.format(port="{port}", **told))
     saccade = f"{python} -m saccade serve {place} {settings}"
     own = [Side("saccade", saccade)]
     if args.int8:
@@ -148,25 +142,11 @@ def measure_side(side: Side, repeat: int, again: Path, args: argparse.Namespace)
             write_eval(runs, side.label, evaluate(name, target, options))
 
 
-@contextmanager
-def checkpoint(name: str) -> Iterator[Path]:
-    if name == "random":
-        from saccade_bench.fixtures.tiny import make_checkpoint
-        from saccade_bench.generate import ROPE, TEXT, VISION
-
-        with tempfile.TemporaryDirectory() as folder:
-            yield make_checkpoint(
-                Path(folder), "qwen3_vl", text=TEXT | {"rope_parameters": ROPE}, vision=VISION
-            )
-    else:
-        yield ROOT / "saccade" / "demo" / "model" if name == "demo" else Path(name)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoint", nargs="?", default="demo")
+    parser.add_argument("checkpoint")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int)
@@ -174,16 +154,18 @@ def main() -> None:
         "--questions", type=int, default=100, help="of each eval, asked once (demo model only)"
     )
     parser.add_argument("--chats", type=int, default=2, help="of 8 rounds each, one at a time")
-    parser.add_argument("--beside", default="", help="NAME=COMMAND of the server to stand beside")
+    parser.add_argument("--beside", required=True, help="NAME=COMMAND of the other server")
     parser.add_argument("--int8", action="store_true", help="Saccade in 8 bits too")
     parser.add_argument("--start-timeout", type=float, default=300, help="seconds, of each server")
     parser.add_argument("--output", type=Path, default=Path("bench/results/peers"))
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     runs = args.output / "runs.jsonl"
-    peer = args.beside.partition("=")[0] or "transformers"
+    peer = args.beside.partition("=")[0]
     console = Console(highlight=False)
-    with checkpoint(args.checkpoint) as folder, tempfile.TemporaryDirectory() as scratch:
+    demo = ROOT / "saccade" / "demo" / "model"
+    folder = demo if args.checkpoint == "demo" else Path(args.checkpoint)
+    with tempfile.TemporaryDirectory() as scratch:
         again = Path(scratch) / "again.jsonl"
         write_request(again)
         for repeat in range(args.repeats):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from saccade.demo.draw import DEFAULT_FONT, DrawnText, Scene, render
+from saccade_bench.drawn.draw import DEFAULT_FONT, DrawnText, Scene, render
 
 WIDTH, HEIGHT = 256, 128
 """Of most images: both are multiples of what vision towers cut images into, so no server resizes

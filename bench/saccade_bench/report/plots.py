@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade_bench import style
+from saccade_bench import plot_style
 from saccade_bench.report.stats import Group, Interval, Workload, interval, stage_times
 
 TIMES = (("ttft", "TTFT"), ("e2e", "E2E"), ("tpot", "TPOT"))
@@ -55,7 +55,7 @@ def plots(workload: Workload) -> list[Plot]:
 def _each(workload: Workload) -> Iterator[tuple[Group, str]]:
     """The first level's group of each label, with its colour."""
     for place, label in enumerate(workload.labels):
-        yield workload.of(label), style.COLOURS[place % len(style.COLOURS)]
+        yield workload.of(label), plot_style.COLOURS[place % len(plot_style.COLOURS)]
 
 
 def by_round(workload: Workload) -> Plot | None:
@@ -99,16 +99,16 @@ def by_round_is_enough(workload: Workload) -> bool:
 
 
 def _by(workload: Workload, field: str, name: str, title: str, x: str, caption: str) -> Plot:
-    made, axis = style.figure()
+    made, axis = plot_style.figure()
     for group, colour in _each(workload):
         marks = sorted({request[field] for request in group.requests})
         found = [interval(group.samples("ttft", **{field: mark})) for mark in marks]
         _line(axis, marks, found, colour, group.label)
-    style.label(axis, title, x, "TTFT, median (ms)")
+    plot_style.label(axis, title, x, "TTFT, median (ms)")
     _from_zero(axis)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    style.legend(axis)
-    return Plot(name, f"{caption} Bands: 95 % interval of the median.", style.png(made))
+    plot_style.legend(axis)
+    return Plot(name, f"{caption} Bands: 95 % interval of the median.", plot_style.png(made))
 
 
 def _line(axis: Any, marks: list[float], found: list[Interval], colour: str, label: str) -> None:
@@ -142,7 +142,7 @@ def distributions(workload: Workload) -> Plot | None:
     ]
     if not fields:
         return None
-    made, axes = style.figure(width=3.4 * len(fields), height=3.4, columns=len(fields))
+    made, axes = plot_style.figure(width=3.4 * len(fields), height=3.4, columns=len(fields))
     for axis, (field, name) in zip(np.atleast_1d(axes), fields, strict=True):
         for group, colour in _each(workload):
             samples = group.samples(field)
@@ -156,14 +156,14 @@ def distributions(workload: Workload) -> Plot | None:
                     linewidth=2,
                     label=group.label,
                 )
-        style.label(axis, name, "ms", "requests (%)" if field == "ttft" else "")
+        plot_style.label(axis, name, "ms", "requests (%)" if field == "ttft" else "")
         axis.set_ylim(0, 100)
         axis.set_xlim(left=0)
-    style.legend(np.atleast_1d(axes)[0], loc="lower right")
+    plot_style.legend(np.atleast_1d(axes)[0], loc="lower right")
     return Plot(
         "distributions",
         "Share of requests that took at most so long; further left is faster, steeper is steadier.",
-        style.png(made),
+        plot_style.png(made),
     )
 
 
@@ -171,9 +171,9 @@ def by_concurrency(workload: Workload) -> Plot | None:
     """Throughput and TTFT against the load."""
     if len(workload.levels) < 2:
         return None
-    made, axes = style.figure(width=9.6, columns=2)
+    made, axes = plot_style.figure(width=9.6, columns=2)
     for place, label in enumerate(workload.labels):
-        colour = style.COLOURS[place % len(style.COLOURS)]
+        colour = plot_style.COLOURS[place % len(plot_style.COLOURS)]
         groups = sorted(
             (g for g in workload.groups if g.label == label),
             key=lambda g: g.rates("concurrency").mean(),
@@ -188,19 +188,19 @@ def by_concurrency(workload: Workload) -> Plot | None:
             label=label,
         )
         _line(axes[1], x, [interval(group.samples("ttft")) for group in groups], colour, label)
-    style.label(
+    plot_style.label(
         axes[0], "Throughput", "requests in flight (mean, measured)", "output tokens per second"
     )
-    style.label(
+    plot_style.label(
         axes[1], "Time to first token", "requests in flight (mean, measured)", "TTFT, median (ms)"
     )
     for axis in axes:
         _from_zero(axis)
-    style.legend(axes[0])
+    plot_style.legend(axes[0])
     return Plot(
         "concurrency",
         "More requests side by side: throughput should rise before TTFT does.",
-        style.png(made),
+        plot_style.png(made),
     )
 
 
@@ -222,7 +222,7 @@ def stages(workload: Workload) -> Plot | None:
             )
     if not rows:
         return None
-    made, axis = style.figure(height=1.4 + 0.45 * len(rows))
+    made, axis = plot_style.figure(height=1.4 + 0.45 * len(rows))
     left = np.zeros(len(rows))
     longest = max(sum(times.values()) for _, times in rows)
     for stage in dict.fromkeys(name for _, times in rows for name in times):
@@ -241,9 +241,9 @@ def stages(workload: Workload) -> Plot | None:
     axis.set_yticks(range(len(rows)), [name for name, _ in rows])
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
-    axis.grid(axis="x", color=style.GRID)
-    style.label(axis, "Where a request's time went", "ms per request, mean", "")
-    style.legend(
+    axis.grid(axis="x", color=plot_style.GRID)
+    plot_style.label(axis, "Where a request's time went", "ms per request, mean", "")
+    plot_style.legend(
         axis, loc="upper center", bbox_to_anchor=(0.5, -0.34 if len(rows) < 4 else -0.2), ncols=5
     )
     traced = any("prefill" in times for _, times in rows)
@@ -251,7 +251,7 @@ def stages(workload: Workload) -> Plot | None:
         "As the server reports it. Pictures are handled side by side: shown is the one that the "
         "request waited for longest."
     )
-    return Plot("stages", inside if traced else "As seen from outside.", style.png(made))
+    return Plot("stages", inside if traced else "As seen from outside.", plot_style.png(made))
 
 
 def _from_zero(axis: Any) -> None:

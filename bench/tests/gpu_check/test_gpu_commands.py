@@ -27,7 +27,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from saccade_bench.gpu_check import __main__ as program
-from saccade_bench.gpu_check import archive, correctness, machine, plan, report, table, wheels
+from saccade_bench.gpu_check import archive, correctness, machine, plan, report
 from saccade_bench.gpu_check import run as runs
 from saccade_bench.gpu_check.figures import Figure, printed
 from saccade_bench.gpu_check.machine import ROOT
@@ -50,7 +50,7 @@ def needed() -> Iterator[str]:
     left, seen = list(map(Requirement, project["dependencies"])), set[str]()
     while left:
         name = canonical(left.pop().name)
-        if name in seen or name in wheels.THERE:
+        if name in seen or name in plan.THERE:
             continue
         seen.add(name)
         yield name
@@ -60,7 +60,7 @@ def needed() -> Iterator[str]:
 
 
 def test_the_list_of_wheels_is_what_such_a_machine_lacks() -> None:
-    assert set(needed()) == set(wheels.names())
+    assert set(needed()) == set(plan.wheel_names())
 
 
 def test_every_module_that_a_stage_needs_is_there_or_carried() -> None:
@@ -68,11 +68,11 @@ def test_every_module_that_a_stage_needs_is_there_or_carried() -> None:
     modules = {*machine.COMMON, *machine.ENGINE, *machine.SERVER, *machine.TESTS}
     for module in modules:
         known = {canonical(name) for name in distributions.get(module, [module])}
-        assert known & {*wheels.names(), *wheels.THERE}, module
+        assert known & {*plan.wheel_names(), *plan.THERE}, module
 
 
 def test_wheels_are_asked_for_under_every_tag_that_they_have() -> None:
-    command = wheels.command(Path("out"), "3.12")
+    command = plan.download_command(Path("out"), "3.12")
     tags = [after for word, after in pairwise(command) if word == "--platform"]
     assert "manylinux_2_31_x86_64" in tags, "llguidance has no other"
     assert {"manylinux2014_x86_64", "any"} <= set(tags)
@@ -86,7 +86,7 @@ def test_wheels_are_unpacked_without_pip(tmp_path: Path) -> None:
         file.writestr("thing/__init__.py", "found = True")
         file.writestr("thing-2.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\n")
     site = tmp_path / "site"
-    assert wheels.unpack(tmp_path / ".whl", site) == ["a_spoilt-1-py3-none-any.whl"]
+    assert plan.unpack(tmp_path / ".whl", site) == ["a_spoilt-1-py3-none-any.whl"]
     look = "import thing; from importlib.metadata import distribution; distribution('thing')"
     environment = os.environ | {"PYTHONPATH": str(site)}
     subprocess.run([sys.executable, "-c", look], env=environment, check=True)
@@ -369,24 +369,24 @@ def test_a_table_is_filled_with_the_cards_name_in_every_row(tmp_path: Path) -> N
     text = tmp_path / "speed.md"
     old = f"| {CARD} | copy | 1 GB/s |  |  | then |"
     other = "| NVIDIA H200 | copy | 4,300 GB/s |  |  | then |"
-    text.write_text(f"before\n{table.BEGIN}\n{old}\n{other}\n{table.END}\nafter\n")
+    text.write_text(f"before\n{report.BEGIN}\n{old}\n{other}\n{report.END}\nafter\n")
     for _ in range(2):
         assert report.main([str(tmp_path / "left"), "--fill", str(text)]) == 0
     whole = text.read_text()
     assert whole.startswith("before\n") and whole.endswith("\nafter\n")
-    rows = [line for line in whole.splitlines() if line.startswith("| ") and line != table.HEAD]
+    rows = [line for line in whole.splitlines() if line.startswith("| ") and line != report.HEAD]
     assert len(rows) == 3 and other in rows and old not in rows
     assert f"| {CARD} | copy | 2,900 GB/s |  |  | 2026-11-27 aaaaaaaa |" in rows
     assert all("NVIDIA" in row for row in rows)
     with pytest.raises(ValueError, match="has no table"):
-        table.fill(tmp_path / "left" / "correctness.log", [])
+        report.fill_table(tmp_path / "left" / "correctness.log", [])
 
 
 @pytest.mark.parametrize("name", ["docs/speed.md"])
 def test_the_documentation_has_a_table_to_fill(tmp_path: Path, name: str) -> None:
     copy = tmp_path / "text.md"
     copy.write_text((ROOT / name).read_text())
-    table.fill(copy, [table.Row(CARD, "copy", "1 GB/s", "", "", "now")])
+    report.fill_table(copy, [report.TableRow(CARD, "copy", "1 GB/s", "", "", "now")])
     assert f"| {CARD} | copy | 1 GB/s |" in copy.read_text()
 
 

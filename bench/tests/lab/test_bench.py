@@ -1,5 +1,4 @@
-"""`saccade bench encoder` and `saccade bench kernels` measure the real path, beside transformers on
-the same numbers.
+"""`saccade bench encoder` measures the real path, beside transformers on the same numbers.
 
 What cannot be measured is refused before anything is, and what was measured is kept whatever comes
 after it.
@@ -19,15 +18,11 @@ import torch
 
 from saccade.core.errors import ConfigError, ImageError, SaccadeError
 from saccade.families.qwen_vl.config import PatchEmbedding
-from saccade_bench.lab import encoder, kernels, machine
+from saccade_bench.lab import encoder, machine
 from saccade_bench.lab.encoder import EncoderFigure, bench_encoder
-from saccade_bench.lab.eviction import bench_eviction
-from saccade_bench.lab.kernels import bench_kernels
 from saccade_bench.lab.machine import describe
 from saccade_bench.lab.options import (
     EncoderBenchOptions,
-    EvictionOptions,
-    KernelBenchOptions,
     MediaBenchOptions,
 )
 
@@ -38,38 +33,6 @@ TINY = ("tiny-qwen2.5-vl", "tiny-qwen3-vl")
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def test_bench_kernels_turns_and_places_as_transformers_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "new" / "kernels.json"
-    sizes = ("160x96", "360p")
-    options = KernelBenchOptions(
-        ("tiny-qwen2-vl", *TINY),
-        tokens=100,
-        resolutions=sizes,
-        repeats=2,
-        device="cpu",
-        output_file=path,
-    )
-    figures = bench_kernels(options)
-    assert "Rotary embedding on 1 CPU threads" in capsys.readouterr().out
-    assert figures.notes == [], "the same positions"
-    report = json.loads(path.read_text())
-    assert describe(CPU).items() <= report.items()
-    assert len(report["rotary"]) == 3 * 2 * 2 * 3 and len(report["positions"]) == 3 * 2 * 3
-    for figure in report["rotary"]:
-        size = 4 if figure["dtype"] == "float32" else 2
-        assert figure["nbytes"] == figure["tokens"] * figure["heads"] * figure["head_dim"] * size
-        assert len(figure["ms"]) == 2 and figure["gb_per_s"] > 0
-        if figure["how"] == "saccade":
-            assert figure["error"] < (1e-5 if size == 4 else 0.1)
-    assert {figure["how"] for figure in report["positions"]} == {
-        "new grid",
-        "seen grid",
-        "transformers",
-    }
 
 
 @pytest.mark.slow
@@ -138,27 +101,11 @@ def test_bench_encoder_measures_nothing_before_all_options_are_right(
         bench_encoder(replace(EncoderBenchOptions(TINY, device="cpu"), **wrong))
 
 
-@pytest.mark.parametrize(("wrong", "error", "told"), WRONG[1:])
-def test_bench_kernels_measures_nothing_before_all_options_are_right(
-    wrong: dict[str, Any], error: type[SaccadeError], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "measure_rotary", forbid)
-    with pytest.raises(error, match=told):
-        bench_kernels(replace(KernelBenchOptions(TINY, device="cpu"), **wrong))
-
-
-def test_bench_eviction_draws_nothing_that_could_not_be_written() -> None:
-    with pytest.raises(ConfigError, match="--output-file"):
-        bench_eviction(EvictionOptions(output_file=Path(__file__).parent))
-
-
 @pytest.mark.parametrize(
     ("options", "names"),
     [
         (EncoderBenchOptions, ("models", "dtypes")),
-        (KernelBenchOptions, ("models", "dtypes", "resolutions")),
         (MediaBenchOptions, ("resolutions", "image_formats", "image_contents")),
-        (EvictionOptions, ("zipf", "budgets", "drift")),
     ],
 )
 def test_an_option_without_values_is_refused(

@@ -127,7 +127,7 @@ def test_real_tile_models_have_their_sizes_and_token_ids(
     spec = load_spec(make_checkpoint(name, tmp_path))
     assert isinstance(spec, InternVLSpec)
     assert (spec.embedding_width, spec.vocab_size) == (width, 151674)
-    assert (spec.image_tokens.begin, spec.image_tokens.content) == (151665, 151667)
+    assert (*spec.placeholder.before, *spec.placeholder.marks) == (151665, 151667)
     assert spec.num_tokens(spec.recipe(448, 896, spec.pixel_bounds).grid) == 3 * 256
     with torch.device("meta"):
         model = transformers.InternVLForConditionalGeneration(

@@ -29,9 +29,9 @@ from saccade_bench.lab.media import bench_media
 from saccade_bench.lab.options import MediaBenchOptions
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    files = {"output_file": folder / "media.json", "plot": folder / "media.png"}
     sizes = ("160x96", "200x150")
-    bench_media(MediaBenchOptions(sizes, ("jpeg", "png"), ("random",), repeats=2, **files))
+    bench_media(MediaBenchOptions(sizes, ("jpeg", "png"), ("random",), repeats=2,
+        output_file=folder / "media.json"))
 """
 
 
@@ -48,7 +48,6 @@ def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
         env=environment,
     )
     assert "160x96 JPEG noise" in run.stdout
-    assert (tmp_path / "media.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "media.json").read_text())
     assert report["machine"] == describe(torch.device("cpu")) | {"threads": 1}
     cases = {(case["case"]["width"], case["case"]["format"]): case for case in report["cases"]}

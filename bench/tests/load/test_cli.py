@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from cyclopts import App
@@ -16,6 +19,7 @@ from saccade_bench import __main__ as program
 from saccade_bench import cli
 from saccade_bench.options import (
     AbOptions,
+    EvalName,
     EvalOptions,
     ImageOptions,
     LoadOptions,
@@ -26,6 +30,12 @@ from saccade_bench.options import (
     TextOptions,
 )
 from tests.tools.server import Script, ScriptedServer
+
+ROOT = Path(__file__).parents[3]
+PAPERS = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "bench/README.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+)
 
 
 def test_every_measuring_command_is_there_where_nothing_is_installed() -> None:
@@ -132,6 +142,26 @@ def test_an_eval_that_cannot_work_is_refused(line: str) -> None:
     name, option, _ = line.split()
     with pytest.raises(ConfigError, match=option):
         cli.evaluation([name, *line.split()[1:]], result_action="return_value")
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_a_paper_names_exists(paper: Path) -> None:
+    text = paper.read_text().replace("\n", " ")
+    for module in re.findall(r"-m (saccade_bench[\w.]*\w)", text):
+        assert find_spec(module), module
+    known = {*cli.bench}
+    for name in re.findall(r"\bsaccade bench ([a-z]+)\b", text):
+        assert name in known, f"saccade bench {name}"
+    for name in re.findall(r"\bsaccade eval ([a-z]+)\b", text):
+        assert name in get_args(EvalName), f"saccade eval {name}"
+
+
+@pytest.mark.slow
+def test_benchmarks_are_started_as_their_readme_says() -> None:
+    """From the root of the repository, with no path set."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "saccade_bench.generate", "--help"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from saccade.core.errors import ConfigError
-from saccade.demo.draw import DrawnShape, Scene
-from saccade.demo.tasks import Exchange, held_out
+from saccade_bench.drawn.draw import DrawnShape, Scene
+from saccade_bench.drawn.tasks import Exchange, held_out
 from saccade_bench.eval import mmmu, ocr, ocrbench, shapes, video
 from saccade_bench.eval.consistency import mark_png
 from saccade_bench.eval.contract import (

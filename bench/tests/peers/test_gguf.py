@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from saccade.families.qwen_vl.net import canonical_name
+from saccade.families.qwen_vl.net import QwenVLModel
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.peers.gguf import Dtype, gguf_name, write_gguf
 
@@ -30,7 +30,7 @@ def test_names_are_llama_cpps(preset: str, layers: int, own: set[str], tmp_path:
     folder = make_checkpoint(preset, tmp_path / "model")
     stored = load_file(folder / "model.safetensors")
 
-    found = {gguf_name(canonical_name(name)) for name in stored} - {None}
+    found = {gguf_name(QwenVLModel.canonical_name(name)) for name in stored} - {None}
 
     inside = {f"{module}.weight" for module in LAYER} | own
     outside = {"token_embd.weight", "output_norm.weight", "output.weight"}
@@ -71,7 +71,7 @@ def test_the_file_holds_the_checkpoints_numbers(dtype: Dtype, tmp_path: Path) ->
     assert fields["qwen3.vocab_size"] == 1024
     written = {tensor.name: tensor for tensor in reader.tensors}
     expected = {
-        gguf_name(canonical_name(name)): tensor
+        gguf_name(QwenVLModel.canonical_name(name)): tensor
         for name, tensor in load_file(folder / "model.safetensors").items()
     }
     expected.pop(None)

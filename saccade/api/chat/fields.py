@@ -230,7 +230,7 @@ class ChatAnswer(Struct, kw_only=True):
 
 
 class ToolUse(Struct, kw_only=True):
-    """Tools, and how the model may use them (`text/tools.py`)."""
+    """Tools, and how the model may use them (`text/grammar/tools.py`)."""
 
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None

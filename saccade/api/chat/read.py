@@ -29,8 +29,10 @@ from saccade.api.chat.fields import (
     Counting,
     Ending,
     Reply,
+    Structure,
     TextPrompt,
     Tokens,
+    ToolUse,
 )
 from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import read_tool_marks
@@ -39,8 +41,8 @@ from saccade.front.conversation import Chat
 from saccade.front.fields import too_long, unsupported
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.grammar import read_wish
-from saccade.text.tools import ToolSet, read_tools
+from saccade.text.grammar.grammars import OutputConstraint, read_wish
+from saccade.text.grammar.tools import ToolSet, read_tools
 
 
 def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, Reply, ChatAnswer]:
@@ -112,11 +114,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationR
         effort=request.thinking.effort,
         thinks=request.thinking.thinks,
         tool_marks=read_tool_marks(request.tool_use.tools),
-        offer=ToolSet(
-            read_tools(request.tool_use.tools),
-            request.tool_use.tool_choice,
-            request.tool_use.parallel_tool_calls is not False,
-        ),
+        offer=_offer(request.tool_use),
         verbosity=request.thinking.verbosity,
     )
     reply = request.reply
@@ -129,10 +127,21 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationR
         prompt_logprobs=answer.prompt_logprobs,
         separate_reasoning=answer.separate_reasoning is not False,
         cache=wish,
-        wish=read_wish(msgspec.structs.asdict(request.structure)),
+        wish=_wish(request.structure),
         rules=request.restraint.read(),
         prediction="" if answer.prediction is None else answer.prediction.text,
     )
+
+
+def _offer(use: ToolUse) -> ToolSet | None:
+    if not use.tools and use.tool_choice is None:
+        return None
+    return ToolSet(read_tools(use.tools), use.tool_choice, use.parallel_tool_calls is not False)
+
+
+def _wish(structure: Structure) -> OutputConstraint | None:
+    fields = msgspec.structs.asdict(structure)
+    return read_wish(fields) if any(each is not None for each in fields.values()) else None
 
 
 def _continues(conversation: Conversation) -> bool:
@@ -178,7 +187,7 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Gen
         silent=silence(sampling, wish.prewarm or sampling["max_tokens"] == 0),
         prompt_logprobs=top,
         cache=wish,
-        wish=read_wish(msgspec.structs.asdict(request.structure)),
+        wish=_wish(request.structure),
         rules=request.restraint.read(),
     )
     return [

@@ -17,9 +17,9 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from saccade.api.trace.image_trace import ImageCost, Trace, tiers_of
 from saccade.core.types import CacheMiss, CacheMissReason, Guesses, Tier, TokenLogprobs
 from saccade.front.answer_update import AnswerUpdate, Finish
-from saccade.text.answer import AnswerEvent, Reasoned, gather
-from saccade.text.detokenize import Vocabulary
-from saccade.text.tool_calls import CallArguments, CallEnded, CallStarted, Text
+from saccade.text.answer.detokenize import Vocabulary
+from saccade.text.answer.reader import AnswerEvent, Reasoned, gather
+from saccade.text.answer.tool_calls import CallArguments, CallEnded, CallStarted, Text
 
 
 class PromptTokensDetails(Struct):

@@ -60,8 +60,8 @@ from saccade.front.video_parts import (
 )
 from saccade.media.content import Budget
 from saccade.media.sources import Base64, FileId, ImageSource, SentFile, VideoSource
-from saccade.text.grammar import OutputConstraint
-from saccade.text.tools import Tool, ToolSet, read_each, read_function
+from saccade.text.grammar.grammars import OutputConstraint
+from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
 """How a system block begins that is for Anthropic's accounts and not for the model. As it differs
@@ -172,9 +172,9 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _offer(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet:
+def _offer(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet | None:
     if choice is None:
-        return ToolSet(tools)
+        return ToolSet(tools) if tools else None
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequest(
             'tool_choice.name: stands with type "tool", and only there', "tool_choice.name"

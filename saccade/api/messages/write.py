@@ -1,7 +1,7 @@
 """An answer in the form of Anthropic's API: stream events in their order, and messages.
 
 Owns content blocks: the open block, and its content so far. Knows nothing of routes, of writing to
-a socket, or of how an answer is read (`text/answer.py`).
+a socket, or of how an answer is read (`text/answer/reader.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 from saccade.core.types import Tier
-from saccade.text.answer import AnswerEvent, Reasoned
-from saccade.text.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
+from saccade.text.answer.reader import AnswerEvent, Reasoned
+from saccade.text.answer.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
 
 StreamEvent = dict[str, Any]
 """The data of one event; its name is its "type"."""

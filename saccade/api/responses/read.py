@@ -17,6 +17,7 @@ from saccade.api.responses.fields import (
     INCLUDABLE,
     LOGPROBS,
     RESPONSES,
+    ResponseForm,
     ResponsesRequest,
     ResponseText,
     TextFormat,
@@ -30,8 +31,8 @@ from saccade.front.conversation import Chat
 from saccade.front.fields import unsupported
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.grammar import OutputConstraint, read_json_schema, read_response_format
-from saccade.text.tools import Tool, ToolSet, read_each, read_function
+from saccade.text.grammar.grammars import OutputConstraint, read_json_schema, read_response_format
+from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,9 @@ def response_ask(
     if not (messages := reader.messages):
         raise InvalidRequest("input: there is nothing in it to answer", "input")
     text = form.text or ResponseText()
-    tools = read_each(form.tools, _tool)
     chat = Chat(
         messages,
-        ToolSet(
-            tools, _tool_choice(form.tool_choice, tools), form.parallel_tool_calls is not False
-        ),
+        _offer(form),
         effort=form.effort,
         verbosity=text.verbosity,
         variables=asked.chat_template_kwargs or {},
@@ -179,6 +177,14 @@ def _tool(tool: dict[str, Any], place: str) -> Tool:
             "missing_required_parameter",
         )
     return read_function(tool, place)
+
+
+def _offer(form: ResponseForm) -> ToolSet | None:
+    if not form.tools and form.tool_choice is None:
+        return None
+    tools = read_each(form.tools, _tool)
+    choice = _tool_choice(form.tool_choice, tools)
+    return ToolSet(tools, choice, form.parallel_tool_calls is not False)
 
 
 def _tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[Tool]) -> Any:

@@ -1,7 +1,7 @@
 """An answer in the form of POST /v1/responses: stream events in their order, and the response.
 
 Owns output items: the open item, its content so far, and the numbers of events. Knows nothing of
-routes, of writing to a socket, or of how an answer is read (`text/answer.py`).
+routes, of writing to a socket, or of how an answer is read (`text/answer/reader.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from msgspec import Raw
 
 from saccade.api.responses.items import new_id
 from saccade.core.errors import ImageError, Overloaded, RequestError
-from saccade.text.answer import AnswerEvent, Reasoned
-from saccade.text.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
+from saccade.text.answer.reader import AnswerEvent, Reasoned
+from saccade.text.answer.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
 
 ResponseEvent = dict[str, Any]
 """The data of one event; its name is its "type"."""

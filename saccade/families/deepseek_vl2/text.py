@@ -85,4 +85,5 @@ def deepseek_decoder(
         shard,
         lambda layer: _layer(weights, layer, text, shard),
         rotary_dim=text.rotary_dim,
+        own_head=True,
     )

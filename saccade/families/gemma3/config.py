@@ -1,36 +1,29 @@
-"""Gemma 3's configuration, typed: what `config.json` and the files of image processor and tokenizer
-say, for transformers' Gemma3ForConditionalGeneration and the text-only Gemma3ForCausalLM.
+"""The shapes of Gemma 3's language model and tower, as `config.json` says them for transformers'
+Gemma3ForConditionalGeneration and the text-only Gemma3ForCausalLM.
 
 Knows nothing of torch.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.errors import CheckpointError
-from saccade.core.recipe import ImageRecipe, Resample
-from saccade.families.checkpoint import Checkpoint, Section, read_json
+from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
-    HALF,
     SiglipDefaults,
-    read_colours,
     read_heads,
     read_layer_types,
-    read_resample,
     read_siglip,
-    text_section,
 )
-from saccade.nn.siglip_config import Colours, SiglipConfig
+from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import RopeConfig, TextConfig
 
 SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
 THETAS = {"full_attention": 1e6, "sliding_attention": 1e4}
 LayerType = Literal["full_attention", "sliding_attention"]
-BOI = "<start_of_image>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +38,27 @@ class GemmaText:
     query_scalar: float
     activation: str
 
+    @property
+    def vocab_size(self) -> int:
+        return self.shape.vocab_size
 
-@dataclass(frozen=True, slots=True)
-class SquareRules:
-    """The pixels of an image, and its tokens: `begin`, `content` for each row of its embedding,
-    `end`. mark: the text of `begin`, which stands for an image in templates.
-    """
+    @property
+    def context_length(self) -> int:
+        return self.shape.context_length
 
-    colours: Colours
-    resample: Resample
-    begin: int
-    content: int
-    end: int
-    mark: str
-
-    def fingerprint(self, family: str, recipe: ImageRecipe) -> bytes:
-        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
-        named = repr((family, self.colours, recipe)).encode()
-        return hashlib.blake2b(named, digest_size=16).digest()
+    @property
+    def hidden(self) -> int:
+        return self.shape.hidden
 
 
 NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
-NO_TOKEN = -1
-"""Stands for no image: to a model without a tower, every token is text."""
-NO_IMAGES = SquareRules((HALF, HALF), "bilinear", NO_TOKEN, NO_TOKEN, NO_TOKEN, BOI)
 
 
-def parse_config(checkpoint: Checkpoint) -> tuple[SiglipConfig, GemmaText, SquareRules]:
-    """Raises CheckpointError naming file and field."""
-    config = checkpoint.config
-    text = _text(config, text_section(config))
+def read_vision(config: Section, out: int) -> SiglipConfig:
+    """Return the vision tower, whose tokens have `out` values. Raises CheckpointError."""
     if not config.has("vision_config"):
-        return NO_TOWER, text, NO_IMAGES
-    vision = _vision(config, config.section("vision_config"), text.shape.hidden)
-    return vision, text, _images(checkpoint, vision, text.shape.vocab_size)
-
-
-def _vision(config: Section, vision: Section, out: int) -> SiglipConfig:
+        return NO_TOWER
+    vision = config.section("vision_config")
     kind = vision.text("model_type", default="siglip_vision_model")
     if kind != "siglip_vision_model":
         raise CheckpointError(f"{vision.where}: model_type {kind!r} is not supported")
@@ -97,7 +74,8 @@ def _vision(config: Section, vision: Section, out: int) -> SiglipConfig:
     return read_siglip(vision, across // edge, out, SIGLIP)
 
 
-def _text(config: Section, text: Section) -> GemmaText:
+def read_text(config: Section, text: Section) -> GemmaText:
+    """Return the language model. Raises CheckpointError."""
     for name in ("attention_bias", "use_bidirectional_attention"):
         if text.flag(name, default=False):
             raise CheckpointError(f"{text.where}: {name} is not supported")
@@ -167,46 +145,3 @@ def _rope(text: Section, kind: LayerType, head_dim: int) -> RopeConfig:
     if factor <= 0:
         raise CheckpointError(f"{rope.where}: factor must be above 0, not {factor}")
     return RopeConfig(theta, (head_dim // 2,), interleaved=False, factor=factor)
-
-
-def _images(checkpoint: Checkpoint, vision: SiglipConfig, vocab: int) -> SquareRules:
-    processor, config = checkpoint.processor, checkpoint.config
-    if processor.flag("do_pan_and_scan", default=False):
-        raise CheckpointError(
-            f"{processor.where}: do_pan_and_scan true is not supported: an image would be several "
-            "in the prompt; set it to false, as Google's checkpoints have it"
-        )
-    for name in ("do_resize", "do_rescale", "do_normalize"):
-        if not processor.flag(name, default=True):
-            raise CheckpointError(f"{processor.where}: {name} false is not supported")
-    size = processor.section("size")
-    found = size.integer("height", default=224), size.integer("width", default=224)
-    if found != (vision.side, vision.side):
-        raise CheckpointError(
-            f"{size.where}: {found[0]} x {found[1]}, but the vision tower was made for "
-            f"{vision.side} x {vision.side}"
-        )
-    length = processor.integer("image_seq_length", default=vision.tokens)
-    if length != vision.tokens:
-        raise CheckpointError(
-            f"{processor.where}: image_seq_length is {length}, but the vision tower makes "
-            f"{vision.tokens} tokens of an image"
-        )
-    begin = config.integer("boi_token_index", "boi_token_id", default=255999)
-    content = config.integer("image_token_index", "image_token_id", default=262144)
-    end = config.integer("eoi_token_index", "eoi_token_id", default=256000)
-    for token in (begin, content, end):
-        if not 0 <= token < vocab:
-            raise CheckpointError(
-                f"{config.where}: image token {token} is beyond the vocabulary of {vocab} tokens"
-            )
-    colours = read_colours(processor, HALF, HALF)
-    resample, mark = read_resample(processor, 2), _written(checkpoint, begin)
-    return SquareRules(colours, resample, begin, content, end, mark)
-
-
-def _written(checkpoint: Checkpoint, token: int) -> str:
-    """The text of an added token."""
-    settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
-    added = settings.section("added_tokens_decoder").section(str(token))
-    return added.text("content", default=settings.text("boi_token", default=BOI))

@@ -13,7 +13,7 @@ from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.attention import AttentionShape, CausalAttention
 from saccade.nn.decoder import MultiRope
-from saccade.nn.embedding import TokenEmbedding, TokenHead
+from saccade.nn.embedding import TokenEmbedding, make_head
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, Batch
@@ -71,7 +71,7 @@ class GemmaDecoder:
 
     __slots__ = ("embedding", "head", "hidden", "layers", "norm", "ropes", "scale", "windows")
 
-    def __init__(self, weights: Weights, text: GemmaText, shard: Shard, *, tied: bool) -> None:
+    def __init__(self, weights: Weights, text: GemmaText, shard: Shard) -> None:
         shape = text.shape
         table, self.hidden = (shape.vocab_size, shape.hidden), shape.hidden
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
@@ -80,8 +80,7 @@ class GemmaDecoder:
         self.layers = [GemmaLayer(weights, i, text, shard) for i in range(shape.layers)]
         sizes = (shape.hidden, shape.rms_eps)
         self.norm = RMSNorm(weights, "language_model.norm", *sizes, around_one=True)
-        own = None if tied else TokenEmbedding(weights, "lm_head.weight", table, shard)
-        self.head = TokenHead(weights, own or self.embedding)
+        self.head = make_head(weights, self.embedding, tied=shape.tied)
         self.windows = text.windows
         self.ropes = tuple(
             MultiRope(rope, shape.head_dim, weights.device)

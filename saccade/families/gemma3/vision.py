@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from saccade.families.gemma3.config import SquareRules
+from saccade.families.gemma3.images import SquareRules
 from saccade.kernels.matrix import DenseMatrix
 from saccade.nn.linear import Linear
 from saccade.nn.norm import RMSNorm

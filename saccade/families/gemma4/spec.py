@@ -185,7 +185,7 @@ class Gemma4Spec:
         expanded += tokens[done:]
         return tuple(expanded), tuple(spans)
 
-    def widened(self, at: int, spans: Sequence[Span]) -> int:
+    def widened(self, at: int, spans: Sequence[Span], _images: Sequence[Image]) -> int:
         for span in spans:
             if span.start > at:
                 break

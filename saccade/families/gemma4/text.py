@@ -13,7 +13,7 @@ from saccade.families.gemma4.layers import Rope
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation, rotary_tables
-from saccade.nn.embedding import TokenEmbedding, TokenHead
+from saccade.nn.embedding import TokenEmbedding, make_head
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import GatedMLP, activation
 from saccade.nn.moe import MoEShape, RoutedExperts
@@ -263,7 +263,7 @@ class Gemma4Decoder:
         "silent",
     )
 
-    def __init__(self, weights: Weights, text: Gemma4Text, shard: Shard, *, tied: bool) -> None:
+    def __init__(self, weights: Weights, text: Gemma4Text, shard: Shard) -> None:
         table, device = (text.vocab_size, text.hidden), weights.device
         self.hidden, self.cap, self.shapes = text.hidden, text.cap, text.layers
         self.embedding = TokenEmbedding(weights, f"{STACK}.embed_tokens.weight", table, shard)
@@ -275,8 +275,7 @@ class Gemma4Decoder:
             self.per_layer = PerLayerEmbedding(weights, text, text.per_layer, shard)
         self.layers = [Gemma4Layer(weights, i, text, shard) for i in range(len(text.layers))]
         self.norm = RMSNorm(weights, f"{STACK}.norm", text.hidden, text.rms_eps)
-        own = None if tied else TokenEmbedding(weights, "lm_head.weight", table, shard)
-        self.head = TokenHead(weights, own or self.embedding)
+        self.head = make_head(weights, self.embedding, tied=text.tied)
         self.near = PartialRope(text.near, _head_dim(text, windows=True), device)
         self.far = PartialRope(text.far, _head_dim(text, windows=False), device)
 

@@ -17,7 +17,7 @@ from saccade.core.types import Grid
 from saccade.core.video import MOST_FRAMES, FrameTimes, VideoWishes
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import read_colours
-from saccade.families.internvl.config import TileRules
+from saccade.families.internvl.images import TileRules
 
 MARK, CONTENT = "<video>", "<IMG_CONTEXT>"
 LEAST_FRAMES = 4

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from saccade.core.types import Grid
-from saccade.families.internvl.config import InternVisionConfig, TileRules
+from saccade.families.internvl.config import InternVisionConfig
+from saccade.families.internvl.images import TileRules
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
 from saccade.kernels.tower_attention import Backend, varlen_attention

@@ -218,7 +218,7 @@ class MiniCPMSpec:
         numbers = self.image_text.numbers
         return numbers[image] if numbers else ()
 
-    def widened(self, at: int, spans: Sequence[Span]) -> int:
+    def widened(self, at: int, spans: Sequence[Span], _images: Sequence[Image]) -> int:
         for image, each in groupby(spans, lambda span: span.image):
             views = list(each)
             start = views[0].start - 1 - len(self._number(image))

@@ -218,7 +218,7 @@ class QwenVLSpec:
         expanded += tokens[done:]
         return tuple(expanded), tuple(spans)
 
-    def widened(self, at: int, spans: Sequence[Span]) -> int:
+    def widened(self, at: int, spans: Sequence[Span], _images: Sequence[Image]) -> int:
         for span in spans:
             if span.start >= at:
                 break

@@ -1,259 +1,156 @@
-"""What can be said of a SmolVLM checkpoint without tensors: tiles, token counts, prompt expansion.
+"""What can be said of a SmolVLM checkpoint without tensors: sizes, and prompts in which text says
+each tile's row and column.
 
-An image's longer edge is resized to one length, then both edges to whole tiles; the whole image in
-the size of one tile follows the tiles. Text in the prompt says each tile's row and column, so that
-an image has a span for each tile. A token's position is its place in the prompt. Knows nothing of
-torch. The sizes follow transformers' Idefics3 image processor, and are tested against it.
+Knows nothing of torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from saccade.core.errors import ConfigError, InvalidRequest
-from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
-from saccade.core.recipe import ImageRecipe, ImageView
-from saccade.core.types import Grid, Image, Size, Span
-from saccade.families.checkpoint import Checkpoint
-from saccade.families.smolvlm.config import (
-    Ids,
-    ImageText,
-    SplitRules,
-    parse_config,
+from saccade.core.errors import CheckpointError
+from saccade.core.family import Cuts, KVSpec, Templates, heads_cache
+from saccade.core.types import Image
+from saccade.families.base_spec import BaseSpec, plain_cuts
+from saccade.families.checkpoint import Checkpoint, Section
+from saccade.families.config_readers import (
+    SiglipDefaults,
+    read_heads,
+    read_rope,
+    read_siglip,
+    read_theta,
+    read_tokenizer,
+    refuse_unsupported,
 )
+from saccade.families.placeholder import Ids, ImagePiece, Placeholder
+from saccade.families.smolvlm.images import SplitRules, read_images
 from saccade.nn.siglip_config import SiglipConfig
-from saccade.nn.text_config import TextConfig
+from saccade.nn.text_config import RopeConfig, TextConfig
 
 TEMPLATES = Templates(default=Path(__file__).parent / "chat.jinja")
-BLACK = (0, 0, 0)
+SIGLIP = SiglipDefaults(hidden=1152, heads=16, side=224, patch=32)
+FAMILIES = ("idefics3", "smolvlm")
+FAKE, IMAGE, OVERALL = "<fake_token_around_image>", "<image>", "<global-img>"
 
 
-@dataclass(frozen=True, slots=True)
-class SmolVLMSpec:
-    """CPU facts of one SmolVLM checkpoint; implements `core.family.FamilySpec`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TilePlaceholder(Placeholder):
+    """An image is a piece for each tile, of `tokens` rows, and one for the whole image.
 
-    The grid of an image is its rows and columns of tiles, both 0 if it is shown as one. On the
-    canvas the tiles lie side by side, the whole image under the first of the last row, and nothing
-    beside that.
+    rows[row]: before the first tile of a row. places[row][column]: before another. before: before
+    the whole image, shown after its tiles; alone: shown without tiles.
     """
 
-    family: str
+    tokens: int
+    places: tuple[tuple[Ids, ...], ...]
+    rows: tuple[Ids, ...]
+    alone: Ids
+
+    def pieces(self, _number: int, image: Image) -> Sequence[ImagePiece]:
+        rows, columns = image.grid
+        if not rows:
+            return (ImagePiece(self.alone, self.tokens, self.after),)
+        tiles = (
+            ImagePiece(self.places[row][column] if column else self.rows[row], self.tokens)
+            for row in range(rows)
+            for column in range(columns)
+        )
+        return (*tiles, ImagePiece(self.before, self.tokens, self.after))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmolVLMSpec(BaseSpec):
+    """CPU facts of one SmolVLM checkpoint."""
+
     vision: SiglipConfig
     text: TextConfig
-    tiles: SplitRules
-    image_text: ImageText
-    eos_token_ids: tuple[int, ...]
-    dtype: str
-
-    templates = TEMPLATES
-    position_axes = 1
-    sees_images = True
-    video = None
-
-    def with_options(self, options: Mapping[str, str]) -> SmolVLMSpec:
-        for name, value in options.items():
-            raise ConfigError(f"--family-option {name}={value}: {self.family} has no options")
-        return self
+    images: SplitRules
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
         return KVSpec((layer,) * self.text.layers)
 
     @property
-    def encoder_blocks(self) -> int:
-        return self.vision.depth
-
-    @property
     def cuts(self) -> Cuts:
-        text, vision = self.text, self.vision
-        return Cuts(
-            text=((text.heads, "attention heads"), (text.intermediate, "MLP values")),
-            heads=text.heads,
-            kv_heads=text.kv_heads,
-            encoder=(
-                (vision.heads, "vision attention heads"),
-                (vision.intermediate, "vision MLP values"),
-            ),
-            encoder_width=vision.hidden,
-        )
-
-    @property
-    def vocab_size(self) -> int:
-        return self.text.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        return self.text.context_length
-
-    @property
-    def hidden_size(self) -> int:
-        return self.text.hidden
-
-    @property
-    def embedding_width(self) -> int:
-        return self.text.hidden
-
-    @property
-    def pixel_bounds(self) -> PixelBounds:
-        tile = self.tiles.side**2
-        return PixelBounds(tile, tile, self.tiles.across**2 * tile)
-
-    @property
-    def largest_image(self) -> LargestImage:
-        edge = self.tiles.edge
-        recipe = self.recipe(edge, edge, self.pixel_bounds)
-        height, width = recipe.canvas
-        return LargestImage(height * width, self.num_tokens(recipe.grid))
-
-    @property
-    def sample(self) -> ImageRecipe:
-        side = self.tiles.side
-        return self._recipe((side, side), (side, side))
-
-    @property
-    def patch_unit(self) -> int:
-        """A tile's."""
-        return self.vision.patches
-
-    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        """The tiles of the longest edge whose tiles lie within the bounds."""
-        rules, size = self.tiles, (height, width)
-        for across in range(rules.across, 1, -1):
-            edge = min(rules.edge, across * rules.side)
-            resized = longest_edge(size, edge)
-            cut = whole_tiles(resized, rules.side)
-            if cut[0] * cut[1] <= bounds.max_pixels:
-                return self._recipe(resized, cut)
-        side = rules.side
-        edge = min(rules.edge, side) if rules.split else rules.edge
-        return self._recipe(longest_edge(size, edge), (side, side))
-
-    def _recipe(self, resized: Size, cut: Size) -> ImageRecipe:
-        """resized: the image's size before it becomes whole tiles of `cut` pixels."""
-        side, resample = self.tiles.side, self.tiles.resample
-        if not self.tiles.split or cut == (side, side):
-            views: tuple[ImageView, ...] = (ImageView((side, side)),)
-            return ImageRecipe((side, side), (0, 0), views, None, resample, (resized,))
-        height, width = cut
-        grid, views = (height // side, width // side), (ImageView(cut),)
-        views += (ImageView((side, side), at=(height, 0)),)
-        return ImageRecipe((height + side, width), grid, views, BLACK, resample, (resized, cut))
-
-    def settings(self, recipe: ImageRecipe) -> bytes:
-        return self.tiles.fingerprint(self.family, recipe)
-
-    def grid(self, height: int, width: int) -> Grid:
-        """Of a canvas."""
-        side = self.tiles.side
-        assert not height % side and not width % side
-        return (height // side - 1, width // side) if height > side else (0, 0)
-
-    def num_tokens(self, grid: Grid) -> int:
-        return _count(grid) * self.vision.tokens
-
-    def num_patches(self, grid: Grid) -> int:
-        return _count(grid) * self.vision.patches
-
-    def _before(self, grid: Grid) -> list[Ids]:
-        """The text before each tile, and before the whole image."""
-        rows, columns = grid
-        text = self.image_text
-        if not rows:
-            return [text.alone]
-        found: list[Ids] = []
-        for row in range(rows):
-            found += (text.rows[row], *text.places[row][1:columns])
-        return [*found, text.overall]
-
-    def expand_prompt(
-        self, tokens: Sequence[int], images: Sequence[Image], _times: Sequence[int | None] = ()
-    ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        text, length = self.image_text, self.vision.tokens
-        found = [at for at, token in enumerate(tokens) if token == text.content]
-        if len(found) != len(images):
-            raise InvalidRequest(
-                f"the prompt has {len(found)} image placeholders for {len(images)} images",
-                param="messages",
-            )
-        expanded: list[int] = []
-        spans = []
-        done = 0
-        for number, (at, image) in enumerate(zip(found, images)):
-            expanded += tokens[done:at]
-            for tile, before in enumerate(self._before(image.grid)):
-                expanded += before
-                spans.append(Span(len(expanded), length, number, offset=tile * length))
-                expanded += [text.content] * length
-            expanded += text.end
-            done = at + 1
-        expanded += tokens[done:]
-        return tuple(expanded), tuple(spans)
-
-    def widened(self, at: int, spans: Sequence[Span]) -> int:
-        text = self.image_text
-        for _, each in groupby(spans, lambda span: span.image):
-            first, *others = each
-            lead = text.rows[0] if others else text.alone
-            start = first.start - len(lead)
-            if start >= at:
-                break
-            end = (others[-1] if others else first).end + len(text.end)
-            at += end - start - 1
-        return at
-
-    def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        return np.arange(self.num_tokens(grid))[None]
-
-    def positions(
-        self, num_tokens: int, _spans: Sequence[Span], _blocks: Sequence[npt.NDArray[np.int64]]
-    ) -> tuple[npt.NDArray[np.int64], int]:
-        """Places in the prompt."""
-        return np.arange(num_tokens)[None], num_tokens
-
-
-def _count(grid: Grid) -> int:
-    """Tiles, and the whole image."""
-    return grid[0] * grid[1] + 1
-
-
-def longest_edge(size: Size, edge: int) -> Size:
-    """The longer edge as given, the other in proportion and even, in transformers' arithmetic."""
-    height, width = size
-    aspect = width / height
-    if width >= height:
-        short = int(edge / aspect)
-        return max(short + short % 2, 1), edge
-    short = int(edge * aspect)
-    return edge, max(short + short % 2, 1)
-
-
-def whole_tiles(size: Size, side: int) -> Size:
-    """Both edges as multiples of `side`."""
-    height, width = size
-    aspect = width / height
-    if width >= height:
-        width = -(-width // side) * side
-        return -(-int(width / aspect) // side) * side, width
-    height = -(-height // side) * side
-    return height, -(-int(height * aspect) // side) * side
+        return plain_cuts(self.text, self.vision)
 
 
 def smolvlm_spec(checkpoint: Checkpoint) -> SmolVLMSpec:
     """Read a SmolVLM checkpoint's facts. Raises CheckpointError naming file and field."""
-    parsed = parse_config(checkpoint)
-    text = checkpoint.config.section("text_config")
+    config = checkpoint.config
+    section = config.section("text_config")
+    text = _text(config, section)
+    merge = config.integer("scale_factor", default=2)
+    vision = read_siglip(config.section("vision_config"), merge, text.hidden, SIGLIP)
+    images = read_images(checkpoint.processor, vision)
+    family = config.text("model_type")
+    if family not in FAMILIES:
+        raise CheckpointError(
+            f"{config.where}: model_type {family!r} is not supported ({' and '.join(FAMILIES)} are)"
+        )
     return SmolVLMSpec(
-        family=parsed.family,
-        vision=parsed.vision,
-        text=parsed.text,
-        tiles=parsed.tiles,
-        image_text=parsed.image_text,
-        eos_token_ids=checkpoint.eos_token_ids(text),
-        dtype=checkpoint.dtype(text),
+        family=family,
+        vision=vision,
+        text=text,
+        images=images,
+        placeholder=_placeholder(checkpoint, images),
+        templates=TEMPLATES,
+        eos_token_ids=checkpoint.eos_token_ids(section),
+        dtype=checkpoint.dtype(section),
     )
+
+
+def _text(config: Section, text: Section) -> TextConfig:
+    kind = text.text("model_type", default="llama")
+    if kind != "llama":
+        raise CheckpointError(f"{text.where}: model_type {kind!r} is not supported (llama is)")
+    refuse_unsupported(text, "attention_bias", "mlp_bias")
+    hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
+    head_dim = text.count("head_dim", default=hidden // heads)
+    rope = read_rope(text, "default")
+    theta = read_theta(text, rope)
+    return TextConfig(
+        vocab_size=text.count("vocab_size"),
+        hidden=hidden,
+        intermediate=text.integer("intermediate_size"),
+        layers=text.layers("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_eps=text.number("rms_norm_eps", default=1e-5),
+        rope=RopeConfig(theta, (head_dim // 2,), interleaved=False),
+        context_length=text.count("max_position_embeddings", default=2048),
+        qkv_bias=False,
+        qk_norm=False,
+        tied=config.flag("tie_word_embeddings"),
+    )
+
+
+def _placeholder(checkpoint: Checkpoint, tiles: SplitRules) -> TilePlaceholder:
+    """As the tokenizer writes what transformers' processors put around tiles."""
+    path = checkpoint.folder / "tokenizer.json"
+    tokenizer = read_tokenizer(path)
+    for token in (FAKE, IMAGE):
+        if tokenizer.token_to_id(token) is None:
+            raise CheckpointError(f"{path}: the tokenizer has no {token}")
+
+    def ids(text: str) -> Ids:
+        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    across = range(1, tiles.across + 1)
+    return TilePlaceholder(
+        marks=(checkpoint.config.integer("image_token_id", default=128257),),
+        before=ids(f"\n\n{FAKE}{OVERALL}"),
+        after=ids(FAKE),
+        tokens=tiles.tokens,
+        places=tuple(tuple(ids(f"{FAKE}<row_{r}_col_{c}>") for c in across) for r in across),
+        rows=tuple(ids(f"{line}{FAKE}<row_{r}_col_1>") for r, line in _lines(across)),
+        alone=ids(f"{FAKE}{OVERALL}"),
+    )
+
+
+def _lines(rows: range) -> list[tuple[int, str]]:
+    """Each row, and the text that ends the one before it."""
+    return [(row, "\n" if row > 1 else "") for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from saccade.families.smolvlm.config import SplitRules
+from saccade.families.smolvlm.images import SplitRules
 from saccade.nn.linear import Column, Linear
 from saccade.nn.patches import merged_order
 from saccade.nn.siglip import SiglipTower

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.ops import Ops
+from saccade.nn.family_model import FamilyModel
 from saccade.nn.net import NoVision, TowerAlone, WholeNet
 from saccade.nn.protocol import Attention, Batch, VisionNet
 from saccade.nn.weights import Weights
@@ -204,11 +204,12 @@ def attend_by(decoder: Any, name: str) -> None:
     decoder.config._attn_implementation = {"": name}
 
 
-@dataclass(frozen=True, slots=True)
-class AnyModel:
-    """Implements `nn.protocol.FamilyModel`."""
+class AnyModel(FamilyModel):
+    """transformers finds tensors by its own names, and says which it passes over."""
 
     spec: AnySpec
+
+    unused = ("",)
 
     def build_tower(self, weights: Weights, _encoder_shard: Shard) -> TowerAlone:
         """The whole model is read, and its language half let go of."""
@@ -272,14 +273,6 @@ class AnyModel:
             weights.found(name, value)
         return model
 
-    def canonical_name(self, name: str) -> str:
-        """As the file has it: transformers finds its own."""
-        return name
-
-    def harmless(self, _name: str) -> bool:
-        """transformers says what it passes over."""
-        return True
-
     def projection(self, _name: str) -> bool:
-        """Nothing is quantised."""
+        """Return False: nothing is quantised."""
         return False

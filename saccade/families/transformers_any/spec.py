@@ -233,7 +233,7 @@ class AnySpec:
             spans += content_spans(shown[number], known.content, start - written, number)
         return tuple(expanded), tuple(spans)
 
-    def widened(self, at: int, spans: Sequence[Span]) -> int:
+    def widened(self, at: int, spans: Sequence[Span], _images: Sequence[Image]) -> int:
         done = 0
         for _, run in groupby(spans, lambda span: span.image):
             of_image = list(run)

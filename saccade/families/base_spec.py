@@ -1,0 +1,237 @@
+"""The kit that families' specs are made of: what most families answer alike is here, once.
+
+A spec holds values that answer for it: the shapes of its language model and tower, an
+`ImageLayout`, a `Placeholder`. A family writes these, its caches and cuts. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol, Self, TypeVar, get_args, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.core.errors import ConfigError
+from saccade.core.family import Cuts, LargestImage, PixelBounds, Templates
+from saccade.core.recipe import ImageRecipe
+from saccade.core.types import Grid, Image, Span
+from saccade.core.video import VideoRules
+from saccade.families.placeholder import Placeholder
+from saccade.nn.text_config import TextConfig
+
+NO_TEMPLATES = Templates()
+
+
+class ImageLayout(Protocol):
+    """How images become canvases, and what these cost. Questions as in `FamilySpec`."""
+
+    @property
+    def pixel_bounds(self) -> PixelBounds: ...
+
+    @property
+    def largest_image(self) -> LargestImage: ...
+
+    @property
+    def sample(self) -> ImageRecipe: ...
+
+    @property
+    def patch_unit(self) -> int: ...
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe: ...
+
+    def settings(self, family: str, recipe: ImageRecipe) -> bytes: ...
+
+    def num_tokens(self, grid: Grid) -> int: ...
+
+    def num_patches(self, grid: Grid) -> int: ...
+
+
+class LanguageShape(Protocol):
+    """What a spec says of its language model."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+
+class TowerShape(Protocol):
+    """What a spec says of its vision tower. depth: blocks that every patch passes; 0: no tower."""
+
+    @property
+    def depth(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseSpec:
+    """What most families answer alike of `core.family.FamilySpec`.
+
+    A family adds `kv_spec` and `cuts`, and narrows the types of the values that it reads. Tokens of
+    images count their places in the prompt as text does.
+    """
+
+    family: str
+    vision: TowerShape
+    text: LanguageShape
+    images: ImageLayout
+    placeholder: Placeholder
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    templates: Templates = NO_TEMPLATES
+    video: VideoRules | None = None
+
+    position_axes = 1
+
+    def with_options(self, options: Mapping[str, str]) -> Self:
+        """Refuse all options: a family that has some overrides this."""
+        read_options(FamilyOptions, self.family, options)
+        return self
+
+    # ---- the language model and the tower
+
+    @property
+    def sees_images(self) -> bool:
+        return self.vision.depth > 0
+
+    @property
+    def encoder_blocks(self) -> int:
+        return self.vision.depth
+
+    @property
+    def vocab_size(self) -> int:
+        return self.text.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self.text.context_length
+
+    @property
+    def hidden_size(self) -> int:
+        return self.text.hidden
+
+    @property
+    def embedding_width(self) -> int:
+        return self.text.hidden
+
+    # ---- images
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        return self.images.pixel_bounds
+
+    @property
+    def largest_image(self) -> LargestImage:
+        return self.images.largest_image
+
+    @property
+    def sample(self) -> ImageRecipe:
+        return self.images.sample
+
+    @property
+    def patch_unit(self) -> int:
+        return self.images.patch_unit
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        return self.images.recipe(height, width, bounds)
+
+    def settings(self, recipe: ImageRecipe) -> bytes:
+        return self.images.settings(self.family, recipe)
+
+    def num_tokens(self, grid: Grid) -> int:
+        return self.images.num_tokens(grid)
+
+    def num_patches(self, grid: Grid) -> int:
+        return self.images.num_patches(grid)
+
+    # ---- prompts
+
+    def expand_prompt(
+        self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
+    ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        return self.placeholder.expand(tokens, images, times)
+
+    def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
+        return self.placeholder.widened(at, spans, images)
+
+    def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
+        return np.arange(self.num_tokens(grid))[None]
+
+    def positions(
+        self, num_tokens: int, _spans: Sequence[Span], _blocks: Sequence[npt.NDArray[np.int64]]
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """Places in the prompt."""
+        return np.arange(num_tokens)[None], num_tokens
+
+
+def fingerprint(*facts: object) -> bytes:
+    """Return 16 bytes that differ whenever the facts do: for `FamilySpec.settings`."""
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
+
+
+class AttendingTower(Protocol):
+    """A tower of transformer blocks."""
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def intermediate(self) -> int: ...
+
+
+def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
+    """Return the cuts of a language model of `nn/decoder.py`, and of a tower like most."""
+    experts = text.experts if text.experts and text.experts.layers else None
+    all_experts = experts is not None and len(experts.layers) == text.layers
+    return Cuts(
+        text=(
+            (text.heads, "attention heads"),
+            *(() if all_experts else ((text.intermediate, "MLP values"),)),
+        ),
+        heads=text.heads,
+        kv_heads=text.kv_heads,
+        encoder=(
+            (tower.heads, "vision attention heads"),
+            (tower.intermediate, "vision MLP values"),
+        ),
+        encoder_width=tower.hidden,
+        experts=experts.count if experts else 0,
+        expert_width=experts.width if experts else 0,
+    )
+
+
+# ---- a family's own options
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyOptions:
+    """The options of a family that has none. A family with options adds a field for each, whose
+    type is a Literal of the texts that users may give.
+    """
+
+
+Chosen = TypeVar("Chosen", bound=FamilyOptions)
+
+
+def read_options(kind: type[Chosen], family: str, options: Mapping[str, str]) -> Chosen:
+    """Return what a user has chosen, NAME to VALUE, and defaults for the rest.
+
+    Raises ConfigError, which lists the known options.
+    """
+    types = get_type_hints(kind)
+    known = {each.name: get_args(types[each.name]) for each in fields(kind)}
+    for name, value in options.items():
+        if value not in known.get(name, ()):
+            listed = [f"{each}, which is {' or '.join(values)}" for each, values in known.items()]
+            has = ", and ".join(listed) or "no options"
+            raise ConfigError(f"--family-option {name}={value}: {family} has {has}")
+    return kind(**options)

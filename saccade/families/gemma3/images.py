@@ -1,0 +1,94 @@
+"""A Gemma 3 image: one square, whatever its shape, of always as many tokens.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import LargestImage, PixelBounds
+from saccade.core.recipe import ImageRecipe, Resample, whole
+from saccade.core.types import Grid
+from saccade.families.base_spec import fingerprint
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import HALF, read_colours, read_resample, require_flags
+from saccade.nn.siglip_config import Colours, SiglipConfig
+
+ONE: Grid = (0, 0)
+"""The grid of every image: one tile, as `nn/siglip.py` counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SquareRules:
+    """Implements `ImageLayout`: an image is `side` x `side` pixels, of which the tower makes
+    `tokens` of `patches`.
+    """
+
+    side: int
+    tokens: int
+    patches: int
+    colours: Colours
+    resample: Resample
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        return PixelBounds(self.side**2, self.side**2, self.side**2)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        return LargestImage(self.side**2, self.tokens)
+
+    @property
+    def sample(self) -> ImageRecipe:
+        return replace(whole((self.side, self.side), ONE), resample=self.resample)
+
+    @property
+    def patch_unit(self) -> int:
+        return self.patches
+
+    def recipe(self, _height: int, _width: int, _bounds: PixelBounds) -> ImageRecipe:
+        return self.sample
+
+    def settings(self, family: str, recipe: ImageRecipe) -> bytes:
+        return fingerprint(family, self.colours, recipe)
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Return the grid of a canvas."""
+        assert height == width == self.side
+        return ONE
+
+    def num_tokens(self, _grid: Grid) -> int:
+        return self.tokens
+
+    def num_patches(self, _grid: Grid) -> int:
+        return self.patches
+
+
+NO_IMAGES = SquareRules(0, 0, 0, (HALF, HALF), "bilinear")
+
+
+def read_images(processor: Section, vision: SiglipConfig) -> SquareRules:
+    """Return the pixels that the image processor's file asks for. Raises CheckpointError."""
+    if processor.flag("do_pan_and_scan", default=False):
+        raise CheckpointError(
+            f"{processor.where}: do_pan_and_scan true is not supported: an image would be several "
+            "in the prompt; set it to false, as Google's checkpoints have it"
+        )
+    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
+    size = processor.section("size")
+    found = size.integer("height", default=224), size.integer("width", default=224)
+    if found != (vision.side, vision.side):
+        raise CheckpointError(
+            f"{size.where}: {found[0]} x {found[1]}, but the vision tower was made for "
+            f"{vision.side} x {vision.side}"
+        )
+    length = processor.integer("image_seq_length", default=vision.tokens)
+    if length != vision.tokens:
+        raise CheckpointError(
+            f"{processor.where}: image_seq_length is {length}, but the vision tower makes "
+            f"{vision.tokens} tokens of an image"
+        )
+    colours, resample = read_colours(processor, HALF, HALF), read_resample(processor, 2)
+    return SquareRules(vision.side, vision.tokens, vision.patches, colours, resample)

@@ -1,0 +1,146 @@
+"""An InternVL image: resized to a grid of square tiles whose shape is closest to its own, and cut
+up; a thumbnail of the whole image follows several tiles.
+
+The choice of the grid follows transformers' GotOcr2 image processor, and is tested against it.
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import LargestImage, PixelBounds
+from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, Resample
+from saccade.core.types import Grid
+from saccade.families.base_spec import fingerprint
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, Colour, read_colours
+from saccade.families.internvl.config import InternVisionConfig
+
+RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers."""
+MOST_TILES = 256
+"""Of an image: many times as many as in published checkpoints (12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileRules:
+    """Implements `ImageLayout`: `least` to `most` tiles of `side` x `side` pixels, of which the
+    tower makes `tokens` of `rows`. The grid of an image is its number of tiles, the thumbnail's
+    included.
+    """
+
+    side: int
+    least: int
+    most: int
+    mean: Colour
+    std: Colour
+    resample: Resample
+    tokens: int
+    rows: int
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        tile = self.side**2
+        return PixelBounds(tile, self.least * tile, self.most * tile)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        tiles = _with_thumbnail(self.most)
+        return LargestImage(tiles * self.side**2, self.num_tokens((tiles,)))
+
+    @property
+    def sample(self) -> ImageRecipe:
+        return self._recipe(1, 1)
+
+    @property
+    def patch_unit(self) -> int:
+        return self.rows
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        """The thumbnail counts nothing within the bounds."""
+        tile = self.side**2
+        most = max(1, bounds.max_pixels // tile)
+        within = replace(self, least=min(most, -(-bounds.min_pixels // tile)), most=most)
+        return self._recipe(*tile_grid(height, width, within))
+
+    def _recipe(self, rows: int, columns: int) -> ImageRecipe:
+        side, count = self.side, rows * columns
+        tiles = _with_thumbnail(count)
+        views: tuple[ImageView, ...] = (ImageView((side, side), at=(side * (tiles - 1), 0)),)
+        if count > 1:
+            boxes = [
+                Box(side * row, side * column, side * (row + 1), side * (column + 1))
+                for row in range(rows)
+                for column in range(columns)
+            ]
+            cut = tuple(ImageTile(box, (side * i, 0)) for i, box in enumerate(boxes))
+            views = (ImageView((side * rows, side * columns), tiles=cut), *views)
+        return ImageRecipe((side * tiles, side), (tiles,), views, resample=self.resample)
+
+    def settings(self, family: str, recipe: ImageRecipe) -> bytes:
+        return fingerprint(family, self.side, self.mean, self.std, recipe)
+
+    def grid(self, height: int, _width: int) -> Grid:
+        """Return the grid of a canvas."""
+        assert height % self.side == 0
+        return (height // self.side,)
+
+    def num_tokens(self, grid: Grid) -> int:
+        return grid[0] * self.tokens
+
+    def num_patches(self, grid: Grid) -> int:
+        """Class tokens included."""
+        return grid[0] * self.rows
+
+
+def _with_thumbnail(tiles: int) -> int:
+    return tiles + 1 if tiles > 1 else 1
+
+
+def tile_grid(height: int, width: int, rules: TileRules) -> tuple[int, int]:
+    """(rows, columns) of tiles for an image of that size: of the shapes closest to its own the one
+    of fewest tiles, or a larger one of which the image fills more than half.
+    """
+    shapes = sorted(
+        (
+            (columns, rows)
+            for columns in range(1, rules.most + 1)
+            for rows in range(1, rules.most // columns + 1)
+            if columns * rows >= rules.least
+        ),
+        key=lambda shape: shape[0] * shape[1],
+    )
+    best, nearest = (1, 1), float("inf")
+    for columns, rows in shapes:
+        distance = abs(width / height - columns / rows)
+        large = width * height > 0.5 * rules.side * rules.side * columns * rows
+        if distance < nearest or (distance == nearest and large):
+            best, nearest = (rows, columns), distance
+    return best
+
+
+def read_images(processor: Section, vision: InternVisionConfig) -> TileRules:
+    """Return the tiles that the image processor's file asks for. Raises CheckpointError."""
+    size = processor.section("size")
+    for name in ("height", "width"):
+        if (value := size.integer(name, default=vision.side)) != vision.side:
+            raise CheckpointError(
+                f"{size.where}: {name} is {value}, but the vision tower was made for {vision.side}"
+            )
+    number = processor.integer("resample", default=3)
+    if number not in RESAMPLES:
+        raise CheckpointError(
+            f"{processor.where}: resample {number} is not supported (2 and 3 are)"
+        )
+    least = processor.integer("min_patches", default=1)
+    most = processor.integer("max_patches", default=12)
+    if not 1 <= least <= most <= MOST_TILES:
+        raise CheckpointError(
+            f"{processor.where}: min_patches is {least} and max_patches {most}: the first must be "
+            f"at least 1, and at most the second, which may be {MOST_TILES}"
+        )
+    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
+    resample = RESAMPLES[number]
+    return TileRules(vision.side, least, most, mean, std, resample, vision.tokens, vision.rows)

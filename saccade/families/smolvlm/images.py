@@ -1,0 +1,158 @@
+"""A SmolVLM image: its longer edge is resized to one length, then both edges to whole tiles; the
+whole image in the size of one tile follows the tiles.
+
+The sizes follow transformers' Idefics3 image processor, and are tested against it. Knows nothing of
+torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import LargestImage, PixelBounds
+from saccade.core.recipe import ImageRecipe, ImageView, Resample
+from saccade.core.types import Grid, Size
+from saccade.families.base_spec import fingerprint
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import (
+    HALF,
+    Colour,
+    read_colours,
+    read_resample,
+    require_flags,
+)
+from saccade.nn.siglip_config import SiglipConfig
+
+BLACK = (0, 0, 0)
+LONGEST = 4096
+"""Pixels of an edge, beyond which transformers shrinks again."""
+MOST_ACROSS = 32
+"""Tiles; no checkpoint has more than six."""
+RESIZED = "by torch"
+"""Part of an image's name: an earlier version had Pillow's pixels, which are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRules:
+    """Implements `ImageLayout`: an image whose longer edge is resized to `edge` pixels is cut into
+    tiles of `side` x `side`, if `split`, of which the tower makes `tokens` of `patches`.
+
+    The grid of an image is its rows and columns of tiles, both 0 if it is shown as one. On the
+    canvas the tiles lie side by side, the whole image under the first of the last row, and nothing
+    beside that.
+    """
+
+    side: int
+    edge: int
+    split: bool
+    mean: Colour
+    std: Colour
+    resample: Resample
+    tokens: int
+    patches: int
+
+    @property
+    def across(self) -> int:
+        """Tiles along the longer edge."""
+        return -(-self.edge // self.side) if self.split else 1
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        tile = self.side**2
+        return PixelBounds(tile, tile, self.across**2 * tile)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        recipe = self.recipe(self.edge, self.edge, self.pixel_bounds)
+        height, width = recipe.canvas
+        return LargestImage(height * width, self.num_tokens(recipe.grid))
+
+    @property
+    def sample(self) -> ImageRecipe:
+        return self._recipe((self.side, self.side), (self.side, self.side))
+
+    @property
+    def patch_unit(self) -> int:
+        return self.patches
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        """The tiles of the longest edge whose tiles lie within the bounds."""
+        size, side = (height, width), self.side
+        for across in range(self.across, 1, -1):
+            resized = longest_edge(size, min(self.edge, across * side))
+            cut = whole_tiles(resized, side)
+            if cut[0] * cut[1] <= bounds.max_pixels:
+                return self._recipe(resized, cut)
+        edge = min(self.edge, side) if self.split else self.edge
+        return self._recipe(longest_edge(size, edge), (side, side))
+
+    def _recipe(self, resized: Size, cut: Size) -> ImageRecipe:
+        """resized: the image's size before it becomes whole tiles of `cut` pixels."""
+        side, resample = self.side, self.resample
+        if not self.split or cut == (side, side):
+            views: tuple[ImageView, ...] = (ImageView((side, side)),)
+            return ImageRecipe((side, side), (0, 0), views, None, resample, (resized,))
+        height, width = cut
+        grid, views = (height // side, width // side), (ImageView(cut),)
+        views += (ImageView((side, side), at=(height, 0)),)
+        return ImageRecipe((height + side, width), grid, views, BLACK, resample, (resized, cut))
+
+    def settings(self, family: str, recipe: ImageRecipe) -> bytes:
+        return fingerprint(family, RESIZED, self.side, self.mean, self.std, recipe)
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Return the grid of a canvas."""
+        side = self.side
+        assert not height % side and not width % side
+        return (height // side - 1, width // side) if height > side else (0, 0)
+
+    def num_tokens(self, grid: Grid) -> int:
+        return (grid[0] * grid[1] + 1) * self.tokens
+
+    def num_patches(self, grid: Grid) -> int:
+        return (grid[0] * grid[1] + 1) * self.patches
+
+
+def longest_edge(size: Size, edge: int) -> Size:
+    """The longer edge as given, the other in proportion and even, in transformers' arithmetic."""
+    height, width = size
+    aspect = width / height
+    if width >= height:
+        short = int(edge / aspect)
+        return max(short + short % 2, 1), edge
+    short = int(edge * aspect)
+    return edge, max(short + short % 2, 1)
+
+
+def whole_tiles(size: Size, side: int) -> Size:
+    """Both edges as multiples of `side`."""
+    height, width = size
+    aspect = width / height
+    if width >= height:
+        width = -(-width // side) * side
+        return -(-int(width / aspect) // side) * side, width
+    height = -(-height // side) * side
+    return height, -(-int(height * aspect) // side) * side
+
+
+def read_images(processor: Section, vision: SiglipConfig) -> SplitRules:
+    """Return the tiles that the image processor's file asks for. Raises CheckpointError."""
+    tile = processor.section("max_image_size")
+    side = tile.integer("longest_edge", default=364)
+    if side != vision.side:
+        raise CheckpointError(
+            f"{tile.where}: longest_edge is {side}, but the vision tower was made for {vision.side}"
+        )
+    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
+    size = processor.section("size")
+    edge = size.integer("longest_edge", default=4 * 364)
+    most = min(LONGEST, MOST_ACROSS * side)
+    if not 2 <= edge <= most or edge % 2:
+        raise CheckpointError(
+            f"{size.where}: longest_edge is {edge}, but must be even, and at most {most}"
+        )
+    mean, std = read_colours(processor, HALF, HALF)
+    split = processor.flag("do_image_splitting", default=True)
+    resample = read_resample(processor, 1)
+    return SplitRules(side, edge, split, mean, std, resample, vision.tokens, vision.patches)

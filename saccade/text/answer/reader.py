@@ -1,0 +1,179 @@
+"""The parts of an answer as they come: reasoning, text and tool calls.
+
+Owns their order: reasoning first, calls in either. Knows nothing of the spelling of each, of tokens
+or of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from saccade.text.answer.reasoning import THINK, Piece, Reasoning, Tags, Where
+from saccade.text.answer.tool_calls import (
+    TAGS,
+    CallArguments,
+    CallBroken,
+    CallEnded,
+    CallStarted,
+    Event,
+    Form,
+    Text,
+    ToolCalls,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoned:
+    """Text of the reasoning."""
+
+    text: str
+
+
+AnswerEvent = Event | Reasoned
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAs:
+    """The reading of an answer, known before it comes.
+
+    where: `reasoning_at` the prompt, in `tags`; None: the model's tags of reasoning are text. form:
+    the model's way to write calls; None: calls are text. tools: each tool's schema, by its name.
+    certain: a grammar holds the model to its calls, which are therefore told as they come.
+    single: the answer ends with its first call. special: special tokens are text, by name.
+    with_stop: so is the stop string or token that ends the answer.
+    """
+
+    where: Where | None = None
+    form: Form | None = None
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    certain: bool = False
+    single: bool = False
+    special: bool = False
+    with_stop: bool = False
+    tags: Tags = THINK
+
+    def reader(self) -> AnswerReader:
+        """A reader for one answer."""
+        certain = self.certain
+        return AnswerReader(
+            self.where, self.form, self.tools, eager=certain, certain=certain, tags=self.tags
+        )
+
+    @property
+    def read_tags(self) -> frozenset[str]:
+        """The tags that are read in the answer, special tokens or not."""
+        reasoning = frozenset({self.tags.open, self.tags.close} if self.where else ())
+        return reasoning if self.form is None else reasoning | TAGS
+
+
+PLAIN = ReadAs()
+"""All of an answer is text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call; `arguments` are a JSON object, cut off only where the answer was."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """A whole answer."""
+
+    text: str
+    reasoning: str
+    calls: tuple[Call, ...]
+
+
+class AnswerReader:
+    """Reads one answer. `None` for features missing in the request or the model."""
+
+    def __init__(
+        self,
+        where: Where | None,
+        form: Form | None,
+        tools: Mapping[str, Any],
+        *,
+        eager: bool = False,
+        certain: bool = False,
+        make_id: Callable[[], str] | None = None,
+        tags: Tags = THINK,
+    ) -> None:
+        """where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how
+        the model writes calls; None: calls are text. `tools`, `eager`: as in `ToolCalls`. certain:
+        no call breaks but where the answer ends.
+        """
+        self._reasoning = None if where is None else Reasoning(where, tags)
+        self._form = form
+        self._tools = tools
+        self._eager = eager
+        self._certain = certain
+        self._make_id = make_id
+        self._reasons = self._reasoning is not None
+        self._calls = self._reader(0)
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """The events made certain by `text`."""
+        pieces = [Piece(text, False)] if self._reasoning is None else self._reasoning.feed(text)
+        return self._events(pieces)
+
+    def end(self) -> list[AnswerEvent]:
+        """The events left when the answer ends. A call told in part, under `certain`, has no end
+        then; any other incomplete call is text.
+        """
+        events = self._events([] if self._reasoning is None else self._reasoning.end())
+        if self._calls is None or (self._certain and self._calls.within):
+            return events
+        return events + self._told(self._calls.end())
+
+    def _events(self, pieces: Sequence[Piece]) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = []
+        for piece in pieces:
+            if self._reasons and not piece.reasoning:
+                if self._calls is not None:
+                    events += self._told(self._calls.end())
+                self._reasons = False
+                self._calls = self._reader(0 if self._calls is None else self._calls.started)
+            read = [Text(piece.text)] if self._calls is None else self._calls.feed(piece.text)
+            events += self._told(read)
+        return events
+
+    def _told(self, events: Sequence[Event]) -> list[AnswerEvent]:
+        return [
+            Reasoned(event.text) if self._reasons and isinstance(event, Text) else event
+            for event in events
+        ]
+
+    def _reader(self, first: int) -> ToolCalls | None:
+        if self._form is None:
+            return None
+        # No grammar holds reasoning to anything.
+        eager = self._eager and not (self._certain and self._reasons)
+        return ToolCalls(self._form, self._tools, eager=eager, first=first, make_id=self._make_id)
+
+
+def gather(events: Sequence[AnswerEvent]) -> WholeAnswer:
+    """The whole answer from its `events`; a call without an end keeps the part received."""
+    text, reasoning = list[str](), list[str]()
+    calls: dict[int, tuple[str, str, list[str]]] = {}
+    for event in events:
+        match event:
+            case Text():
+                text.append(event.text)
+            case Reasoned():
+                reasoning.append(event.text)
+            case CallStarted():
+                calls[event.index] = (event.id, event.name, [])
+            case CallArguments():
+                calls[event.index][2].append(event.text)
+            case CallBroken():
+                del calls[event.index]
+            case CallEnded():
+                pass
+    whole = tuple(Call(i, name, "".join(pieces)) for i, name, pieces in calls.values())
+    return WholeAnswer("".join(text), "".join(reasoning), whole)

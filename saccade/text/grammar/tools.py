@@ -1,0 +1,165 @@
+"""The tools of a request, and how the model may use them.
+
+Owns OpenAI's `tools`, the bounds on them, and their form for chat templates. `tool_grammar.py`
+turns a choice into a grammar. Knows nothing of the spelling of calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from saccade.core.errors import InvalidRequest
+from saccade.text.grammar.json_size import extent
+from saccade.text.grammar.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+
+T = TypeVar("T")
+
+MAX_TOOLS = 128
+MAX_DESCRIPTION_CHARACTERS = 16_384
+MAX_TOOLS_CHARACTERS = 524_288
+"""Of all tools of a request: names, descriptions and schemas."""
+_MAX_DEPTH = 2 * MAX_SCHEMA_DEPTH
+"""Lists and objects within each other in a schema: each level of it takes two, e.g. `properties`
+and the property.
+"""
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool of a request. `place`, `param`: the places of its name and of its parameters' schema
+    in the request; `num_characters`: of name, description and schema.
+    """
+
+    name: str
+    parameters: Any
+    strict: bool
+    place: str
+    param: str
+    description: str | None
+    num_characters: int
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool for chat templates, without fields for the server alone."""
+        told = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **told, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSet:
+    """`tools`, and `choice` among them: OpenAI's `tool_choice`, as the client wrote it; None:
+    "auto". parallel: an answer may have more than one call.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    choice: Any = None
+    parallel: bool = True
+
+    @property
+    def open(self) -> bool:
+        """True if a call may come."""
+        return bool(self.tools) and self.choice != "none"
+
+    @property
+    def held(self) -> bool:
+        """True if a grammar is needed, or the choice is malformed."""
+        return self.choice not in (None, "auto", "none") or (
+            self.open and any(tool.strict for tool in self.tools)
+        )
+
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """The schema of each tool's parameters, by name."""
+        return {tool.name: tool.parameters for tool in self.tools}
+
+
+def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
+    """The tools of a chat request. Raises InvalidRequest that names the field."""
+    return read_each(tools, _read_tool)
+
+
+def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool]) -> tuple[Tool, ...]:
+    """The tools of a request in any dialect: `read` makes a tool of the value at a place.
+
+    Raises InvalidRequest for too many, for equal names, and for too much text.
+    """
+    if given is not None and len(given) > MAX_TOOLS:
+        raise InvalidRequest(f"tools: {len(given)} tools; the limit is {MAX_TOOLS}", "tools")
+    named: dict[str, Tool] = {}
+    for index, each in enumerate(given or ()):
+        tool = read(each, f"tools[{index}]")
+        if tool.name in named:
+            where = f"{tool.place}.name"
+            raise InvalidRequest(f"{where}: a second tool named {tool.name!r}", where)
+        named[tool.name] = tool
+    if (size := sum(tool.num_characters for tool in named.values())) > MAX_TOOLS_CHARACTERS:
+        raise InvalidRequest(
+            f"tools: {size} characters in all; the limit is {MAX_TOOLS_CHARACTERS}: offer fewer, "
+            "or shorten their descriptions",
+            "tools",
+        )
+    return tuple(named.values())
+
+
+def _read_tool(tool: Any, where: str) -> Tool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type") != "function":
+        raise InvalidRequest(
+            f'{where}: expected {{"type": "function", "function": {{"name": ...}}}}', where
+        )
+    return read_function(function, f"{where}.function")
+
+
+def read_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
+    """A tool from its name, description, strict and the schema of its input, whose key is `schema`.
+    Raises InvalidRequest that names the fault's place below `where`.
+    """
+    name, description = function.get("name"), function.get("description")
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise InvalidRequest(
+            f"{where}.name: expected 1 to 64 letters, digits, _, . or -", f"{where}.name"
+        )
+    most = MAX_DESCRIPTION_CHARACTERS
+    if not (description is None or (isinstance(description, str) and len(description) <= most)):
+        raise InvalidRequest(
+            f"{where}.description: expected a text of at most {most} characters",
+            f"{where}.description",
+        )
+    strict = function.get("strict")
+    if not (strict is None or isinstance(strict, bool)):
+        raise InvalidRequest(f"{where}.strict: expected true or false", f"{where}.strict")
+    parameters = function.get(schema)
+    parameters = _NO_PARAMETERS if parameters is None else parameters
+    size = _check_parameters(parameters, f"{where}.{schema}") + len(name) + len(description or "")
+    return Tool(name, parameters, strict is True, where, f"{where}.{schema}", description, size)
+
+
+def _check_parameters(schema: Any, where: str) -> int:
+    """Check the basics of a schema; a grammar needs more (`schema.prepare_schema`). Returns its
+    number of characters.
+    """
+    size = extent(schema)
+    for has, most, what in (
+        (size.characters, MAX_SCHEMA_BYTES, "characters"),
+        (size.depth, _MAX_DEPTH, "lists and objects within each other"),
+    ):
+        if has > most:
+            raise InvalidRequest(f"{where}: {has} {what}; the limit is {most}", where)
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest(f"{where}: expected a JSON schema, an object", where)
+    kind, properties = schema.get("type", "object"), schema.get("properties", {})
+    if kind != "object":
+        raise InvalidRequest(
+            f'{where}.type: a tool\'s parameters are an object: expected "object"', f"{where}.type"
+        )
+    named = isinstance(properties, Mapping)
+    if not named or not all(isinstance(each, Mapping | bool) for each in properties.values()):
+        raise InvalidRequest(
+            f"{where}.properties: expected an object of schemas", f"{where}.properties"
+        )
+    return size.characters

@@ -1,0 +1,123 @@
+"""The ends of a chat's parts in the text rendered by the template.
+
+Owns the search. The chat is rendered once more, with a private character after the last visible
+character of each text, and as a text of its own after each image. Without private characters, both
+renderings are the same text, unless the template looks at the ends of texts: from the first
+difference on, all places are unknown. An unknown place counts as lying there. Knows nothing of
+tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from saccade.core.family import FLAGS
+from saccade.text.prompt.content_shapes import TemplateMessage
+
+_FIRST, _MOST = 0xF0000, 0xFFFE
+TOOLS = -1
+"""The message that stands for everything before the talk: tools, which the template may show before
+or after the system's messages.
+"""
+_FLAGS = re.compile(f"[{FLAGS}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Landmark:
+    """The end of a part, or of a message of one text: `message`, `part` as in the chat."""
+
+    message: int
+    part: int | None
+    end: int
+
+
+def flagged(
+    messages: Sequence[TemplateMessage],
+) -> tuple[list[TemplateMessage], list[tuple[int, int | None]]]:
+    """The messages with flags, and (message, part) of each flag. The first message that is not the
+    system's also begins with one.
+    """
+    places: list[tuple[int, int | None]] = []
+
+    def flag(message: int, part: int | None) -> str:
+        places.append((message, part))
+        return chr(_FIRST + len(places) - 1) if len(places) <= _MOST else ""
+
+    talk = next((i for i, each in enumerate(messages) if each["role"] != "system"), None)
+    marked: list[TemplateMessage] = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        begin = flag(TOOLS, None) if index == talk and content else ""
+        if isinstance(content, str):
+            content = _after(_before(content, begin), flag(index, None))
+        elif isinstance(content, list):
+            content = _flag_parts(content, begin, partial(flag, index))
+        marked.append(message if content is None else {**message, "content": content})
+    return marked, places[:_MOST]
+
+
+def _flag_parts(
+    parts: Sequence[dict[str, Any]], begin: str, flag: Callable[[int], str]
+) -> list[dict[str, Any]]:
+    """Parts with a flag after each, in its text or, after an image, as a text. An empty text stays
+    one: its flag joins the one before.
+    """
+    marked: list[dict[str, Any]] = []
+    flagged_at = -1
+    for number, part in enumerate(parts):
+        if part.get("type") != "text":
+            if begin:
+                marked.append({"type": "text", "text": begin})
+            marked += [part, {"type": "text", "text": flag(number)}]
+            begin, flagged_at = "", len(marked) - 1
+        elif part["text"]:
+            text = _after(_before(part["text"], begin), flag(number))
+            marked.append({**part, "text": text})
+            begin, flagged_at = "", len(marked) - 1
+        else:
+            marked.append(part)
+            if flagged_at >= 0:
+                before = marked[flagged_at]
+                marked[flagged_at] = {**before, "text": _after(before["text"], flag(number))}
+    return marked
+
+
+def _before(text: str, mark: str) -> str:
+    hidden = len(text) - len(text.lstrip())
+    return text[:hidden] + mark + text[hidden:]
+
+
+def _after(text: str, mark: str) -> str:
+    """After the last visible character, so that a template that trims trims the same."""
+    visible = len(text.rstrip())
+    return text[:visible] + mark + text[visible:]
+
+
+def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> list[Landmark]:
+    """The ends of parts in `text`, whose rendering with flags is `marked`; in the order of the
+    text.
+    """
+    found: list[Landmark] = []
+    for number, match in enumerate(_FLAGS.finditer(marked)):
+        place = ord(match.group()) - _FIRST
+        if place < len(places):
+            found.append(Landmark(*places[place], match.start() - number))
+    bare = _FLAGS.sub("", marked)
+    known = len(text) if bare == text else _agreement(bare, text)
+    return [Landmark(each.message, each.part, min(each.end, known)) for each in found]
+
+
+def _agreement(one: str, other: str) -> int:
+    """The length of two texts' common beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,198 @@
+"""Clients' texts are data: special tokens come from the chat template alone.
+
+Owns the distinction between a special token's name in a message and one from the template, and the
+tokenising of such a text: as plain text. The means is a stand-in. Each special token has a key
+character (`|` for Qwen's `<|im_end|>`); during rendering, every key character in the client's texts
+is replaced by a private character, so that no special token can be formed from the texts, however
+the template cuts and joins. Both texts have the same length, so that the special tokens of the
+marked text are the template's own, at the same places. Without special tokens' names in messages,
+the tokens are the reference's. Knows nothing of messages beyond strings, lists and dictionaries.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from saccade.core.errors import InvalidRequest
+from saccade.core.types import CHAT_NAMES, FieldNames
+from saccade.text.prompt.content_shapes import TemplateMessage
+from saccade.text.prompt.template import ChatTemplate, Tokenizer, TooManyTokens, listed
+
+_KEY_PREFERENCE = "|\uff5c[]<>"
+_FIRST_PRIVATE, _NUM_PRIVATE = 0x100000, 0xFFFE  # plane 16, for private use
+_DRAWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as the template wrote it, and the same with stand-ins for the client's key
+    characters, character for character.
+    """
+
+    text: str
+    marked: str
+
+
+class Literals:
+    """Renders and tokenises chats for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._plain = Backend.from_str(tokenizer.backend.to_str())
+        self._plain.encode_special_tokens = True
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self._special = {token.content: i for i, token in added.items() if token.special}
+        # As the tokenizer looks for them: leftmost, then longest. A neighbouring space may belong
+        # to the token.
+        names = sorted(added.values(), key=lambda token: -len(token.content))
+        self._pattern = re.compile(
+            "|".join(
+                (r"\s*" if token.lstrip else "")
+                + f"(?:{re.escape(token.content)})"
+                + (r"\s*" if token.rstrip else "")
+                for token in names
+            )
+            or r"(?!)"
+        )
+        self._keys = _key_characters(list(self._special))
+
+    def render(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        names: FieldNames = CHAT_NAMES,
+    ) -> Rendered:
+        """As `ChatTemplate.render`; all strings but the template's own are the client's."""
+        written = {"messages": messages, "tools": tools, "variables": variables or {}}
+        try:
+            pairs = self._draw(written, names["messages"])
+            given = _replace(written, pairs)
+        except RecursionError:
+            raise InvalidRequest(
+                f"{names['messages']}: nested too deeply", names["messages"]
+            ) from None
+        back = [(stand_in, key) for key, stand_in in pairs]
+        try:
+            marked = template.render(
+                given["messages"],
+                given["tools"],
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=given["variables"],
+                names=names,
+                opening="".join(["<", *(stand_in for key, stand_in in pairs if key == "<")]),
+            )
+        except InvalidRequest as error:
+            raise InvalidRequest(_replace(error.message, back), error.param, error.code) from error
+        return Rendered(_replace(marked, back), marked)
+
+    def encode(
+        self, rendered: Rendered, special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Token ids. `special` and `most` as in `Tokenizer.encode`. Raises TooManyTokens."""
+        text, marked = rendered.text, rendered.marked
+        if marked == text or self._specials(text) == (written := self._specials(marked)):
+            return self._tokenizer.encode(text, special, most)
+        tokens, at = [], 0
+        for start, end, token in written:
+            tokens += self._encode_plain(text[at:start], most)
+            tokens.append(token)
+            at = end
+            if most is not None and len(tokens) > most:
+                raise TooManyTokens(len(tokens))
+        tokens += self._encode_plain(text[at:], most)
+        before, after = self._around() if special else ([], [])
+        return [*before, *tokens, *after]
+
+    def ends(self, rendered: Rendered, special: bool = False) -> list[int]:
+        """The end of each token of `encode` in the text; 0 for tokens around a text."""
+        text, marked = rendered.text, rendered.marked
+        if marked == text or self._specials(text) == (written := self._specials(marked)):
+            return self._tokenizer.ends(text, special)
+        ends, at = [], 0
+        for start, end, _ in [*written, (len(text), len(text), None)]:
+            plain = self._plain.encode_batch([text[at:start]], add_special_tokens=False)[0]
+            ends += [at + offset for _, offset in plain.offsets]
+            ends.append(end)
+            at = end
+        before, after = self._around() if special else ([], [])
+        return [0] * len(before) + ends[:-1] + [0] * len(after)
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The tokens that the tokenizer puts before and after a bare text."""
+        bare, whole = self._tokenizer.encode("x"), self._tokenizer.encode("x", special=True)
+        at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:at], whole[at + len(bare) :]
+
+    def _encode_plain(self, text: str, most: int | None) -> list[int]:
+        return listed(self._plain.encode_batch_fast([text], add_special_tokens=False)[0], most)
+
+    def _specials(self, text: str) -> list[tuple[int, int, int]]:
+        """The special tokens that the tokenizer finds in `text`: (start, end, id)."""
+        return [
+            (match.start(), match.end(), token)
+            for match in self._pattern.finditer(text)
+            if (token := self._special.get(match.group().strip(), self._special.get(match.group())))
+            is not None
+        ]
+
+    def _draw(self, written: object, param: str) -> list[tuple[str, str]]:
+        """A stand-in for each key character: unguessable, and absent from the texts.
+
+        Raises InvalidRequest that names `param` if the texts leave no such character.
+        """
+        for _ in range(_DRAWS):
+            drawn = set[str]()
+            while len(drawn) < len(self._keys):
+                drawn.add(chr(_FIRST_PRIVATE + secrets.randbelow(_NUM_PRIVATE)))
+            if not any(_holds(written, stand_in) for stand_in in drawn):
+                return list(zip(self._keys, drawn))
+        raise InvalidRequest(
+            f"{param}: the texts use too many characters of the last private plane, U+100000 and "
+            "up",
+            param,
+        )
+
+
+def _key_characters(names: Sequence[str]) -> list[str]:
+    """Characters such that each name has one of them; few, and rarely used in templates' logic."""
+    keys: list[str] = []
+    for name in names:
+        if not any(key in name for key in keys):
+            marks = [mark for mark in _KEY_PREFERENCE if mark in name]
+            marks += [mark for mark in name if not mark.isalnum() and not mark.isspace()]
+            keys.append((marks or list(name))[0])
+    return keys
+
+
+def _replace(value: Any, pairs: Sequence[tuple[str, str]]) -> Any:
+    """`value` with every string in it changed, keys included."""
+    if isinstance(value, str):
+        for old, new in pairs:
+            value = value.replace(old, new)
+        return value
+    if isinstance(value, Mapping):
+        return {_replace(key, pairs): _replace(each, pairs) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace(each, pairs) for each in value]
+    return value
+
+
+def _holds(value: object, character: str) -> bool:
+    if isinstance(value, str):
+        return character in value
+    if isinstance(value, Mapping):
+        return any(_holds(key, character) or _holds(each, character) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return any(_holds(each, character) for each in value)
+    return False

@@ -1,0 +1,463 @@
+"""Chat in, tokens out: the checkpoint's tokenizer and chat template.
+
+Owns loading `tokenizer.json` and the template from any place in a checkpoint, and rendering as
+transformers' `apply_chat_template` does (the same text, token for token). Knows nothing of HTTP, of
+pixels, or of a family's image placeholders: the template writes one placeholder per image,
+`FamilySpec.expand_prompt` does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Encoding
+from tokenizers import Tokenizer as Backend
+
+from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.family import Templates, put_spaces
+from saccade.core.given_paths import read_text, reason, shown
+from saccade.core.types import CHAT_NAMES, FieldNames
+from saccade.text.prompt.content_shapes import ContentShapes, TemplateMessage, find_shapes
+
+_NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What templates raise on messages that they cannot render."""
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_SOME_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+_CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
+_PRIVATE = re.compile(r"\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
+"""Escaped characters of the private planes: `literal.py`'s stand-ins, which must stay whole."""
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer.
+
+    `named_tokens` are its special tokens by role (`eos_token`, ...), as templates may use them.
+    """
+
+    def __init__(self, backend: Backend, named_tokens: Mapping[str, str]) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.named_tokens = dict(named_tokens)
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Read `tokenizer.json` and `tokenizer_config.json`, if present.
+
+        Raises CheckpointError naming the file.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path}: no such file; Saccade needs the fast tokenizer's tokenizer.json"
+            )
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{path}: {error}") from None
+        path = directory / "tokenizer_config.json"
+        config = _read_json(path)
+        try:
+            _add_late(backend, config.get("added_tokens_decoder") or {})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: added_tokens_decoder: {error}") from None
+        names = [name for name in _NAMED_TOKENS if config.get(name) is not None]
+        return cls(backend, {name: _content(config[name], f"{path}: {name}") for name in names})
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Most characters of text in one token."""
+        return max(map(len, self.backend.get_vocab()))
+
+    def encode(self, text: str, special: bool = False, most: int | None = None) -> list[int]:
+        """Token ids of `text`.
+
+        `special` adds what the tokenizer puts around a bare text (templates write that themselves).
+        Other threads run meanwhile: the library lets go of the interpreter for batches alone, and
+        the list is made only where it has at most `most` tokens. Raises TooManyTokens.
+        """
+        encoding = self.backend.encode_batch_fast([text], add_special_tokens=special)[0]
+        return listed(encoding, most)
+
+    def ends(self, text: str, special: bool = False) -> list[int]:
+        """The end of each token of `encode` in the text; 0 for tokens around a text."""
+        offsets = self.backend.encode_batch([text], add_special_tokens=special)[0].offsets
+        return [end for _, end in offsets]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included; ids that no token has are left out."""
+        return self.backend.decode(list(tokens), skip_special_tokens=False)
+
+    def string(self, token: int) -> str:
+        """A token in the vocabulary's spelling; "" for an unknown id."""
+        return self.backend.id_to_token(token) or ""
+
+
+def listed(encoding: Encoding, most: int | None = None) -> list[int]:
+    """The ids of an encoding. Raises TooManyTokens before building the list."""
+    if most is not None and len(encoding) > most:
+        raise TooManyTokens(len(encoding))
+    return encoding.ids
+
+
+class TooManyTokens(Exception):
+    """A text has at least `count` tokens, more than allowed."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"at least {count} tokens")
+
+
+class ChatTemplate:
+    """A checkpoint's chat template, or its named templates: "default", and "tool_use" for requests
+    with tools.
+
+    names: the variables that templates look at.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        variables: Mapping[str, str],
+        origin: str = "chat template",
+        shows_calls: bool = True,
+        around: tuple[str, str] | None = None,
+        spaced: str = "",
+    ) -> None:
+        """`sources`: Jinja text by name. `shows_calls`: "default" writes calls and their results;
+        otherwise messages with calls also use "tool_use". `around`, `spaced`: as in `Templates`.
+
+        `variables`: `Tokenizer.named_tokens`. Raises CheckpointError for a template that does not
+        compile.
+        """
+        self._sources = dict(sources)
+        self._variables = dict(variables)
+        self._shows_calls = shows_calls
+        self._around = around
+        self._spaced = spaced
+        environment = _environment()
+        try:
+            self.names = frozenset[str]().union(
+                *(
+                    jinja2.meta.find_undeclared_variables(environment.parse(source))
+                    for source in sources.values()
+                )
+            )
+            self._compiled = {
+                name: environment.from_string(source) for name, source in sources.items()
+            }
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"{origin}: line {error.lineno}: {error.message}") from None
+        if "default" not in self._compiled:
+            raise CheckpointError(
+                f'{origin}: no template named "default"; there are: {", ".join(sorted(sources))}'
+            )
+        self._shapes = {
+            (name, offered): self._find_shapes(name, offered)
+            for name in self._compiled
+            for offered in (False, True)
+        }
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The text of all templates."""
+        return tuple(self._sources.values())
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        tokenizer: Tokenizer,
+        override: Path | None,
+        own: Templates,
+    ) -> ChatTemplate:
+        """The template of `override`, `chat_template.jinja`, `chat_template.json` or
+        `tokenizer_config.json`, the first that exists, or else the family's `own`.
+
+        A template without tools that writes messages as the family does gets the family's tool
+        template.
+        """
+        sources, origin = _find_sources(directory, override, own.default)
+        reads: Any = {"around": own.around, "spaced": own.spaced}
+        found = cls(sources, tokenizer.named_tokens, origin, **reads)
+        written_so = all(mark in sources["default"] for mark in own.marks)
+        if "tools" in found.names or own.tools is None or not written_so:
+            return found
+        sources = {**sources, "tool_use": _read_text(own.tools)}
+        return cls(sources, tokenizer.named_tokens, origin, shows_calls=False, **reads)
+
+    def render(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        names: FieldNames = CHAT_NAMES,
+        opening: str = "<",
+    ) -> str:
+        """The prompt's text. `variables`: the request's own (`chat_template_kwargs`); `names`: the
+        client's names of fields, for refusals; `opening`: characters that stand for <.
+
+        With `continue_final_message` the text ends with the last message's content, for the model
+        to continue. Raises InvalidRequest with the template's words for refused messages.
+        """
+        own = dict(variables or {})
+        if reserved := _RESERVED & own.keys():
+            raise InvalidRequest(
+                f"{sorted(reserved)[0]!r} cannot be set through chat_template_kwargs",
+                "chat_template_kwargs",
+            )
+        name = self._name(messages, tools)
+        messages = self._shapes[name, tools is not None].fit(messages)
+        last, continued = "", names["continue_final_message"]
+        if continue_final_message:
+            messages, last = _mark_end(messages, continued)
+        given = {**self._variables, **own}
+        try:
+            text = self._write(name, given, messages, tools, add_generation_prompt)
+        except _REFUSALS as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", names["messages"]
+            ) from error
+        if continue_final_message:
+            text = _cut_at_mark(text, last, continued)
+        if self._around is not None:
+            token, beside = self._around
+            text = text.replace(token, f"{beside}{token}{beside}")
+        return put_spaces(text, self._spaced, opening) if self._spaced else text
+
+    def hidden(
+        self, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None
+    ) -> tuple[int, int] | None:
+        """The place (message, part) of the first image or video that the template cannot show, as
+        it joins strings there.
+        """
+        return self._shapes[self._name(messages, tools), tools is not None].hidden(messages)
+
+    def _name(
+        self, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None
+    ) -> str:
+        # Checkpoints with several templates have one for tools.
+        calls = tools is not None or (not self._shows_calls and _has_calls(messages))
+        return "tool_use" if calls and "tool_use" in self._compiled else "default"
+
+    def _write(
+        self,
+        name: str,
+        variables: Mapping[str, Any],
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> str:
+        """Raises one of `_REFUSALS`."""
+        return self._compiled[name].render(
+            **variables,
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def _find_shapes(self, name: str, offered: bool) -> ContentShapes:
+        """`offered`: beside tools."""
+        tools = [_SOME_TOOL] if offered else None
+
+        def render(messages: Sequence[TemplateMessage]) -> str | None:
+            try:
+                return self._write(name, self._variables, messages, tools, True)
+            except _REFUSALS:
+                return None
+
+        return find_shapes(render)
+
+
+def _find_sources(
+    directory: Path, override: Path | None, default: Path | None
+) -> tuple[dict[str, str], str]:
+    """Templates by name, and their origin: `default` where there is no other. Raises
+    CheckpointError.
+    """
+    if override is not None:
+        return {"default": _read_text(override)}, str(override)
+    jinja = directory / "chat_template.jinja"
+    if jinja.is_file():
+        extra = {
+            path.stem: _read_text(path)
+            for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        }
+        return {**extra, "default": _read_text(jinja)}, str(jinja)
+    for path in (directory / "chat_template.json", directory / "tokenizer_config.json"):
+        found = _read_json(path).get("chat_template")
+        if isinstance(found, str):
+            return {"default": found}, str(path)
+        if found is not None:
+            return _by_name(found, path), str(path)
+    if default is not None:
+        return {"default": _read_text(default)}, str(default)
+    raise CheckpointError(
+        f"{directory}: no chat template in chat_template.jinja, chat_template.json or "
+        "tokenizer_config.json; "
+        "give one with --chat-template FILE"
+    )
+
+
+def _by_name(found: object, path: Path) -> dict[str, str]:
+    """The templates of a list. Raises CheckpointError."""
+    templates = {
+        each["name"]: each["template"]
+        for each in (found if isinstance(found, list) else ())
+        if isinstance(each, dict) and {"name", "template"} <= each.keys()
+    }
+    if "default" not in templates or not all(isinstance(x, str) for x in templates.values()):
+        raise CheckpointError(
+            f"{path}: chat_template must be a text, or a list of them by name, one named default"
+        )
+    return templates
+
+
+def _has_calls(messages: Sequence[TemplateMessage]) -> bool:
+    return any(each.get("tool_calls") or each["role"] == "tool" for each in messages)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks answers for training; the renderer passes its body unchanged."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        ).set_lineno(line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def strftime_now(pattern: str) -> str:
+        return datetime.now().strftime(pattern)
+
+    # Jinja's own tojson escapes HTML and sorts keys.
+    def tojson(
+        x: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        text = json.dumps(
+            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        return _PRIVATE.sub(lambda pair: json.loads(f'"{pair[0]}"'), text) if ensure_ascii else text
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def _mark_end(messages: Sequence[TemplateMessage], param: str) -> tuple[list[TemplateMessage], str]:
+    """The messages with a mark after the last text of the last one, and that text. Raises
+    InvalidRequest that names `param` unless the last message ends in text.
+    """
+    final = dict(messages[-1])
+    content = final.get("content")
+    if isinstance(content, str):
+        last = content
+        final["content"] = content + _CONTINUE_HERE
+    elif content and content[-1].get("type") == "text":
+        last = content[-1]["text"]
+        final["content"] = [*content[:-1], {**content[-1], "text": last + _CONTINUE_HERE}]
+    else:
+        raise InvalidRequest(
+            f"{param}: the last message is to be continued, so it must end in text", param
+        )
+    return [*messages[:-1], final], last
+
+
+def _cut_at_mark(text: str, last: str, param: str) -> str:
+    at = text.rfind(_CONTINUE_HERE.strip())
+    if at < 0 or last.strip() not in text:
+        raise InvalidRequest(
+            "the model's chat template does not render the last message, so it cannot be continued",
+            param,
+        )
+    # A template that trims content has trimmed the mark's trailing space; then the text before the
+    # mark would be trimmed as well.
+    return text[:at] if text.startswith(_CONTINUE_HERE, at) else text[:at].rstrip()
+
+
+def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
+    """Those that tokenizer.json does not have, in the order of their ids."""
+    known = backend.get_added_tokens_decoder()
+    late = sorted((int(i), token) for i, token in tokens.items() if int(i) not in known)
+    for _, token in late:
+        backend.add_tokens([AddedToken(**token)])
+
+
+def _content(token: object, where: str) -> str:
+    """Raises CheckpointError naming `where`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise CheckpointError(f"{where} must be a text, or an object with one as content")
+    return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{shown(path)}: {reason(error)}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`; empty for a missing file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return found

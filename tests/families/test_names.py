@@ -1,0 +1,67 @@
+"""Each family's names: layers find a tensor whatever age its file is of."""
+
+from __future__ import annotations
+
+import pytest
+
+from saccade.families.deepseek_vl2.net import DeepseekModel
+from saccade.families.gemma3.net import Gemma3Model
+from saccade.families.gemma4.net import Gemma4Model
+from saccade.families.internvl.net import InternVLModel
+from saccade.families.minicpm.net import MiniCPMModel
+from saccade.families.qwen_vl.net import QwenVLModel
+from saccade.families.qwen_vl.qwen3_5.net import Qwen35Model
+from saccade.families.smolvlm.net import SmolVLMModel
+from saccade.nn.family_model import FamilyModel
+
+LAYER = "layers.0.mlp.up_proj.weight"
+TEXT = f"language_model.{LAYER}"
+HEAD = "lm_head.weight"
+EMBEDDED = "vision_model.embeddings.patch_embedding.weight"
+NAMES: dict[type[FamilyModel], dict[str, tuple[str, ...]]] = {
+    QwenVLModel: {
+        TEXT: (f"model.{LAYER}", f"model.language_model.{LAYER}", f"language_model.model.{LAYER}"),
+        "visual.pos_embed.weight": ("visual.pos_embed.weight", "model.visual.pos_embed.weight"),
+        HEAD: (HEAD,),
+    },
+    Qwen35Model: {TEXT: (f"model.language_model.{LAYER}",), f"mtp.{LAYER}": (f"mtp.{LAYER}",)},
+    InternVLModel: {
+        TEXT: (f"language_model.model.{LAYER}", f"model.language_model.{LAYER}"),
+        "vision_tower.layernorm.bias": ("vision_tower.layernorm.bias",),
+        HEAD: (HEAD, f"language_model.{HEAD}"),
+    },
+    SmolVLMModel: {
+        TEXT: (f"model.text_model.{LAYER}",),
+        "connector.x": ("model.connector.x",),
+        HEAD: (HEAD,),
+    },
+    Gemma3Model: {
+        TEXT: (f"model.{LAYER}", f"model.language_model.{LAYER}", f"language_model.model.{LAYER}"),
+        EMBEDDED: (f"model.vision_tower.{EMBEDDED}", f"vision_tower.{EMBEDDED}"),
+        "multi_modal_projector.x": ("multi_modal_projector.x", "model.multi_modal_projector.x"),
+        HEAD: (HEAD, f"language_model.{HEAD}"),
+    },
+    Gemma4Model: {
+        TEXT: (f"model.{LAYER}", f"model.language_model.{LAYER}"),
+        "embed_vision.x": ("model.embed_vision.x",),
+        "audio_tower.x": ("model.audio_tower.x",),
+        HEAD: (HEAD,),
+    },
+    MiniCPMModel: {TEXT: (f"model.language_model.{LAYER}",), "merger.x": ("model.merger.x",)},
+    DeepseekModel: {
+        TEXT: (f"language.model.{LAYER}", f"model.{LAYER}"),
+        EMBEDDED: ("vision.patch_embed.proj.weight",),
+        "vision_model.encoder.layers.3.layer_norm2.bias": ("vision.blocks.3.norm2.bias",),
+        "vision_model.encoder.layers.3.self_attn.out_proj.bias": (
+            "vision.blocks.3.attn.proj.bias",
+        ),
+        "projector.layers.0.weight": ("projector.layers.0.weight",),
+        HEAD: (f"language.{HEAD}", HEAD),
+    },
+}
+
+
+@pytest.mark.parametrize("model", NAMES, ids=lambda model: model.__name__)
+def test_a_tensor_has_one_name_whatever_its_file_calls_it(model: type[FamilyModel]) -> None:
+    for canonical, stored in NAMES[model].items():
+        assert {model.canonical_name(name) for name in (canonical, *stored)} == {canonical}
