@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ COLUMNS = {
 }
 
 
-def families() -> Iterator[Sequence[str]]:
+def families() -> Iterator[list[str]]:
     """Yield the rows of families with networks of their own."""
     for path in FACTS:
         for row in tomllib.loads(path.read_text()).get("family", ()):
@@ -49,13 +48,10 @@ def fill(page: str) -> str:
         "architectures": table(["architecture", "images"], [*architectures()]),
     }
     for name, text in tables.items():
-        page, count = re.subn(
-            f"(<!-- {name} -->\n).*?(<!-- end -->)",
-            lambda found, text=text: found[1] + text + found[2],
-            page,
-            flags=re.DOTALL,
-        )
-        assert count == 1, f"{PAGE} has no place for {name}"
+        before, mark, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->\n")
+        assert mark and end, f"{PAGE} has no place for {name}"
+        page = before + mark + text + end + after
     return page
 
 
