@@ -95,9 +95,9 @@ class _Settings:
     """Settings for every conversation of a call. variables: the client's own template variables."""
 
     sampling: SamplingParams
-    offer: ToolSet
+    tools: ToolSet
     variables: Mapping[str, Any]
-    wish: OutputConstraint | None
+    constraint: OutputConstraint | None
     prompt_logprobs: int | None
     rules: AnswerRules
     adapter: AdapterRef
@@ -247,7 +247,7 @@ class LLM:
                 _message(message, f"messages[{index}]")
                 for index, message in enumerate(conversation)
             ),
-            offer=set_to.offer,
+            tools=set_to.tools,
             variables=set_to.variables,
         )
         # The front's view of the conversation.
@@ -257,7 +257,7 @@ class LLM:
             GenerationRequest(
                 chat,
                 set_fields,
-                wish=set_to.wish,
+                constraint=set_to.constraint,
                 prompt_logprobs=set_to.prompt_logprobs,
                 rules=set_to.rules,
                 adapter=set_to.adapter,

@@ -68,7 +68,6 @@ from saccade.edge.disconnect import while_connected
 from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
 from saccade.edge.refusal import ErrorBody, body_for, refusal
-from saccade.front.conversation import Chat
 from saccade.front.request_manager import RequestManager
 
 log = logging.getLogger("saccade")
@@ -206,11 +205,10 @@ class _Api:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
-            offer = ask.prompt.offer if isinstance(ask.prompt, Chat) else None
             shape = ChatShape(
                 self.front.vocabulary,
                 bool(answer.logprobs),
-                offer is not None and offer.open,
+                ask.chat.tools is not None and ask.chat.tools.open,
                 answer.include_reasoning is not False,
             )
             tell = self._choices(shape, reply, PromptView(top=answer.prompt_logprobs))
@@ -248,7 +246,7 @@ class _Api:
         async with self.door.admission.admit(scope, receive) as (body, _):
             tokens = await self.door.read(read_detokenize, body)
             self.door.model_of(tokens.model)
-            self.front.intake.check_tokens("tokens", tokens.tokens)
+            self.front.intake.limits.check_tokens("tokens", tokens.tokens)
             text = self.front.intake.tokenizer.decode(tokens.tokens)
             await send_json(send, TokenText(text))
 

@@ -3,14 +3,16 @@
 Owns the rules of every body: the amount inspected before anything is built, null for "not given",
 fields of other servers with the value that changes nothing, unknown fields refused by name. A
 body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
-again); the names of all groups' fields are the body's keys. Knows no field.
+again); the names of all groups' fields are the body's keys. A group that may be None is None in a
+body without its fields. Knows no field.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, get_type_hints
+from types import NoneType
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -41,6 +43,38 @@ class Field:
     required: bool
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class BodyPart:
+    """An attribute of a body's class, or the body itself: a group, or the class of `inner` ones."""
+
+    name: str
+    kind: type[Any]
+    optional: bool
+    inner: tuple[BodyPart, ...]
+
+    @classmethod
+    def of(cls, name: str, hint: Any) -> BodyPart:
+        kind = next((each for each in get_args(hint) if each is not NoneType), hint)
+        inner: tuple[BodyPart, ...] = ()
+        if not issubclass(kind, msgspec.Struct):
+            hints = get_type_hints(kind)
+            inner = tuple(cls.of(each.name, hints[each.name]) for each in dataclasses.fields(kind))
+        return cls(name, kind, kind is not hint, inner)
+
+    @property
+    def groups(self) -> list[type[msgspec.Struct]]:
+        if not self.inner:
+            return [self.kind]
+        return [group for each in self.inner for group in each.groups]
+
+    def build(self, values: Mapping[type[msgspec.Struct], dict[str, Any]]) -> Any:
+        """Make the part from its fields' values, by group."""
+        if self.inner:
+            return self.kind(**{each.name: each.build(values) for each in self.inner})
+        found = values.get(self.kind)
+        return None if found is None and self.optional else self.kind(**(found or {}))
+
+
 class BodySchema(Generic[F]):
     """Reads bodies of one class."""
 
@@ -55,7 +89,8 @@ class BodySchema(Generic[F]):
         the JSON of some fields, beyond which the field is not even read.
         """
         self.kind = kind
-        self.groups = _groups(kind)
+        self._body = BodyPart.of("", kind)
+        self.groups = self._body.groups
         self._fields = {
             field.encode_name: Field(group, Reader(field.type), field.required)
             for group in self.groups
@@ -73,7 +108,7 @@ class BodySchema(Generic[F]):
         """
         check_size(body, context_length)
         raws = open_object(body)
-        values: dict[type[msgspec.Struct], dict[str, Any]] = {group: {} for group in self.groups}
+        values: dict[type[msgspec.Struct], dict[str, Any]] = {}
         for name, raw in raws.items():
             if name in self._ignored or bytes(memoryview(raw)[:5]) == _NULL:
                 continue
@@ -83,15 +118,15 @@ class BodySchema(Generic[F]):
                 message = f"{name}: {size} bytes; the limit is {most}: make it smaller"
                 raise InvalidRequest(message, name)
             if field is not None:
-                values[field.group][name] = field.reader.json(raw, name)
+                values.setdefault(field.group, {})[name] = field.reader.json(raw, name)
             else:
                 self._check_neutral(name, raw)
         for name, field in self._fields.items():
-            if field.required and name not in values[field.group]:
+            if field.required and name not in values.get(field.group, ()):
                 raise InvalidRequest(
                     f"{name}: this parameter is required", name, "missing_required_parameter"
                 )
-        request: F = _build(self.kind, values)
+        request: F = self._body.build(values)
         return request
 
     def _check_neutral(self, name: str, raw: msgspec.Raw) -> None:
@@ -137,19 +172,3 @@ def check_size(body: bytearray, context_length: int) -> None:
                 f"{count} {what}, more than {room}: shorten it",
                 code="context_length_exceeded",
             )
-
-
-def _groups(kind: type[Any]) -> list[type[msgspec.Struct]]:
-    if issubclass(kind, msgspec.Struct):
-        return [kind]
-    hints = get_type_hints(kind)
-    return [group for each in dataclasses.fields(kind) for group in _groups(hints[each.name])]
-
-
-def _build(kind: type[Any], values: dict[type[msgspec.Struct], dict[str, Any]]) -> Any:
-    if issubclass(kind, msgspec.Struct):
-        return kind(**values[kind])
-    hints = get_type_hints(kind)
-    return kind(
-        **{each.name: _build(hints[each.name], values) for each in dataclasses.fields(kind)}
-    )

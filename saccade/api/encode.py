@@ -35,7 +35,7 @@ from saccade.core.video import MOST_FRAMES, VideoRules, check_wishes
 from saccade.edge.body import Held, read_whole
 from saccade.edge.disconnect import while_connected
 from saccade.front.answer_update import AnswerUpdate
-from saccade.front.input_processor import PreparedRequest
+from saccade.front.prepared import PreparedRequest
 from saccade.media.content import Budget
 from saccade.media.fairness import Requester
 from saccade.media.opened import OpenedImage

@@ -31,7 +31,7 @@ from saccade.edge.admission import Admission
 from saccade.edge.body import Held
 from saccade.edge.headers import request_id
 from saccade.front.adapters import Adapter
-from saccade.front.input_processor import PreparedRequest
+from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import RequestManager
 
@@ -68,7 +68,7 @@ class RequestHandler:
         send: Send,
         reply: Reply,
         tell: Callable[[AnswerContext], ResponseWriter],
-        asks: list[GenerationRequest],
+        requests: list[GenerationRequest],
         held: Held,
     ) -> None:
         """Prepare the requests, and send the answer as a stream or at once."""
@@ -76,28 +76,26 @@ class RequestHandler:
         way = journey.get()
         if way is not None:
             way.model, way.streamed = model, bool(reply.stream)
-        prepared = [
-            await self.front.prepare(replace(ask, adapter=adapter), held.client, held)
-            for ask in asks
-        ]
-        asks.clear()  # from here on the request holds no text of its images
-        encoded = {
-            frame.encoded for each in prepared for opened in each.opened for frame in opened.frames
-        }
-        held.resize(sum(len(each.data) for each in encoded) + score_bytes(prepared))
-        tally = UsageCounter(
-            sum(len(each.request.tokens) for each in prepared),
-            prepared[0].n,
-            sum(each.shown_tokens(video=False) for each in prepared),
-            sum(each.shown_tokens(video=True) for each in prepared),
-        )
-        told = AnswerContext(prepared, tally, Tracer(prepared, reply.trace))
+        if adapter != NO_ADAPTER:
+            requests[:] = [replace(request, adapter=adapter) for request in requests]
+        prepared = [await self.front.prepare(request, held.client, held) for request in requests]
+        requests.clear()  # from here on the request holds no text of its images
+        kept = image_bytes(prepared)
+        if any(each.request.prompt_logprobs is not None for each in prepared):
+            kept += score_bytes(prepared)
+        held.resize(kept)
+        tally = UsageCounter.of(prepared)
+        logged = self.watch.log_requests or self.watch.log_slow_seconds is not None
+        traced = reply.trace or logged or way is not None
+        tracer = Tracer(prepared, reply.trace) if traced else None
+        told = AnswerContext(prepared, tally, tracer)
         try:
             await self._tell(send, bool(reply.stream), told, tell(told))
         finally:
-            if way is not None:
-                way.answer = AnswerTold.of(prepared, tally, told.tracer)
-        self.log(prepared, tally, told.tracer)
+            if way is not None and tracer is not None:
+                way.answer = AnswerTold.of(prepared, tally, tracer)
+        if logged and tracer is not None:
+            self.log(prepared, tally, tracer)
 
     async def _tell(
         self, send: Send, streamed: bool, told: AnswerContext, teller: ResponseWriter
@@ -154,9 +152,10 @@ class RequestHandler:
 
     def model_of(self, name: str | None) -> tuple[str, AdapterRef]:
         """The client's name for the model, or for an adapter, and that one."""
-        if name and (adapter := self.front.adapters.find(name)) is not None:
-            return name, adapter.ref
-        return self.name_of(name), NO_ADAPTER
+        if not name or name in self.names:
+            return name or self.names[0], NO_ADAPTER
+        adapter = self.front.adapters.find(name)
+        return (self.name_of(name), NO_ADAPTER) if adapter is None else (name, adapter.ref)
 
     def name_of(self, name: str | None) -> str:
         """The client's name for the model without an adapter; the server's own name if not
@@ -170,6 +169,12 @@ class RequestHandler:
                 "model_not_found",
             )
         return name or self.names[0]
+
+
+def image_bytes(prepared: Sequence[PreparedRequest]) -> int:
+    """Count the bytes of all images, those of several prompts once."""
+    frames = [frame for each in prepared for opened in each.opened for frame in opened.frames]
+    return sum([len(each.data) for each in {frame.encoded for frame in frames}])
 
 
 class Endpoint:

@@ -30,7 +30,8 @@ from saccade.core.errors import InvalidRequest, RequestError
 from saccade.core.types import PromptScores
 from saccade.front.answer_update import AnswerUpdate
 from saccade.front.conversation import Chat
-from saccade.front.input_processor import InputProcessor, PreparedRequest
+from saccade.front.input_processor import InputProcessor
+from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.answer.detokenize import Vocabulary
 

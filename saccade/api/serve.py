@@ -24,6 +24,7 @@ from saccade.api.app import OPEN_PATHS, build_app
 from saccade.api.batches.runner import BatchRunner
 from saccade.api.trace.telemetry import Telemetry, check_installed
 from saccade.core.config import MIB
+from saccade.core.errors import ConfigError
 from saccade.core.gc_freeze import settle
 from saccade.core.messages import Loading, Ready
 from saccade.core.secrets import KEY_VARIABLES, forget
@@ -32,6 +33,7 @@ from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
 from saccade.engine.startup_report import describe_intake
+from saccade.front.adapters import read_names
 from saccade.front.assemble import UNPROVEN, build_front
 from saccade.front.loading import LoadingView
 from saccade.front.parity import check_parity
@@ -159,6 +161,11 @@ def serve(model: str, options: ServeOptions) -> int:
     if options.watch.traces_url is not None:
         check_installed()
     names = server.served_model_name or (model,)
+    for name in read_names(options.answers.lora):
+        if name in names:
+            raise ConfigError(
+                f"--lora {name}=...: {name!r} is the model's own name: choose another"
+            )
 
     def announce(address: str, ready: Ready, front: RequestManager) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
@@ -170,9 +177,9 @@ def serve(model: str, options: ServeOptions) -> int:
             *trust,
             *ready.decided,
             *sent,
-            *front.intake.manner.described(),
+            *front.intake.answer_format.described(),
         )
-        usual = f"{front.intake.usual_length} where a request names no limit"
+        usual = f"{front.intake.limits.usual_length} where a request names no limit"
         decided = (*decided, *front.scoring.described(), ("answers", usual))
         width = max(len(name) for name, _ in decided)
         for name, value in decided:

@@ -29,7 +29,7 @@ from saccade.api.trace.request_trace import note_failure
 from saccade.core.errors import InternalError, RequestError
 from saccade.edge.refusal import ErrorResponse
 from saccade.front.answer_update import AnswerUpdate
-from saccade.front.input_processor import PreparedRequest
+from saccade.front.prepared import PreparedRequest
 
 log = logging.getLogger("saccade")
 
@@ -49,14 +49,20 @@ class AnswerContext:
 
     prepared: Sequence[PreparedRequest]
     tally: UsageCounter
-    tracer: Tracer
+    tracer: Tracer | None = None
+
+    @property
+    def trace(self) -> Trace | UnsetType:
+        """What the client is told of the request's way, if asked for."""
+        return UNSET if self.tracer is None or not self.tracer.wanted else self.tracer.trace
 
     async def counted(self, events: AsyncIterator[AnswerUpdate]) -> AsyncIterator[AnswerUpdate]:
         """`events`, each counted before being sent."""
         try:
             async for event in events:
                 self.tally.add(event)
-                self.tracer.add(event)
+                if self.tracer is not None:
+                    self.tracer.add(event)
                 yield event
         except RequestError as error:
             note_failure(error)
@@ -115,8 +121,8 @@ class Choices:
 
     def __init__(self, writer: Writer, told: AnswerContext, usage: UsageWanted) -> None:
         self._writer = writer
+        self._told = told
         self._tally = told.tally
-        self._tracer = told.tracer
         self._diagnoses = told.prepared[0].request.caching.diagnose
         self._usage: UsageWanted = usage
         self._opened = set[int]()
@@ -143,9 +149,10 @@ class Choices:
 
     def ending(self) -> bytes:
         body = b""
-        if self._usage or self._tracer.wanted or self._diagnoses:
+        trace = self._told.trace
+        if self._usage or trace is not UNSET or self._diagnoses:
             usage = self._tally.usage if self._usage else UNSET
-            body = _sse(self._writer.chunk([], usage, self._trace, self._diagnostics))
+            body = _sse(self._writer.chunk([], usage, trace, self._diagnostics))
         return body + b"data: [DONE]\n\n"
 
     def failure(self, error: RequestError) -> bytes:
@@ -156,15 +163,11 @@ class Choices:
 
     def whole(self) -> Completion:
         usage = self._tally.usage
-        return self._writer.whole(self._answers, usage, self._trace, self._diagnostics)
+        return self._writer.whole(self._answers, usage, self._told.trace, self._diagnostics)
 
     @property
     def _diagnostics(self) -> CacheDiagnostics | UnsetType:
         return CacheDiagnostics.of(self._tally.missed) if self._diagnoses else UNSET
-
-    @property
-    def _trace(self) -> Trace | UnsetType:
-        return self._tracer.trace if self._tracer.wanted else UNSET
 
 
 def _sse(message: object) -> bytes:

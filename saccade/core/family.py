@@ -72,32 +72,93 @@ class Cache:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class KVSpec:
-    """The storage of one rank: the caches of each layer, in the network's order. A layer has any
-    number of caches, or none.
+BEHAVIOURS = {
+    "latents": "the model's layers keep latents",
+    "ranges": "the model's layers have windows, or its images see themselves in both directions",
+}
+"""What layers may ask of attention beyond the causal attention of heads, in sentences."""
 
-    windows: for each layer, the last tokens that one sees, itself included; None: all; none given:
-    all layers see all. both_ways: for each layer, True where the tokens of an image also see each
-    other's successors; none given: nowhere. drafts: the last layer is of a head that drafts.
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The attention of one layer on one rank: what it keeps of a token, and what a token sees.
+
+    heads, dim: of keys and values. owns: False where the layer reads an earlier layer's cache.
+    latent: one row is keys and values at once, of all heads of queries. window: the last tokens
+    that one sees, itself included; None: all. both_ways: the tokens of an image also see each
+    other's successors. format: of what is kept.
     """
 
-    layers: tuple[tuple[Cache, ...], ...]
-    windows: tuple[int | None, ...] = ()
-    both_ways: tuple[bool, ...] = ()
+    heads: int
+    dim: int
+    owns: bool = True
+    latent: bool = False
+    window: int | None = None
+    both_ways: bool = False
+    format: CacheFormat = "model"
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        names = ("latent",) if self.latent else ("k", "v")
+        shape = (self.heads, self.dim)
+        return tuple(Cache(name, shape, format=self.format) for name in names * self.owns)
+
+    @property
+    def behaviours(self) -> frozenset[str]:
+        """What a backend must know, of `BEHAVIOURS`."""
+        ranges = self.window is not None or self.both_ways
+        return frozenset(["latents"] * self.latent + ["ranges"] * ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """The storage of one rank, layer by layer in the network's order: the shape of a layer's
+    attention, or the states of a layer without. drafts: the last layer is of a head that drafts.
+    """
+
+    shapes: tuple[AttentionShape | tuple[Cache, ...], ...]
     drafts: bool = False
+
+    @property
+    def layers(self) -> tuple[tuple[Cache, ...], ...]:
+        """The caches of each layer, which may have none."""
+        return tuple(
+            each.caches if isinstance(each, AttentionShape) else each for each in self.shapes
+        )
+
+    @property
+    def attention(self) -> dict[int, AttentionShape]:
+        """The shape of attention of each layer that has it."""
+        return {
+            layer: shape
+            for layer, shape in enumerate(self.shapes)
+            if isinstance(shape, AttentionShape)
+        }
 
     @property
     def whole_images(self) -> bool:
         """True if keys and values of an image's tokens depend on the whole image: no chunk ends
         within one.
         """
-        return any(self.both_ways)
+        return any(shape.both_ways for shape in self.attention.values())
 
     @property
-    def causal(self) -> bool:
-        """True if each token sees all tokens up to itself, and no others."""
-        return not self.whole_images and not any(self.windows)
+    def sight(self) -> tuple[str, ...]:
+        """What tokens see where that is not all tokens up to themselves, for people."""
+        shapes = self.attention.values()
+        windows = [shape.window for shape in shapes if shape.window is not None]
+        near = f"the last {max(windows, default=0)} in {len(windows)} of {len(shapes)} layers"
+        return (near,) * bool(windows) + ("their image in both directions",) * self.whole_images
+
+    @property
+    def latent(self) -> bool:
+        """True if layers keep latents in place of keys and values."""
+        return any(shape.latent for shape in self.attention.values())
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that have keys and values."""
+        return sum(shape.owns and not shape.latent for shape in self.attention.values())
 
     def token_bytes(self, dtype: Dtype) -> int:
         """Bytes per token on its page, over all layers."""
@@ -107,47 +168,37 @@ class KVSpec:
         """Bytes of one sequence's state, over all layers; 0 for a model without states."""
         return self._bytes("sequence", dtype)
 
-    @property
-    def latent(self) -> bool:
-        """True if layers keep latents in place of keys and values."""
-        return any(cache.name == "latent" for layer in self.layers for cache in layer)
-
-    @property
-    def kv_layers(self) -> int:
-        """Layers that have keys and values."""
-        return sum(any(cache.name == "k" for cache in layer) for layer in self.layers)
-
     def keeping(self, dtype: KVDtype) -> KVSpec:
         """The same with keys and values in `dtype`; auto: in the model's."""
         if dtype == "auto":
             return self
-        layers = tuple(
-            tuple(
-                replace(cache, format="float8_e4m3") if cache.name in ("k", "v") else cache
-                for cache in layer
-            )
-            for layer in self.layers
+        shapes = tuple(
+            replace(each, format="float8_e4m3")
+            if isinstance(each, AttentionShape) and not each.latent
+            else each
+            for each in self.shapes
         )
-        return replace(self, layers=layers)
+        return replace(self, shapes=shapes)
 
     def _bytes(self, per: str, dtype: Dtype) -> int:
         caches = (cache for layer in self.layers for cache in layer if cache.per == per)
         return sum(cache.nbytes(dtype) for cache in caches)
 
 
-def heads_cache(heads: int, dim: int, ranks: int) -> tuple[Cache, Cache]:
-    """Keys and values [heads, dim] of one layer on one of `ranks` ranks: a share of the heads; with
-    fewer heads than ranks, a head held by several ranks.
+def heads_cache(
+    heads: int, dim: int, ranks: int, *, window: int | None = None, both_ways: bool = False
+) -> AttentionShape:
+    """Return the shape of attention on one of `ranks` ranks, which has a share of the `heads` of
+    keys and values; with fewer heads than ranks, a head held by several ranks.
     """
-    shape = (max(1, heads // ranks), dim)
-    return Cache("k", shape), Cache("v", shape)
+    return AttentionShape(max(1, heads // ranks), dim, window=window, both_ways=both_ways)
 
 
-def latent_cache(width: int) -> tuple[Cache]:
-    """The latent of a token in one layer, as one head of which all heads of queries make their keys
-    and values; each rank has it whole.
+def latent_cache(width: int) -> AttentionShape:
+    """Return the shape of attention over latents, one head of which all heads of queries make their
+    keys and values. Each rank has it whole.
     """
-    return (Cache("latent", (1, width)),)
+    return AttentionShape(1, width, latent=True)
 
 
 Divisible = tuple[tuple[int, str], ...]
@@ -248,6 +299,13 @@ class FamilySpec(Protocol):
     @property
     def family(self) -> str:
         """For people and fingerprints, e.g. "qwen3_vl"."""
+        ...
+
+    @property
+    def unproven(self) -> str:
+        """The architecture's name if no test compares its answers with transformers' own, else
+        "".
+        """
         ...
 
     @property

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.token_rules import NO_RULES, TokenRules
+from saccade.core.token_rules import TokenRules
 from saccade.core.types import (
     Grid,
     Image,
     ImageKey,
-    PromptReading,
     PromptScores,
     Readout,
     SamplingParams,
@@ -62,7 +62,7 @@ class Open:
 
     `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
     are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
-    cached prefix). `prompt_logprobs`, `reading`, `rules`: as in `Request`. `adapter`: its number.
+    cached prefix). `rules`: as in `Request`; None: none. `adapter`: its number.
     """
 
     slot: int
@@ -72,10 +72,31 @@ class Open:
     images: tuple[Image, ...]
     sampling: SamplingParams
     pages: tuple[int, ...]
-    prompt_logprobs: int | None = None
-    reading: PromptReading | None = None
-    rules: TokenRules = NO_RULES
+    rules: TokenRules | None = None
     adapter: int = 0
+
+
+class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
+    """Score the prompt's tokens [first, end), each following a token of the row, and name the `top`
+    likeliest beside each.
+    """
+
+    first: int
+    end: int
+    top: int
+
+
+class ReadRun(msgspec.Struct, frozen=True, tag="read"):
+    """Read the row's last `count` tokens: the logits of `labels`, or the state where none are
+    named.
+    """
+
+    count: int
+    labels: tuple[int, ...]
+
+
+RowExtra = ScoreRun | ReadRun
+"""What a row may be asked for beside its token. Structs, for their tags tell them apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +106,10 @@ class Row:
     tokens of the step before are known; the worker waits for the mask before sampling, not before
     computing. `tokens`: the row's last tokens, if neither `Open` nor a step has told them.
     `draft`: its one token is a guess of what an earlier row of the step draws: the row counts only
-    if that is what was drawn. `scored`: prompt tokens [first, end) to score, each following a token
-    of the row. `read`: number of the row's last tokens to read, by `Open.reading`. `keep`: the line
-    of the state memory that gets the sequence's state after the row, for models with states;
-    `NO_LINE`: none but the slot's own. guess: the number of tokens for the model's head to guess
-    after the one drawn, by this row or by the last of the right drafts behind it.
+    if that is what was drawn. `keep`: the line of the state memory that gets the sequence's state
+    after the row, for models with states; `NO_LINE`: none but the slot's own. guess: the number of
+    tokens for the model's head to guess after the one drawn, by this row or by the last of the
+    right drafts behind it. `extras`: what else is asked for.
     """
 
     slot: int
@@ -99,11 +119,10 @@ class Row:
     sample: bool
     masked: bool = False
     tokens: tuple[int, ...] = ()
-    scored: tuple[int, int] | None = None
-    read: int = 0
     draft: bool = False
     keep: int = NO_LINE
     guess: int = 0
+    extras: tuple[RowExtra, ...] = ()
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -322,6 +341,11 @@ class Plan:
         return sum(row.length for row in self.rows)
 
     @property
+    def images(self) -> bool:
+        """True if the step begins some work on images."""
+        return bool(self.moves or self.encode or self.save or self.deliver or self.adapt)
+
+    @property
     def patches(self) -> int:
         """To be run through the vision tower."""
         return sum(encode.patches for encode in self.encode if not encode.given)
@@ -402,8 +426,8 @@ class HeadGuesses:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
-    `logprobs[i]` is None if not requested. `scores`, `readouts`: one per row with `scored`, or with
-    `read`, in row order.
+    `logprobs`: where they are asked for, with the place of the token in `tokens`. `scores`,
+    `readouts`: what rows with extras asked for, with the row's place in the plan.
 
     `encoded`: images encoded since the last step, with the milliseconds (of the whole pack, shared
     by patches) and the end time (`time.monotonic()`, common to all processes of a machine). Their
@@ -419,9 +443,9 @@ class StepResult:
     step: int
     # of rows
     tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs | None, ...] = ()
-    scores: tuple[PromptScores, ...] = ()
-    readouts: tuple[Readout, ...] = ()
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    scores: tuple[tuple[int, PromptScores], ...] = ()
+    readouts: tuple[tuple[int, Readout], ...] = ()
     guesses: tuple[HeadGuesses, ...] = ()
     broken: tuple[int, ...] = ()
     exhausted: bool = False

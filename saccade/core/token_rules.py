@@ -49,6 +49,11 @@ class TokenRules:
     thinking: ThinkingBudget | None = None
 
     @property
+    def forbid(self) -> bool:
+        """True if they forbid tokens, not only demand one."""
+        return bool(self.allowed or self.bad_words or self.no_repeat)
+
+    @property
     def depend(self) -> bool:
         """True if they depend on the tokens of the answer so far."""
         return bool(self.bad_words or self.no_repeat or self.thinking)

@@ -232,6 +232,12 @@ class SamplingParams:
     # the report
     logprobs: int | None = None
 
+    @property
+    def edits(self) -> bool:
+        """True if the logits change before the draw: by penalties, biases, or bans on an end."""
+        penalties = self.repetition_penalty != 1.0, self.presence_penalty, self.frequency_penalty
+        return any(penalties) or bool(self.logit_bias) or self.min_tokens > 0
+
     def __post_init__(self) -> None:
         check_sampling({name: getattr(self, name) for name in self.__slots__})
         if self.temperature < LEAST_TEMPERATURE:

@@ -135,8 +135,7 @@ def decode_bytes(spec: FamilySpec, steps: StepBounds) -> int:
     """What rows that decode make of pieces of their keys, in one layer: a value of each head, and
     its weight.
     """
-    caches = (cache for layer in spec.kv_spec().layers for cache in layer)
-    dims = [cache.shape[-1] for cache in caches if cache.name in ("k", "latent")]
+    dims = [shape.dim for shape in spec.kv_spec().attention.values()]
     pieces = steps.rows * min(DECODE_PIECES, -(-steps.context // DECODE_PIECE_TOKENS))
     return pieces * spec.cuts.heads * (max(dims) + 1) * 4
 

@@ -62,7 +62,7 @@ def describe(
         *((("quantised", facts.quantised + each),) if facts.quantised else ()),
         *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         *(_describe_language(config, kv + each, state_bytes, each) if language else ()),
-        *((("tokens see", _describe_sight(kept, config)),) if language and not kept.causal else ()),
+        *((("tokens see", _describe_sight(kept, config)),) if language and kept.sight else ()),
         *(_describe_guesses(config, facts, state_bytes) if language else ()),
         ("vision tower", _describe_tower(config, spec)),
         *_describe_graphs(config),
@@ -135,13 +135,8 @@ def _describe_guesses(
 
 def _describe_sight(kept: KVSpec, config: EngineConfig) -> str:
     """What is not just causal."""
-    windows = [each for each in kept.windows if each is not None]
-    said = [f"the last {max(windows)} in {len(windows)} of {len(kept.windows)} layers"] * any(
-        windows
-    )
-    said += ["their image in both directions"] * kept.whole_images
     slower = "; steps where that matters by PyTorch" if config.kv.attention == "x86" else ""
-    return ", ".join(said) + slower
+    return ", ".join(kept.sight) + slower
 
 
 def _describe_kept(pages: PageTierConfig) -> str:

@@ -7,21 +7,22 @@ A spec holds values that answer for it: the shapes of its language model and tow
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, Self, TypeVar, get_args, get_type_hints
+from itertools import groupby
+from typing import NamedTuple, Protocol, Self, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.errors import ConfigError
+from saccade.core.errors import ConfigError, InvalidRequest
 from saccade.core.family import Cuts, LargestImage, PixelBounds, Templates
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid, Image, Span
 from saccade.core.video import VideoRules
-from saccade.families.placeholder import Placeholder
 from saccade.nn.text_config import TextConfig
 
+Ids = tuple[int, ...]
 NO_TEMPLATES = Templates()
 
 
@@ -47,6 +48,77 @@ class ImageLayout(Protocol):
     def num_tokens(self, grid: Grid) -> int: ...
 
     def num_patches(self, grid: Grid) -> int: ...
+
+
+class ImagePiece(NamedTuple):
+    """`length` rows of an image's embedding in the prompt, between the tokens around them."""
+
+    before: Ids
+    length: int
+    after: Ids = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """An image is `before`, a token for each row of its embedding, `after`.
+
+    marks: tokens that stand for an image in templates; none: the model sees no images. row: stands
+    for each row; None: the mark does.
+    """
+
+    marks: Ids
+    row: int | None = None
+    before: Ids = ()
+    after: Ids = ()
+
+    def pieces(self, _number: int, image: Image) -> Sequence[ImagePiece]:
+        """Return what the image of that number in the prompt becomes, at least one piece."""
+        return (ImagePiece(self.before, image.num_tokens, self.after),)
+
+    def expand(
+        self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
+    ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        """As `FamilySpec.expand_prompt`."""
+        found = [at for at, token in enumerate(tokens) if token in self.marks]
+        check_count(len(found), len(images))
+        expanded: list[int] = []
+        spans: list[Span] = []
+        done = 0
+        for number, (at, image) in enumerate(zip(found, images)):
+            expanded += tokens[done:at]
+            row, offset = tokens[at] if self.row is None else self.row, 0
+            time = times[number] if times else None
+            for before, length, after in self.pieces(number, image):
+                expanded += before
+                spans.append(Span(len(expanded), length, number, offset, time))
+                expanded += (*[row] * length, *after)
+                offset += length
+            done = at + 1
+        expanded += tokens[done:]
+        return tuple(expanded), tuple(spans)
+
+    def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
+        """As `FamilySpec.widened`."""
+        for number, group in groupby(spans, lambda span: span.image):
+            of_image, pieces = list(group), self.pieces(number, images[number])
+            start = of_image[0].start - len(pieces[0].before)
+            if start >= at:
+                break
+            at += of_image[-1].end + len(pieces[-1].after) - start - 1
+        return at
+
+
+BLIND = Placeholder(())
+"""That of a model without a vision tower: every token is text."""
+
+
+def check_count(placeholders: int, images: int) -> None:
+    """Raise InvalidRequest unless each image has a placeholder, and the other way round."""
+    if placeholders != images:
+        raise InvalidRequest(
+            f"the prompt has {placeholders} image placeholders for {images} images",
+            param="messages",
+        )
 
 
 class LanguageShape(Protocol):
@@ -88,6 +160,7 @@ class BaseSpec:
     video: VideoRules | None = None
 
     position_axes = 1
+    unproven = ""
 
     def with_options(self, options: Mapping[str, str]) -> Self:
         """Refuse all options: a family that has some overrides this."""
@@ -215,23 +288,31 @@ def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
 @dataclass(frozen=True, slots=True)
 class FamilyOptions:
     """The options of a family that has none. A family with options adds a field for each, whose
-    type is a Literal of the texts that users may give.
+    type is a Literal of the texts that users may give, or str where the checkpoint decides.
     """
 
 
 Chosen = TypeVar("Chosen", bound=FamilyOptions)
 
 
-def read_options(kind: type[Chosen], family: str, options: Mapping[str, str]) -> Chosen:
-    """Return what a user has chosen, NAME to VALUE, and defaults for the rest.
+def read_options(
+    kind: type[Chosen],
+    family: str,
+    options: Mapping[str, str],
+    **values: Iterable[str],
+) -> Chosen:
+    """Return what a user has chosen, NAME to VALUE, and defaults for the rest. values: those of
+    options whose type is str; none: the checkpoint has no such option.
 
     Raises ConfigError, which lists the known options.
     """
     types = get_type_hints(kind)
-    known = {each.name: get_args(types[each.name]) for each in fields(kind)}
+    known = {
+        each.name: tuple(values.get(each.name, get_args(types[each.name]))) for each in fields(kind)
+    }
     for name, value in options.items():
         if value not in known.get(name, ()):
-            listed = [f"{each}, which is {' or '.join(values)}" for each, values in known.items()]
+            listed = [f"{each}, which is {' or '.join(few)}" for each, few in known.items() if few]
             has = ", and ".join(listed) or "no options"
             raise ConfigError(f"--family-option {name}={value}: {family} has {has}")
     return kind(**options)

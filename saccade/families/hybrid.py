@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import Cache, Divisible, heads_cache
+from saccade.core.family import AttentionShape, Cache, Divisible, heads_cache
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     experts_config,
@@ -23,7 +23,6 @@ from saccade.nn.hybrid_config import DeltaConfig, HybridConfig
 from saccade.nn.text_config import RopeConfig, TextConfig
 
 FULL, LINEAR = "full_attention", "linear_attention"
-Caches = tuple[Cache, ...]
 
 
 def read_hybrid(
@@ -63,7 +62,9 @@ def read_hybrid(
     return model, HybridConfig(kinds, _delta(text), rotary_dim, shared, drafting)
 
 
-def hybrid_caches(text: TextConfig, hybrid: HybridConfig, ranks: int) -> tuple[Caches, ...]:
+def hybrid_caches(
+    text: TextConfig, hybrid: HybridConfig, ranks: int
+) -> tuple[AttentionShape | tuple[Cache, ...], ...]:
     """The storage of each layer on one of `ranks` ranks: keys and values, or a state per
     sequence.
     """

@@ -21,7 +21,7 @@ from saccade.core.store import CARDS
 from saccade.engine.link import EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import read_pooling
-from saccade.families.registry import load_spec, unproven
+from saccade.families.registry import load_spec
 from saccade.front.adapters import AdapterBook, read_names
 from saccade.front.changes import EngineChanges
 from saccade.front.compiler import Compiler
@@ -94,7 +94,7 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
 
 def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
     """Raises ConfigError for an architecture that nobody has proven and the user does not allow."""
-    if not (name := unproven(spec)):
+    if not (name := spec.unproven):
         return
     if not options.allow_unproven:
         raise ConfigError(

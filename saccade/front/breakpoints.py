@@ -117,16 +117,15 @@ def seconds_of(ttl: str, place: str) -> int:
     return seconds
 
 
-def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark | None:
-    """The mark carried by a part or message. Raises InvalidRequest as `seconds_of`."""
+def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark:
+    """Read the mark that a part or message carries. Raises InvalidRequest as `seconds_of`."""
     control, point = marked.cache_control, marked.prompt_cache_breakpoint
     if control is not None:
         return control_mark(control, f"{place}.cache_control", part)
-    if point is not None:
-        where = f"{place}.prompt_cache_breakpoint"
-        own = seconds_of(point.ttl, where) if point.ttl is not None else None
-        return Mark(where, own, False, None, part)
-    return None
+    assert point is not None
+    where = f"{place}.prompt_cache_breakpoint"
+    own = seconds_of(point.ttl, where) if point.ttl is not None else None
+    return Mark(where, own, False, None, part)
 
 
 def control_mark(control: CacheControl, place: str, part: int | None = None) -> Mark:
@@ -146,7 +145,7 @@ def loose_mark(holder: Mapping[str, Any], place: str, part: int | None = None) -
     """The mark among the keys of an object not read by a schema. Raises InvalidRequest for a
     malformed mark.
     """
-    given = {name: holder[name] for name in _NAMES & holder.keys()}
+    given = {name: holder[name] for name in _NAMES & holder.keys() if holder[name] is not None}
     return read_mark(_MARKED.value(given, place), place, part) if given else None
 
 

@@ -1,7 +1,7 @@
 """Grammars compiled beside the event loop, for `InputProcessor`.
 
 Owns the front's lexicon, the one compiling thread, and the order of its turns. Knows nothing of
-prompts, requests or rows; `text/grammar/grammars.py` reads wishes.
+prompts, requests or rows; `text/grammar/grammars.py` reads constraints.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from saccade.text.grammar.grammars import Grammar, Grammars, OutputConstraint
 
 log = logging.getLogger("saccade")
 
-MakeWish = Callable[[LLTokenizer], OutputConstraint | None]
-"""A wish that depends on the lexicon, as a forced tool call does: its tags may be tokens. Called in
-the compiler's thread; may raise InvalidRequest. None: any text.
+MakeConstraint = Callable[[LLTokenizer], OutputConstraint | None]
+"""A constraint that depends on the lexicon, as a forced tool call does: its tags may be tokens.
+Called in the compiler's thread; may raise InvalidRequest. None: any text.
 """
 
 
@@ -43,9 +43,12 @@ class Compiler:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next client's first
 
     async def compile(
-        self, wish: OutputConstraint | MakeWish, thinks_until: str | None = None, client: str = ""
+        self,
+        constraint: OutputConstraint | MakeConstraint,
+        thinks_until: str | None = None,
+        client: str = "",
     ) -> Grammar | None:
-        """The grammar of a wish; None if the wish allows any text. `thinks_until`: as in
+        """Compile the grammar of a constraint; None if it allows any text. `thinks_until`: as in
         `Grammars.compile`. client: the name for taking turns.
 
         Raises InvalidRequest whose `param` names the place.
@@ -53,7 +56,7 @@ class Compiler:
         await self._turn(client)
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._compile, wish, thinks_until
+                self._thread, self._compile, constraint, thinks_until
             )
         finally:
             self._pass_on()
@@ -85,19 +88,19 @@ class Compiler:
         self._busy = False
 
     def _compile(
-        self, wish: OutputConstraint | MakeWish, thinks_until: str | None
+        self, constraint: OutputConstraint | MakeConstraint, thinks_until: str | None
     ) -> Grammar | None:
         lexicon = self._lexicon.result()  # this thread has read it before anything else
         if lexicon is None:
             raise InvalidRequest(
                 "this model's tokenizer cannot be read as one of bytes, so that no grammar can be "
                 "kept to: ask for the form in the prompt",
-                wish.param if isinstance(wish, OutputConstraint) else None,
+                constraint.param if isinstance(constraint, OutputConstraint) else None,
                 "unsupported_parameter",
             )
         if self._grammars is None:
             self._grammars = Grammars(lexicon, self._vocab_size)
-        made = wish if isinstance(wish, OutputConstraint) else wish(lexicon)
+        made = constraint if isinstance(constraint, OutputConstraint) else constraint(lexicon)
         return None if made is None else self._grammars.compile(made, thinks_until)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
-from saccade.front.addresses import image_url, missing
+from saccade.front.addresses import missing
 from saccade.front.breakpoints import Mark, Marked, read_mark
 from saccade.front.conversation import Message, MessageText, Part, tool_call
 from saccade.front.fields import UNSEEN, Integer, Reader, too_long
@@ -28,9 +28,8 @@ from saccade.front.image_parts import (
     InputImagePart,
     read_image,
 )
-from saccade.front.part_defaults import PartDefaults
+from saccade.front.part_defaults import NO_DEFAULTS, PartDefaults
 from saccade.front.video_parts import InputVideoPart, VideoPart, VideoURLPart, read_video
-from saccade.media.sources import ImageSource
 
 LONGEST_NAME = 512
 MOST_CALLS = 256
@@ -151,7 +150,7 @@ def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) 
             raise too_long(param, f"{size} bytes of text", context_length, True)
 
 
-def message_from_json(raw: msgspec.Raw, place: str, limits: PartDefaults) -> Message:
+def message_from_json(raw: msgspec.Raw, place: str, defaults: PartDefaults) -> Message:
     """A message of a request. Raises InvalidRequest that names the fault below `place`."""
     try:
         message = _MESSAGE.json(raw, place)
@@ -161,7 +160,7 @@ def message_from_json(raw: msgspec.Raw, place: str, limits: PartDefaults) -> Mes
             given = msgspec.json.decode(raw)
         _name_kinds(given, place)
         raise error
-    return _message(message, place, limits)
+    return _message(message, place, defaults)
 
 
 def text_bytes(raw: msgspec.Raw) -> int:
@@ -198,7 +197,7 @@ def message_from_object(given: Mapping[str, Any], place: str) -> Message:
             for part in content
         ]
     _name_kinds(fields, place)
-    return _message(_MESSAGE.value(fields, place), place, PartDefaults())
+    return _message(_MESSAGE.value(fields, place), place, NO_DEFAULTS)
 
 
 def image_part(given: object) -> ContentPart:
@@ -209,12 +208,12 @@ def image_part(given: object) -> ContentPart:
 
 
 def read_parts(
-    content: str | Sequence[str | ContentPart], place: str, limits: PartDefaults
+    content: str | Sequence[str | ContentPart], place: str, defaults: PartDefaults
 ) -> tuple[Part, ...]:
     """Content outside of a message. Raises InvalidRequest that names the fault."""
     if isinstance(content, str):
         return (MessageText(content, place),)
-    return tuple(_part(part, f"{place}[{i}]", limits) for i, part in enumerate(content))
+    return tuple(_part(part, f"{place}[{i}]", defaults) for i, part in enumerate(content))
 
 
 def _name_kinds(message: object, place: str) -> None:
@@ -227,7 +226,7 @@ def _name_kinds(message: object, place: str) -> None:
             raise InvalidRequest(f"{where}: {instead}", f"{where}.type", "unsupported_parameter")
 
 
-def _message(message: ChatMessage, place: str, limits: PartDefaults) -> Message:
+def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Message:
     if message.role == "tool" and message.tool_call_id is None:
         raise missing(f"{place}.tool_call_id")
     if message.tool_calls and message.role != "assistant":
@@ -242,27 +241,27 @@ def _message(message: ChatMessage, place: str, limits: PartDefaults) -> Message:
         said = _unsaid(message, reasoning)
     elif said is None and not message.images:
         raise missing(f"{place}.content")
-    fields = {
-        name: value
-        for name, value in (
-            ("name", message.name),
-            ("tool_call_id", message.tool_call_id),
-            ("reasoning_content", reasoning),
-            ("tool_calls", _tool_calls(message) or None),
-        )
-        if value is not None
-    }
+    fields: dict[str, Any] = {}
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if reasoning is not None:
+        fields["reasoning_content"] = reasoning
+    if message.tool_calls:
+        fields["tool_calls"] = _tool_calls(message.tool_calls)
     # Chat templates know the role by its older name.
     role = "system" if message.role == "developer" else message.role
     where = f"{place}.content"
-    shown = _shown(message, place, limits)
+    images = message.images if isinstance(message.images, list) else ()
+    shown = _shown(images, place, defaults) if images else ()
     marks = tuple(_marks(message, place, len(shown)))
     if isinstance(said, list):
-        content = tuple(_part(part, f"{where}[{i}]", limits) for i, part in enumerate(said))
+        content = [_part(part, f"{where}[{i}]", defaults) for i, part in enumerate(said)]
     elif not shown:
         return Message(role, said, fields, marks, where)
     else:
-        content = (MessageText(said, where),) if said else ()
+        content = [MessageText(said, where)] if said else []
     return Message(role, (*shown, *content), fields, marks, where)
 
 
@@ -275,43 +274,37 @@ def _unsaid(message: ChatMessage, reasoning: str | None) -> str | None:
     return None if message.tool_calls or reasoning else ""
 
 
-def _shown(message: ChatMessage, place: str, limits: PartDefaults) -> tuple[Part, ...]:
-    """The images beside the content, each a URL, base64, or a part."""
-    if not message.images:
-        return ()
-    budget = limits.budget(None, None, None)
-    return tuple(
-        ImageSource(image_url(each), f"{place}.images[{i}]", budget)
-        if isinstance(each, str)
-        else read_image(each, f"{place}.images[{i}]", limits)
-        for i, each in enumerate(message.images)
-    )
+def _shown(
+    images: Sequence[str | ImagePart], place: str, defaults: PartDefaults
+) -> tuple[Part, ...]:
+    """Read the images beside the content, each a URL, base64, or a part."""
+    parts = (ImagePart(image_url=each) if isinstance(each, str) else each for each in images)
+    return tuple(read_image(part, f"{place}.images[{i}]", defaults) for i, part in enumerate(parts))
 
 
-def _tool_calls(message: ChatMessage) -> list[dict[str, Any]]:
-    return [
-        tool_call(call.id, call.function.name, call.function.arguments)
-        for call in message.tool_calls or ()
-    ]
+def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [tool_call(call.id, call.function.name, call.function.arguments) for call in calls]
 
 
 def _marks(message: ChatMessage, place: str, before: int) -> Iterator[Mark]:
-    """The marks of the parts, behind so many others, then the message's own."""
+    """Read the marks of the parts, behind so many others, then the message's own."""
     for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if not isinstance(part, str):
-            mark = read_mark(part, f"{place}.content[{number}]", before + number)
-            if mark is not None:
-                yield mark
-    if (own := read_mark(message, place)) is not None:
-        yield own
+        if not isinstance(part, str) and _is_marked(part):
+            yield read_mark(part, f"{place}.content[{number}]", before + number)
+    if _is_marked(message):
+        yield read_mark(message, place)
 
 
-def _part(part: str | ContentPart, place: str, limits: PartDefaults) -> Part:
+def _is_marked(holder: Marked) -> bool:
+    return holder.cache_control is not None or holder.prompt_cache_breakpoint is not None
+
+
+def _part(part: str | ContentPart, place: str, defaults: PartDefaults) -> Part:
     match part:
         case str():
             return MessageText(part, place)
         case VideoURLPart() | VideoPart() | InputVideoPart():
-            return read_video(part, place, limits.video)
+            return read_video(part, place, defaults.video)
         case TextPart(text=text) | InputTextPart(text=text) | RefusalPart(refusal=text):
             return MessageText(text, place)
-    return read_image(part, place, limits)
+    return read_image(part, place, defaults)

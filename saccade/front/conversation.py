@@ -40,7 +40,8 @@ class Message:
 
     `fields` go to the template unchanged: tool_calls, tool_call_id, name, reasoning_content. marks:
     places up to which the client wants the prompt kept. place: of the content in the client's body,
-    e.g. "messages[2].content". `num_characters`: of the text and the fields.
+    e.g. "messages[2].content". `num_characters`: of the text and the fields. `media`: all parts but
+    texts, in order.
     """
 
     role: str
@@ -49,24 +50,23 @@ class Message:
     marks: tuple[Mark, ...] = ()
     place: str = ""
     num_characters: int = field(init=False, compare=False)
+    media: tuple[Source | SentFile, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         size = len(self.content) if isinstance(self.content, str) else 0
-        size += sum(len(part.text) for part in self.parts if isinstance(part, MessageText))
-        fields = extent(self.fields).characters if self.fields else 0
-        object.__setattr__(self, "num_characters", size + fields)
+        media: list[Source | SentFile] = []
+        for part in self.parts:
+            if isinstance(part, MessageText):
+                size += len(part.text)
+            else:
+                media.append(part)
+        size += extent(self.fields).characters if self.fields else 0
+        object.__setattr__(self, "num_characters", size)
+        object.__setattr__(self, "media", tuple(media))
 
     @property
     def parts(self) -> tuple[Part, ...]:
         return self.content if isinstance(self.content, tuple) else ()
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        return tuple(part for part in self.parts if not isinstance(part, MessageText | SentFile))
-
-    @property
-    def files(self) -> tuple[SentFile, ...]:
-        return tuple(part for part in self.parts if isinstance(part, SentFile))
 
     def for_template(self) -> dict[str, Any]:
         """The message for chat templates, without None values."""
@@ -105,15 +105,16 @@ def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> 
 class Chat:
     """A conversation to be rendered by the chat template.
 
-    `offer`: None: the client names no tools, and chooses none.
-    `variables` are the client's own for the template. effort, verbosity, thinks:
+    `tools`: None: the client names none, and chooses none. `variables` are the client's own for the
+    template. effort, verbosity, thinks:
     `reasoning_effort`, `verbosity` and `enable_thinking`, whose meaning is the template's.
     `num_characters`: of the template's whole input; counting takes a while, so a large chat is
-    built beside the event loop.
+    built beside the event loop. `media`: images, videos and files, in the order of the template.
+    `marks`: all marks in order, tools' first.
     """
 
     messages: tuple[Message, ...]
-    offer: ToolSet | None = None
+    tools: ToolSet | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     effort: str | None = None
@@ -122,36 +123,43 @@ class Chat:
     variables: Mapping[str, Any] = field(default_factory=dict)
     tool_marks: tuple[Mark, ...] = ()
     num_characters: int = field(init=False, compare=False)
+    media: tuple[Source | SentFile, ...] = field(init=False, compare=False)
+    marks: tuple[Mark, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        messages = sum(message.num_characters for message in self.messages)
-        tools = sum(tool.num_characters for tool in self.offer.tools) if self.offer else 0
-        variables = extent(self.variables).characters if self.variables else 0
-        object.__setattr__(self, "num_characters", messages + tools + variables)
+        size, marks = 0, [*self.tool_marks]
+        media: list[Source | SentFile] = []
+        for index, message in enumerate(self.messages):
+            size += message.num_characters
+            media += message.media
+            for mark in message.marks:
+                marks.append(replace(mark, message=index))
+        for tool in self.tools.tools if self.tools else ():
+            size += tool.num_characters
+        if self.variables:
+            size += extent(self.variables).characters
+        object.__setattr__(self, "num_characters", size)
+        object.__setattr__(self, "media", tuple(media))
+        object.__setattr__(self, "marks", tuple(marks))
+
+    @property
+    def has_switches(self) -> bool:
+        """True if the request says how much to reason or to write."""
+        return any(each is not None for each in (self.effort, self.verbosity, self.thinks))
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """Images and videos, in the order of the template."""
-        return tuple(source for message in self.messages for source in message.sources)
+        return tuple(each for each in self.media if not isinstance(each, SentFile))
 
     @property
     def files(self) -> tuple[SentFile, ...]:
         """Files still to be opened."""
-        return tuple(file for message in self.messages for file in message.files)
+        return tuple(each for each in self.media if isinstance(each, SentFile))
 
     @property
     def videos(self) -> tuple[VideoSource, ...]:
-        return tuple(source for source in self.sources if isinstance(source, VideoSource))
-
-    @property
-    def marks(self) -> tuple[Mark, ...]:
-        """The marks in order, tools' first."""
-        marks = (
-            replace(mark, message=index)
-            for index, message in enumerate(self.messages)
-            for mark in message.marks
-        )
-        return (*self.tool_marks, *marks)
+        return tuple(each for each in self.media if isinstance(each, VideoSource))
 
     def place_of(self, message: int, part: int | None) -> str:
         """The client's name for a landmark: the tools, a message's content, or a part of the
@@ -163,3 +171,7 @@ class Chat:
             return self.messages[message].place
         found = self.messages[message].parts[part]
         return found.place if isinstance(found, MessageText) else found.param
+
+
+NO_CHAT = Chat(())
+"""The conversation of a prompt that is a text or tokens."""

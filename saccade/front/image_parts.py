@@ -7,7 +7,8 @@ image, and unknown ones are refused. Knows nothing of messages, or of fetching i
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -151,49 +152,79 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 # ---- reading
 
 
-def read_image(part: AnyImagePart, place: str, limits: PartDefaults) -> ImageSource | SentFile:
-    """Raises InvalidRequest that names the fault below `place`, and ImageError for an object that
-    is no image.
+class Named(NamedTuple):
+    """What a part names. inside: what stands around the address; heading: lines before a
+    document.
     """
-    match part:
-        case ImagePart(image_url=str(url)):
-            budget = _budget(None, part, place, limits)
-            return ImageSource(image_url(url), place, budget, part.uuid or "")
-        case ImagePart(image_url=ImageURL() as image):
-            budget = _budget(image, part, place, limits)
-            return ImageSource(image_url(image.url), place, budget, part.uuid or "")
-        case ImagePart(image_url=None, uuid=str(uuid)):
-            return ImageSource(KnownImage(uuid), place, _budget(None, part, place, limits))
-        case ImagePart():
-            raise missing(f"{place}.image_url")
-        case ImageObjectPart(image=None):
-            found = _sourced(part, place, "image")
-            return ImageSource(found, place, _budget(None, part, place, limits))
-        case ImageObjectPart(image=image):
-            _check_alone(part, place, "image")
-            found = (
-                image_url(image) if isinstance(image, str) else source_from_object(image, place).url
-            )
-            return ImageSource(found, place, _budget(None, part, place, limits))
-        case InputImagePart():
-            budget = _budget(None, part, place, limits)
-            if part.uuid is not None and part.file_id is None and part.image_url is None:
-                return ImageSource(KnownImage(part.uuid), place, budget)
-            found = address(part.file_id, part.image_url, place, "file_id", "image_url")
-            return ImageSource(found, place, budget, part.uuid or "")
-        # Files: the image is one of two fields.
-        case FilePart(file=None):
-            found = _sourced(part, place, "file")
-            name, budget = part.filename, _budget(None, part, place, limits)
-        case FilePart(file=UploadedFile() as file):
-            _check_alone(part, place, "file")
-            found = address(file.file_id, file.file_data, f"{place}.file", "file_id", "file_data")
-            name, budget = file.filename or part.filename, _budget(file, part, place, limits)
-        case ImageFilePart(image_file=file):
-            where = f"{place}.image_file"
-            found = address(file.file_id, file.file_data, where, "file_id", "file_data")
-            return ImageSource(found, place, _budget(file, part, place, limits))
-    return SentFile(found, place, budget, f"{name}\n" if name else "", limits.view)
+
+    url: Address
+    inside: ImageURL | UploadedFile | None = None
+    uuid: str = ""
+    heading: str = ""
+
+
+def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageSource | SentFile:
+    """Read a part in any spelling. Raises InvalidRequest that names the fault below `place`, and
+    ImageError for an object that is no image.
+    """
+    named = _SPELLINGS[type(part)](part, place)
+    budget = _budget(named.inside, part, place, defaults)
+    if isinstance(part, FilePart):
+        return SentFile(named.url, place, budget, named.heading, defaults.view)
+    return ImageSource(named.url, place, budget, named.uuid)
+
+
+def _image_url(part: ImagePart, place: str) -> Named:
+    given, uuid = part.image_url, part.uuid or ""
+    if isinstance(given, ImageURL):
+        return Named(image_url(given.url), given, uuid)
+    if given is not None:
+        return Named(image_url(given), uuid=uuid)
+    if uuid:
+        return Named(KnownImage(uuid))
+    raise missing(f"{place}.image_url")
+
+
+def _input_image(part: InputImagePart, place: str) -> Named:
+    if part.uuid is not None and part.file_id is None and part.image_url is None:
+        return Named(KnownImage(part.uuid))
+    url = address(part.file_id, part.image_url, place, "file_id", "image_url")
+    return Named(url, uuid=part.uuid or "")
+
+
+def _image(part: ImageObjectPart, place: str) -> Named:
+    if part.image is None:
+        return Named(_sourced(part, place, "image"))
+    _check_alone(part, place, "image")
+    if isinstance(part.image, str):
+        return Named(image_url(part.image))
+    return Named(source_from_object(part.image, place).url)
+
+
+def _image_file(part: ImageFilePart, place: str) -> Named:
+    return _uploaded(part.image_file, f"{place}.image_file")
+
+
+def _file(part: FilePart, place: str) -> Named:
+    if part.file is None:
+        named, name = Named(_sourced(part, place, "file")), part.filename
+    else:
+        _check_alone(part, place, "file")
+        named, name = _uploaded(part.file, f"{place}.file"), part.file.filename or part.filename
+    return named._replace(heading=f"{name}\n" if name else "")
+
+
+def _uploaded(file: UploadedFile, place: str) -> Named:
+    return Named(address(file.file_id, file.file_data, place, "file_id", "file_data"), file)
+
+
+_SPELLINGS: Mapping[type, Callable[[Any, str], Named]] = {
+    ImagePart: _image_url,
+    InputImagePart: _input_image,
+    ImageObjectPart: _image,
+    ImageFilePart: _image_file,
+    FilePart: _file,
+}
 
 
 def _sourced(part: SourcedPart, place: str, name: str) -> Address:
@@ -237,23 +268,31 @@ def _addresses(part: SourcedPart) -> dict[str, Address]:
 
 
 def _budget(
-    inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, limits: PartDefaults
+    inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, defaults: PartDefaults
 ) -> Budget:
-    """A part's wishes for its size, from two places that must not differ; else the request's."""
-
-    def either(name: str, one: int | None, other: int | None) -> int | None:
-        if one is not None and other is not None and one != other:
-            raise InvalidRequest(
-                f"{place}: {name} is given twice, as {one} and as {other}", f"{place}.{name}"
-            )
-        return other if one is None else one
-
-    within = inside or UploadedFile()
-    least = either("min_pixels", within.min_pixels, beside.min_pixels)
-    most = either("max_pixels", within.max_pixels, beside.max_pixels)
+    """Read a part's wishes for its size, from two places that must not differ; else the
+    request's.
+    """
+    within = _NO_WISHES if inside is None else inside
+    sizes = within.min_pixels, beside.min_pixels, within.max_pixels, beside.max_pixels
+    if not any((*sizes, within.detail, beside.detail)):
+        return defaults.image
+    least = _either("min_pixels", within.min_pixels, beside.min_pixels, place)
+    most = _either("max_pixels", within.max_pixels, beside.max_pixels, place)
     one, other = within.detail or "auto", beside.detail or "auto"
     if "auto" not in (one, other) and one != other:
         raise InvalidRequest(
             f"{place}: detail is given twice, as {one} and as {other}", f"{place}.detail"
         )
-    return limits.budget(other if one == "auto" else one, least, most)
+    return defaults.budget(other if one == "auto" else one, least, most)
+
+
+_NO_WISHES = UploadedFile()
+
+
+def _either(name: str, one: int | None, other: int | None, place: str) -> int | None:
+    if one is not None and other is not None and one != other:
+        raise InvalidRequest(
+            f"{place}: {name} is given twice, as {one} and as {other}", f"{place}.{name}"
+        )
+    return other if one is None else one

@@ -24,7 +24,7 @@ from saccade.families.transformers_any.parity import (
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.front.content import message_from_object
 from saccade.front.conversation import Chat
-from saccade.front.input_processor import PreparedRequest
+from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import RequestManager
 from saccade.gguf.folder import resolve_checkpoint

@@ -14,7 +14,7 @@ from msgspec import Struct
 from saccade.core.config import PageView
 from saccade.core.errors import InvalidRequest
 from saccade.front.fields import Positive
-from saccade.front.video_parts import NO_DEFAULTS, MediaReading, Rate, VideoDefaults
+from saccade.front.video_parts import NO_VIDEO_DEFAULTS, MediaReading, Rate, VideoDefaults
 from saccade.media.content import Budget, Detail
 
 
@@ -50,12 +50,12 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class PartDefaults:
-    """A request's fields for all its images, videos and documents. as_edges: as in `Budget`."""
+    """A request's fields for all its images, videos and documents. image: the budget of an image
+    without wishes of its own.
+    """
 
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    as_edges: bool = False
-    video: VideoDefaults = NO_DEFAULTS
+    image: Budget = Budget()  # noqa: RUF009 - frozen
+    video: VideoDefaults = NO_VIDEO_DEFAULTS
     view: PageView | None = None
 
     @classmethod
@@ -79,16 +79,21 @@ class PartDefaults:
         longest = (each.longest_edge for each in edges)
         least = _one("min_pixels", given.min_pixels, own.min_pixels, *shortest)
         most = _one("max_pixels", given.max_pixels, own.max_pixels, *longest)
-        return cls(least, most, bool(edges), video, view)
+        image = Budget(min_pixels=least, max_pixels=most, as_edges=bool(edges))
+        return cls(image, video, view)
 
     def budget(self, detail: Detail | None, least: int | None, most: int | None) -> Budget:
         """An image's wishes, and the request's where it has none."""
+        own = self.image
         return Budget(
             detail or "auto",
-            self.min_pixels if least is None else least,
-            self.max_pixels if most is None else most,
-            self.as_edges,
+            own.min_pixels if least is None else least,
+            own.max_pixels if most is None else most,
+            own.as_edges,
         )
+
+
+NO_DEFAULTS = PartDefaults()
 
 
 def _one(name: str, *given: int | None) -> int | None:

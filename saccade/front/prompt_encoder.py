@@ -29,8 +29,8 @@ from saccade.core.types import (
 )
 from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
 from saccade.front.breakpoints import NO_WISH, CacheWish
-from saccade.front.compiler import MakeWish
-from saccade.front.conversation import Chat
+from saccade.front.compiler import MakeConstraint
+from saccade.front.conversation import NO_CHAT, Chat
 from saccade.front.fields import too_long
 from saccade.text.answer import reasoning
 from saccade.text.answer.answer_format import AnswerFormat
@@ -68,7 +68,7 @@ class GenerationRequest:
     `add_special_tokens`: the tokenizer's tokens around a bare text are added; to texts, not to
     chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
     `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
-    does: a field out of bounds is refused before an image is fetched. `wish`: the form of the
+    does: a field out of bounds is refused before an image is fetched. `constraint`: the form of the
     answers; None: any text. `adapter`: the answering one. `separate_reasoning`: reasoning is told
     apart from text, if the model reasons. `prompt_logprobs`: as in `Request`. `cache`: wishes for
     the caches, beside the marks in a chat. `names`: the fields' names in the client's API, for
@@ -83,7 +83,7 @@ class GenerationRequest:
     add_special_tokens: bool | None = None
     # the answers
     silent: bool = False
-    wish: OutputConstraint | MakeWish | None = None
+    constraint: OutputConstraint | MakeConstraint | None = None
     separate_reasoning: bool = True
     cache: CacheWish = NO_WISH
     prompt_logprobs: int | None = None
@@ -100,6 +100,16 @@ class GenerationRequest:
                 f"{self.prompt_logprobs}",
                 "prompt_logprobs",
             )
+
+    @property
+    def chat(self) -> Chat:
+        """The conversation, empty where the prompt is a text or tokens."""
+        return self.prompt if isinstance(self.prompt, Chat) else NO_CHAT
+
+    @property
+    def field(self) -> str:
+        """The client's name for what holds the prompt."""
+        return self.names["messages" if isinstance(self.prompt, Chat) else "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +131,14 @@ class PromptEncoder:
         spec: FamilySpec,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        manner: AnswerFormat,
+        answer_format: AnswerFormat,
         special_tokens_in_content: bool,
     ) -> None:
         """As `InputProcessor`."""
         self._spec = spec
         self._tokenizer = tokenizer
         self.template = template
-        self._manner = manner
+        self._answer_format = answer_format
         self._literals = None if special_tokens_in_content else Literals(tokenizer)
         self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
 
@@ -137,25 +147,25 @@ class PromptEncoder:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     async def encode(
-        self, ask: GenerationRequest, context_length: int, videos: Sequence[str] = ()
+        self, request: GenerationRequest, context_length: int, videos: Sequence[str] = ()
     ) -> EncodedPrompt:
         """As `encode_now`, a long prompt in a thread."""
-        encode = partial(self.encode_now, ask, context_length, videos)
-        long = takes_long(ask) or sum(map(len, videos)) > _LONG_TEXT
+        encode = partial(self.encode_now, request, context_length, videos)
+        long = takes_long(request) or sum(map(len, videos)) > _LONG_TEXT
         return await self.in_thread(encode) if long else encode()
 
     def encode_now(
-        self, ask: GenerationRequest, context_length: int, videos: Sequence[str] = ()
+        self, request: GenerationRequest, context_length: int, videos: Sequence[str] = ()
     ) -> EncodedPrompt:
         """The prompt as tokens, each image one. `videos`: the text for each video; none given: the
         template's mark, a token. Raises InvalidRequest that names the field.
         """
-        if isinstance(prompt := ask.prompt, tuple):
-            return EncodedPrompt(self._check_tokens(prompt, ask.names["prompt"]))
+        if isinstance(prompt := request.prompt, tuple):
+            return EncodedPrompt(self._check_tokens(prompt, request.names["prompt"]))
         if isinstance(prompt, Chat):
-            return self._encode_chat(prompt, ask, context_length, videos)
-        special = ask.add_special_tokens is not False
-        return EncodedPrompt(self._encode(prompt, ask.names["prompt"], context_length, special))
+            return self._encode_chat(prompt, request, context_length, videos)
+        special = request.add_special_tokens is not False
+        return EncodedPrompt(self._encode(prompt, request.names["prompt"], context_length, special))
 
     async def predicted(self, prediction: str) -> tuple[int, ...]:
         """A predicted answer as tokens, as far as it is of use."""
@@ -163,9 +173,9 @@ class PromptEncoder:
         encode = partial(self._tokenizer.encode, text, False, PREDICTED_CHARS)
         return tuple(await self.in_thread(encode) if len(text) > _LONG_TEXT else encode())
 
-    def render(self, chat: Chat, ask: GenerationRequest, context_length: int) -> Rendered:
+    def render(self, chat: Chat, request: GenerationRequest, context_length: int) -> Rendered:
         """A chat's text. Raises InvalidRequest for more than the context can hold."""
-        return self._render(self._given(chat, ask, context_length))
+        return self._render(self._given(chat, request, context_length))
 
     def tokens_of(
         self, rendered: Rendered, param: str, context_length: int, special: bool = False
@@ -198,20 +208,22 @@ class PromptEncoder:
     def _encode_chat(
         self,
         chat: Chat,
-        ask: GenerationRequest,
+        request: GenerationRequest,
         context_length: int,
         videos: Sequence[str] = (),
     ) -> EncodedPrompt:
         """`videos`: as in `encode_now`. The ends of a chat's parts are found if something asks for
         them.
         """
-        special = bool(ask.add_special_tokens)
-        given = self._given(chat, ask, context_length)
-        plain = self._render(given)
-        rendered, moved = self._tell_videos(plain, chat, videos)
-        tokens = self.tokens_of(rendered, ask.names["messages"], context_length, special)
+        special = bool(request.add_special_tokens)
+        given = self._given(chat, request, context_length)
+        rendered = plain = self._render(given)
+        moved: Callable[[int], int] = int
+        if chat.media and self._spec.video is not None and chat.videos:
+            rendered, moved = self._tell_videos(plain, chat, self._spec.video.marks, videos)
+        tokens = self.tokens_of(rendered, request.names["messages"], context_length, special)
         where = self._reasoning_at(chat, rendered.text)
-        if not (chat.marks or ask.cache.diagnose):
+        if not (chat.marks or request.cache.diagnose):
             return EncodedPrompt(tokens, where)
         messages, places = landmarks.flagged(given["messages"])
         try:
@@ -230,16 +242,13 @@ class PromptEncoder:
         )
 
     def _tell_videos(
-        self, plain: Rendered, chat: Chat, videos: Sequence[str]
+        self, plain: Rendered, chat: Chat, marks: Sequence[str], videos: Sequence[str]
     ) -> tuple[Rendered, Callable[[int], int]]:
         """The prompt with each video's text in the place of the template's mark (a single
         placeholder, for `videos` not yet known), and a map from places of `plain` to the prompt's.
 
         Raises InvalidRequest for a template that shows videos in no known way.
         """
-        if not chat.videos or self._spec.video is None:
-            return plain, lambda at: at
-        marks = self._spec.video.marks
         mark = next((mark for mark in marks if plain.marked.count(mark) == len(chat.videos)), None)
         if mark is None:
             param = chat.videos[0].param
@@ -258,15 +267,15 @@ class PromptEncoder:
         )
         return rendered, lambda at: at + grown[bisect_left(starts, at)]
 
-    def _given(self, chat: Chat, ask: GenerationRequest, context_length: int) -> dict[str, Any]:
+    def _given(self, chat: Chat, request: GenerationRequest, context_length: int) -> dict[str, Any]:
         """The template's input. Raises InvalidRequest for more than the context can hold."""
         if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
             has = f"{chat.num_characters} characters"
-            raise too_long(ask.names["messages"], has, context_length, True)
+            raise too_long(request.names["messages"], has, context_length, True)
         messages = [message.for_template() for message in chat.messages]
         tools = None
-        if chat.offer is not None and self._manner.calls is not None:
-            tools = [tool.for_template() for tool in chat.offer.tools] or None
+        if chat.tools is not None and self._answer_format.calls is not None:
+            tools = [tool.for_template() for tool in chat.tools.tools] or None
         if (hidden := self.template.hidden(messages, tools)) is not None:
             place = chat.place_of(*hidden)
             raise InvalidRequest(
@@ -280,8 +289,8 @@ class PromptEncoder:
             "tools": tools,
             "add_generation_prompt": chat.add_generation_prompt,
             "continue_final_message": chat.continue_final_message,
-            "variables": self._variables(chat),
-            "names": ask.names,
+            "variables": self._variables(chat) if chat.has_switches else chat.variables,
+            "names": request.names,
         }
 
     def _render(self, given: Any) -> Rendered:
@@ -294,22 +303,22 @@ class PromptEncoder:
         """The template's variables: those named by the client, and the template's own for effort,
         verbosity and thinking.
         """
-        wishes: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
+        given: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
         names = self.template.names
         if "reasoning_effort" in names:
-            wishes["reasoning_effort"] = chat.effort
+            given["reasoning_effort"] = chat.effort
         elif chat.effort is not None and chat.thinks is None:
-            wishes["enable_thinking"] = chat.effort != "none"
+            given["enable_thinking"] = chat.effort != "none"
         if {"reasoning_effort", "enable_thinking"} & chat.variables.keys():
-            wishes = {"verbosity": chat.verbosity}
-        known = {name: wish for name, wish in wishes.items() if name in names and wish is not None}
+            given = {"verbosity": chat.verbosity}
+        known = {name: each for name, each in given.items() if name in names and each is not None}
         return {**known, **chat.variables}
 
-    def passed_over(self, chat: Chat) -> Iterator[str]:
+    def ignored(self, chat: Chat) -> Iterator[str]:
         """Fields of a request without a word in this model's template. For a model that does not
         reason, a wish not to reason counts as met.
         """
-        names, reasons = self.template.names, self._manner.reasoning is not None
+        names, reasons = self.template.names, self._answer_format.reasoning is not None
         if chat.verbosity not in (None, "medium") and "verbosity" not in names:
             yield "verbosity"
         wanted = chat.effort is not None and (reasons or chat.effort != "none")
@@ -320,7 +329,7 @@ class PromptEncoder:
             yield "thinking"
 
     def _reasoning_at(self, chat: Chat, text: str) -> Where | None:
-        if (tags := self._manner.reasoning) is None:
+        if (tags := self._answer_format.reasoning) is None:
             return None
         if not chat.continue_final_message:
             return reasoning.reasoning_at(text, tags)
@@ -335,9 +344,9 @@ class PromptEncoder:
             raise too_long(param, has, context_length, chat)
 
 
-def takes_long(ask: GenerationRequest) -> bool:
+def takes_long(request: GenerationRequest) -> bool:
     """True for a prompt to be rendered and tokenised in a thread."""
-    if isinstance(prompt := ask.prompt, Chat):
+    if isinstance(prompt := request.prompt, Chat):
         return len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
     return len(prompt) > _LONG_TEXT
 

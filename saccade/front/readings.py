@@ -23,7 +23,7 @@ from saccade.core.client import ANYBODY, Client
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import Caching, FieldNames, PromptReading, Readout, Request, SamplingParams
 from saccade.front.conversation import Chat
-from saccade.front.input_processor import PreparedRequest, Prompt
+from saccade.front.prepared import PreparedRequest, Prompt
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, takes_long
 from saccade.front.request_manager import RequestManager
 from saccade.media.fairness import BOUNDLESS, MemoryBudget
@@ -97,12 +97,12 @@ class PromptReader:
         self,
         asked: Sequence[ReadAsk] | SharedAsk,
         client: Client = ANYBODY,
-        room: MemoryBudget = BOUNDLESS,
+        budget: MemoryBudget = BOUNDLESS,
     ) -> list[WasRead]:
         """A reading for each prompt, in order. Raises a RequestError that names the field."""
         if not isinstance(asked, SharedAsk):
-            return await self._run(await self._prepare(asked, client, room))
-        prepared = await self._prepare_shared(asked, client, room)
+            return await self._run(await self._prepare(asked, client, budget))
+        prepared = await self._prepare_shared(asked, client, budget)
         # What all share is computed by the first, however short it is.
         first = await self._run(prepared[:1])
         return first + (await self._run(prepared[1:]) if len(prepared) > 1 else [])
@@ -110,17 +110,21 @@ class PromptReader:
     # ---- prompts
 
     async def _prepare(
-        self, asks: Sequence[ReadAsk], client: Client, room: MemoryBudget
+        self, asks: Sequence[ReadAsk], client: Client, budget: MemoryBudget
     ) -> list[PreparedRequest]:
         intake, most = self._intake, self._front.check_ready().context_length
-        opened_files = await intake.with_files([ask.request for ask in asks], client, room, most)
+        opened_files = await intake.files.opened(
+            [each.request for each in asks], client, budget, most
+        )
         asks = [replace(ask, request=each) for ask, each in zip(asks, opened_files, strict=True)]
         sources = {id(each): each for ask in asks for each in _sources(ask.request)}
         intake.media.check_sources(tuple(sources.values()))
         encode = partial(self._encode, asks, most)
         many = len(asks) > _FEW or any(takes_long(ask.request) for ask in asks)
         encoded = await intake.in_thread(encode) if many else encode()
-        opened = await intake.open_all(asks[0].request, tuple(sources.values()), client, room)
+        opened = await intake.sources.opened(
+            asks[0].request, tuple(sources.values()), client, budget
+        )
         found = dict(zip(sources, opened, strict=True))
 
         def finish() -> list[PreparedRequest]:
@@ -150,31 +154,31 @@ class PromptReader:
         return encoded
 
     async def _prepare_shared(
-        self, asked: SharedAsk, client: Client, room: MemoryBudget
+        self, asked: SharedAsk, client: Client, budget: MemoryBudget
     ) -> list[PreparedRequest]:
         """The chat is rendered and tokenised once; then each tail. A prompt is the same, alone and
         in company.
         """
         intake, most = self._intake, self._front.check_ready().context_length
-        (ask,) = await intake.with_files([asked.request], client, room, most)
-        asked, sources = replace(asked, request=ask), _sources(ask)
+        (request,) = await intake.files.opened([asked.request], client, budget, most)
+        asked, sources = replace(asked, request=request), _sources(request)
         intake.media.check_sources(sources)
         head, tails = await intake.in_thread(partial(self._encode_shared, asked, most))
-        opened = await intake.open_all(ask, sources, client, room)
-        prompt = intake.prompt(ask, head, opened)
+        opened = await intake.sources.opened(request, sources, client, budget)
+        prompt = intake.prompt(request, head, opened)
         made, total = [], 0
         for tail, (_, reading) in zip(tails, asked.tails, strict=True):
             total += len(prompt.tokens) + len(tail)
             _check_total(total, MOST_SHARED)
             whole = replace(prompt, tokens=(*prompt.tokens, *tail))
             _check_fits(asked.place, len(whole.tokens), most)
-            made.append(_prepared(ask, whole, reading, client))
+            made.append(_prepared(request, whole, reading, client))
         return made
 
     def _encode_shared(self, asked: SharedAsk, most: int) -> tuple[EncodedPrompt, list[list[int]]]:
-        ask, intake, mark = asked.request, self._intake, asked.mark
-        assert isinstance(ask.prompt, Chat)
-        rendered = intake.prompts.render(ask.prompt, ask, most)
+        request, intake, mark = asked.request, self._intake, asked.mark
+        chat = request.chat
+        rendered = intake.prompts.render(chat, request, most)
         if rendered.text.count(mark) != 1:
             raise InvalidRequest(
                 f"{asked.place}: the model's chat template does not show the last message as it is",
@@ -184,7 +188,7 @@ class PromptReader:
         begin = Rendered(rendered.text[:at], rendered.marked[:at])
         end = Rendered(rendered.text[at + len(mark) :], rendered.marked[at + len(mark) :])
         tokens = intake.prompts.tokens_of(begin, asked.place, most)
-        found = intake.prompts.encode_now(ask, most).landmarks if ask.prompt.marks else ()
+        found = intake.prompts.encode_now(request, most).landmarks if chat.marks else ()
         head = EncodedPrompt(
             tokens, landmarks=tuple(each for each in found if each[0] <= len(tokens))
         )
@@ -259,32 +263,30 @@ def _was_read(readout: Readout, request: Request, used: tuple[int, int] | None) 
 
 
 def _prepared(
-    ask: GenerationRequest, prompt: Prompt, reading: PromptReading, client: Client
+    request: GenerationRequest, prompt: Prompt, reading: PromptReading, client: Client
 ) -> PreparedRequest:
-    request = Request(
+    read = Request(
         secrets.token_hex(12),
         prompt.tokens,
         prompt.spans,
         tuple(each.image for each in prompt.opened),
         _ROOM,
-        client.salt(ask.cache_salt),
+        client.salt(request.cache_salt),
         time.monotonic(),
-        client.share(ask.cache_salt),
+        client.share(request.cache_salt),
         caching=Caching(prompt.breakpoints),
         reading=reading,
     )
-    return PreparedRequest(request, prompt.opened, prompt.places)
+    return PreparedRequest(read, prompt.opened, prompt.places)
 
 
-def _sources(ask: GenerationRequest) -> tuple[Source, ...]:
+def _sources(request: GenerationRequest) -> tuple[Source, ...]:
     """Raises InvalidRequest for a video."""
-    if not isinstance(ask.prompt, Chat):
-        return ()
-    for video in ask.prompt.videos:
+    for video in request.chat.videos:
         raise InvalidRequest(
             f"{video.param}: videos are not read here: send frames as images", video.param
         )
-    return ask.prompt.sources
+    return request.chat.sources
 
 
 def _check_fits(place: str, tokens: int, most: int) -> None:

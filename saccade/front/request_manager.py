@@ -48,17 +48,18 @@ from saccade.core.metrics import Metrics
 from saccade.core.permits import Permits
 from saccade.core.plan import PixelSlot
 from saccade.core.types import (
+    NO_ADAPTER,
     CacheReport,
     Delta,
     ImageKey,
     ImageOutcome,
     Request,
 )
-from saccade.families.registry import unproven
 from saccade.front.adapters import AdapterBook
 from saccade.front.answer_update import AnswerUpdate, CachedTokens, Finish, FoundImage
 from saccade.front.changes import EngineChanges
-from saccade.front.input_processor import InputProcessor, PreparedRequest
+from saccade.front.input_processor import InputProcessor
+from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.readout_cache import ReadoutCache
 from saccade.front.score_prompts import CHATS, Scoring
@@ -311,15 +312,19 @@ class RequestManager:
     @property
     def proven(self) -> bool:
         """False: no test compares this architecture's answers with the model's own."""
-        return not unproven(self.intake.spec)
+        return not self.intake.spec.unproven
 
     # ---- requests
 
     async def prepare(
-        self, ask: GenerationRequest, client: Client = ANYBODY, room: MemoryBudget = BOUNDLESS
+        self,
+        request: GenerationRequest,
+        client: Client = ANYBODY,
+        budget: MemoryBudget = BOUNDLESS,
     ) -> PreparedRequest:
         """`InputProcessor.prepare` within this engine's context length."""
-        return await self.intake.prepare(ask, self._check_started().context_length, client, room)
+        most = self._check_started().context_length
+        return await self.intake.prepare(request, most, client, budget)
 
     async def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
         """The events of all answers in order of arrival; ends when each answer has had its last, or
@@ -330,7 +335,8 @@ class RequestManager:
         """
         self._check_started()
         for each in prepared:
-            self.adapters.check(each.request.adapter)
+            if each.request.adapter != NO_ADAPTER:
+                self.adapters.check(each.request.adapter)
         events: asyncio.Queue[AnswerUpdate | RequestError] = asyncio.Queue()
         group = prepared[0].request.id
         requests = [(request, each) for each in prepared for request in _requests(each, group)]
@@ -345,7 +351,9 @@ class RequestManager:
         try:
             for answer in answers:
                 self._answers[answer.request.id] = answer
-                self._tell(Submit(answer.request, media.seen.take_same(answer.request.images)))
+                images = answer.request.images
+                same = media.seen.take_same(images) if images else ()
+                self._tell(Submit(answer.request, same))
             unfinished = len(answers)
             while unfinished:
                 event = await events.get()

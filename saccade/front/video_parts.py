@@ -7,8 +7,8 @@ video, and unknown ones are refused. Knows nothing of fetching or looking at a v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -126,14 +126,20 @@ class VideoDefaults(Struct, frozen=True, kw_only=True):
     reading: VideoReading | None = None
 
 
-NO_DEFAULTS = VideoDefaults()
+NO_VIDEO_DEFAULTS = VideoDefaults()
+
+
+class Clip(NamedTuple):
+    """What a part names. inside: what stands around the address; indices, source_fps: of frames."""
+
+    url: Address | tuple[Address, ...]
+    inside: VideoLook | None = None
+    indices: Sequence[int] = ()
+    source_fps: float | None = None
 
 
 def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> VideoSource:
-    """Raises InvalidRequest that names the fault below `place`."""
-    inside: VideoLook | None = None
-    indices: Sequence[int] = ()
-    source_fps = None
+    """Read a part in any spelling. Raises InvalidRequest that names the fault below `place`."""
     if defaults.sized:
         raise InvalidRequest(
             "mm_processor_kwargs.size: read for images alone: bound a video by min_pixels, "
@@ -141,34 +147,7 @@ def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> Video
             "mm_processor_kwargs.size",
             "unsupported_parameter",
         )
-    match part:
-        case VideoURLPart(video_url=VideoURL() as given):
-            inside, url = given, _one_address(given.url)
-        case VideoURLPart(video_url=str(text)):
-            url = _one_address(text)
-        case VideoPart(video=list(frames) | tuple(frames)):
-            url = tuple(_frame(each, f"{place}.video[{k}]") for k, each in enumerate(_few(frames)))
-            indices, source_fps = part.frames_indices or (), part.source_fps
-            if len(frames) > MOST_PARTS:
-                raise InvalidRequest(
-                    f"{place}.video: {len(frames)} frames; the limit is {MOST_FRAMES}",
-                    f"{place}.video",
-                )
-        case VideoPart(video=str(text)):
-            url = _one_address(text)
-        case VideoPart(video=dict() | FrameFile() as held):
-            url = _frame(held, f"{place}.video")
-        case VideoPart(video=held):
-            url = source_from_object(held, f"{place}.video").url
-        case InputVideoPart(video_url=VideoURL() as given, file_id=None, video_data=None):
-            inside, url = given, _one_address(given.url)
-        case InputVideoPart(video_url=VideoURL()):
-            raise InvalidRequest(f"{place}: video_url and file_id exclude each other", place)
-        case InputVideoPart(video_url=str(text), file_id=None, video_data=None):
-            url = _one_address(text)
-        case InputVideoPart():
-            link = part.video_url if isinstance(part.video_url, str) else part.video_data
-            url = address(part.file_id, link, place, "file_id", "video_url")
+    url, inside, indices, source_fps = _SPELLINGS[type(part)](part, place)
     wishes = _wishes(inside, part, place, defaults)
     reading = defaults.reading
     if isinstance(url, tuple) and not indices and reading is not None:
@@ -177,8 +156,45 @@ def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> Video
     return VideoSource(url, place, wishes, tuple(indices), source_fps)
 
 
-def _few(frames: Sequence[Any]) -> Sequence[Any]:
-    return frames[:MOST_PARTS]
+def _video_url(part: VideoURLPart, _: str) -> Clip:
+    return _linked(part.video_url)
+
+
+def _video(part: VideoPart, place: str) -> Clip:
+    given, where = part.video, f"{place}.video"
+    if isinstance(given, str):
+        return _linked(given)
+    if isinstance(given, dict | FrameFile):
+        return Clip(_frame(given, where))
+    if not isinstance(given, list | tuple):
+        return Clip(source_from_object(given, where).url)
+    frames = tuple(_frame(each, f"{where}[{k}]") for k, each in enumerate(given[:MOST_PARTS]))
+    if len(given) > MOST_PARTS:
+        raise InvalidRequest(f"{where}: {len(given)} frames; the limit is {MOST_FRAMES}", where)
+    return Clip(frames, None, part.frames_indices or (), part.source_fps)
+
+
+def _input_video(part: InputVideoPart, place: str) -> Clip:
+    link = part.video_url
+    if part.file_id is None and part.video_data is None and link is not None:
+        return _linked(link)
+    if isinstance(link, VideoURL):
+        raise InvalidRequest(f"{place}: video_url and file_id exclude each other", place)
+    link = part.video_data if link is None else link
+    return Clip(address(part.file_id, link, place, "file_id", "video_url"))
+
+
+_SPELLINGS: Mapping[type, Callable[[Any, str], Clip]] = {
+    VideoURLPart: _video_url,
+    VideoPart: _video,
+    InputVideoPart: _input_video,
+}
+
+
+def _linked(given: str | VideoURL) -> Clip:
+    if isinstance(given, VideoURL):
+        return Clip(_one_address(given.url), given)
+    return Clip(_one_address(given))
 
 
 def _one_address(text: str) -> Address | tuple[Address, ...]:

@@ -17,7 +17,7 @@ from saccade.core.client import SHARE, Client
 from saccade.core.errors import Overloaded, RequestError
 from saccade.core.metrics import Metrics
 from saccade.front.answer_update import AnswerUpdate
-from saccade.front.input_processor import PreparedRequest
+from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 
 log = logging.getLogger("saccade")
@@ -55,10 +55,10 @@ class WarmUps:
                 f"limit is {MOST}, {most} of one key: upload without warm, or try again later"
             )
 
-    def add(self, ask: GenerationRequest, client: Client) -> None:
-        """Get `ask` ready at some time. Raises as `check`."""
+    def add(self, request: GenerationRequest, client: Client) -> None:
+        """Get `request` ready at some time. Raises as `check`."""
         self.check(client)
-        self._clients.setdefault(client.name, deque()).append((ask, client))
+        self._clients.setdefault(client.name, deque()).append((request, client))
         self._tell()
         if not self._busy:
             self._busy = True
@@ -75,21 +75,21 @@ class WarmUps:
         try:
             while self._clients:
                 name, mine = next(iter(self._clients.items()))
-                ask, client = mine.popleft()
+                request, client = mine.popleft()
                 del self._clients[name]
                 if mine:
                     self._clients[name] = mine  # after all others
                 self._tell()
-                await self._warm(ask, client)
+                await self._warm(request, client)
         finally:
             self._busy = False
 
-    async def _warm(self, ask: GenerationRequest, client: Client) -> None:
+    async def _warm(self, request: GenerationRequest, client: Client) -> None:
         outcome = "failed"
         try:
-            prepared = await self._prepare(ask, client)
-            request = prepared.request
-            idle = replace(request, caching=replace(request.caching, idle=True))
+            prepared = await self._prepare(request, client)
+            made = prepared.request
+            idle = replace(made, caching=replace(made.caching, idle=True))
             async with aclosing(self._generate(replace(prepared, request=idle))) as events:
                 async for _ in events:
                     pass

@@ -7,7 +7,7 @@ their packages need not be installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from saccade.core.family import BEHAVIOURS, AttentionShape
 from saccade.kernels import device
 from saccade.kernels.libraries.installed import FA3_INSTALL, find_fa3
 from saccade.kernels.reference.ops import Ops
@@ -29,9 +30,8 @@ class Registered:
     """runs: True beside these kernels, on a device, for queries of a dtype. captured: a step may be
     a graph: everything that changes between steps is read on the device, in `plan` as well.
     package: the library's name, if of another distribution; find: tells whether it is installed;
-    install: the way to get it. kept: the cache may have another dtype than queries. ranges: layers
-    may have windows, and images see themselves in both directions. latents: one tensor may be keys
-    and values, of hundreds of values.
+    install: the way to get it. kept: the cache may have another dtype than queries. knows: what
+    layers may ask beyond causal attention, of `core.family.BEHAVIOURS`.
     """
 
     make: Callable[[PagedShape], AttentionBackend]
@@ -41,8 +41,13 @@ class Registered:
     find: Callable[[], object] | None = None
     install: str = ""
     kept: bool = True
-    ranges: bool = False
-    latents: bool = False
+    knows: frozenset[str] = frozenset()
+
+    def lacks(self, shapes: Collection[AttentionShape]) -> str:
+        """Return why layers of these shapes cannot be computed; "" if they can."""
+        asked = {each for shape in shapes for each in shape.behaviours - self.knows}
+        why = next((why for each, why in BEHAVIOURS.items() if each in asked), "")
+        return why and f"{why}, which this attention does not know"
 
     @property
     def installed(self) -> bool:
@@ -78,26 +83,15 @@ def _halves(_: Ops, place: torch.device, dtype: torch.dtype) -> bool:
     return place.type == "cuda" and dtype.itemsize == 2
 
 
+ALL = frozenset(["latents", "ranges"])
 BACKENDS: dict[AttentionName, Registered] = {
-    "triton": Registered(
-        _triton, lambda ops, *_: ops.kind == "triton", captured=True, ranges=True, latents=True
-    ),
-    "x86": Registered(
-        _x86, lambda ops, *_: ops.kind == "x86", captured=False, ranges=True, latents=True
-    ),
+    "triton": Registered(_triton, lambda ops, *_: ops.kind == "triton", captured=True, knows=ALL),
+    "x86": Registered(_x86, lambda ops, *_: ops.kind == "x86", captured=False, knows=ALL),
     "sdpa": Registered(
-        SdpaAttention,
-        lambda ops, *_: ops.kind != "triton",
-        captured=False,
-        ranges=True,
-        latents=True,
+        SdpaAttention, lambda ops, *_: ops.kind != "triton", captured=False, knows=ALL
     ),
     "reference": Registered(
-        ReferenceAttention,
-        lambda ops, *_: ops.kind != "triton",
-        captured=True,
-        ranges=True,
-        latents=True,
+        ReferenceAttention, lambda ops, *_: ops.kind != "triton", captured=True, knows=ALL
     ),
     # Not before they were measured: where these run, one above does.
     "fa3": Registered(
@@ -126,12 +120,10 @@ def possible(
     dtype: torch.dtype,
     *,
     graphs: bool = False,
-    ranges: bool = False,
-    latents: bool = False,
+    shapes: Collection[AttentionShape] = (),
 ) -> tuple[AttentionName, ...]:
-    """The backends that run on the device, by `auto`'s preference; with `graphs`, in graphs; with
-    `ranges`, for models whose attention is not just causal; with `latents`, for those that keep
-    latents.
+    """The backends that run on the device, by `auto`'s preference; with `graphs`, in graphs; for
+    layers of all of these shapes.
     """
     return tuple(
         name
@@ -139,6 +131,5 @@ def possible(
         if each.installed
         and each.runs(ops, place, dtype)
         and (each.captured or not graphs)
-        and (each.ranges or not ranges)
-        and (each.latents or not latents)
+        and not each.lacks(shapes)
     )

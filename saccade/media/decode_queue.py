@@ -129,6 +129,32 @@ def check_memory(probe: Probe, nbytes: int, recipe: ImageRecipe, budget: int) ->
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PixelLimits:
+    """What an image may take. arena: bytes of shared memory; memory: of image workers."""
+
+    arena: int
+    memory: int
+
+    def check(
+        self, canvas: tuple[int, int], probe: Probe, nbytes: int, recipe: ImageRecipe
+    ) -> None:
+        """Raises ImageError.
+
+        Images within the model's bound fit; rounding up to whole patches may pass the bound.
+        """
+        height, width = canvas
+        if height * width * 3 > self.arena:
+            raise ImageError(
+                f"the image is {width} x {height} px after resizing, "
+                f"{height * width * 3 / 2**20:.0f} MiB; shared memory holds "
+                f"{self.arena / 2**20:.0f} MiB: set a smaller max_pixels, or start the "
+                "server with a larger --tune arena_mb=MIB",
+                code="image_too_large",
+            )
+        check_memory(probe, nbytes, recipe, self.memory)
+
+
 class Shares(Generic[Key]):
     """Fair queueing: the least served comes first, and nobody saves up turns.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, TypeVar
@@ -22,17 +22,19 @@ from cachetools import LRUCache
 from msgspec import Meta
 
 from saccade.core.config import MIB, PageView
-from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
+from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.extras import ask_operator
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.cards import LARGEST, CardDisk
-from saccade.media.content import Budget, Probe
+from saccade.media.content import Budget, Probe, digest
+from saccade.media.decode_queue import Job
 from saccade.media.document_pool import DocumentBytes, DocumentPool
 from saccade.media.fairness import Requester
 from saccade.media.flights import ByteFlight, Flights
-from saccade.media.opened import EncodedBytes, PageOfFile
+from saccade.media.opened import EncodedBytes, OpenedImage, PageOfFile, jobs_of
+from saccade.media.source_reader import Reads
 from saccade.media.sources import DrawnPage, ImageSource, SentFile
 from saccade.media.stock import Stocks
 from saccade.media.worker import PageWanted
@@ -91,7 +93,6 @@ class MeasuredFile:
     """
 
     file: EncodedBytes
-    view: PageView
     budget: Budget
     drawn: tuple[tuple[int, int] | None, ...]
     begun: float
@@ -166,7 +167,7 @@ def _piece(name: bytes, number: int) -> bytes:
 
 
 class Documents:
-    """All documents of one server."""
+    """All documents of one server: answers `MediaKind`. What is shown is pages, not images yet."""
 
     def __init__(
         self,
@@ -214,48 +215,41 @@ class Documents:
         """True if the view has images."""
         return (view or self._options.documents) != "text"
 
-    async def measure(
-        self, source: SentFile, reading: Awaitable[EncodedBytes], salt: str, asker: Requester
-    ) -> MeasuredFile | ImageSource:
+    def check(self, source: SentFile) -> None:
+        """What a file is shows in its bytes."""
+
+    def begin(self, source: SentFile, reads: Reads) -> None:
+        reads.fetch(source.url)
+
+    async def card(self, source: SentFile, reads: Reads) -> MeasuredFile | ImageSource:
         """Measure the pages of a PDF, and read none; return any other file as an image. Raises
         ImageError, EngineUnavailable.
         """
-        try:
-            file = await reading
-            if not self.takes(file.data, source.param):
-                return ImageSource(file.data, source.param, source.budget)
-            self._metrics.inc("saccade_documents_opened_total")
-            view = source.view or self._options.documents
-            begun = time.monotonic()
-            sizes = await self._sizes(file, salt, asker)
-            drawn = tuple(
-                self._drawn_size(size, source.budget, index) if view != "text" else None
-                for index, size in enumerate(sizes)
-            )
-            return MeasuredFile(file, view, source.budget, drawn, begun)
-        except (ImageError, TooLarge, NotFound) as error:
-            raise at(error, source.param) from error
+        file = (await reads.fetch(source.url)).encoded
+        if not self.takes(file.data, source.param):
+            return ImageSource(file.data, source.param, source.budget)
+        self._metrics.inc("saccade_documents_opened_total")
+        begun, shows = time.monotonic(), self.shows(source.view)
+        sizes = await self._sizes(file, reads.salt, reads.asker)
+        drawn = tuple(
+            self._drawn_size(size, source.budget, index) if shows else None
+            for index, size in enumerate(sizes)
+        )
+        return MeasuredFile(file, source.budget, drawn, begun)
 
-    async def check(self, file: EncodedBytes, salt: str, asker: Requester) -> None:
+    async def check_file(self, file: EncodedBytes, salt: str, asker: Requester) -> None:
         """Raises ImageError for a PDF that no request could name, EngineUnavailable."""
         await self._sizes(file, salt, asker)
 
-    async def open(
-        self, found: MeasuredFile | ImageSource, param: str, salt: str, asker: Requester
+    async def units(
+        self, source: SentFile, card: MeasuredFile | ImageSource, reads: Reads
     ) -> tuple[OpenedPage, ...] | ImageSource:
-        """Read the pages of a PDF. Raises as `measure`; Overloaded without room for drawings."""
-        if isinstance(found, ImageSource):
-            return found
-        try:
-            return await self._open(found, salt, asker)
-        except (ImageError, TooLarge, NotFound) as error:
-            raise at(error, param) from error
-
-    async def _open(
-        self, found: MeasuredFile, salt: str, asker: Requester
-    ) -> tuple[OpenedPage, ...]:
-        file, view, drawn, begun = found.file, found.view, found.drawn, found.begun
-        known = await self._known(file, drawn, view != "images", salt, asker)
+        """Read the pages of a PDF. Raises as `card`; Overloaded without room for drawings."""
+        if isinstance(card, ImageSource):
+            return card
+        file, drawn, begun = card.file, card.drawn, card.begun
+        view = source.view or self._options.documents
+        known = await self._known(file, drawn, view != "images", reads.salt, reads.asker)
         pages = []
         for index, size in enumerate(drawn):
             image = None
@@ -272,11 +266,17 @@ class Documents:
             )
         return tuple(pages)
 
-    async def draw(self, page: PageOfFile, asker: Requester) -> bytes:
-        """The PNG of a page drawn before and wanted again. Raises as `open`."""
-        file = DocumentBytes(page.file.digest, page.file.data, asker)
+    async def pixels(self, image: OpenedImage) -> list[Job] | None:
+        """Draw the page again if its bytes are gone. Raises ImageError."""
+        page = image.encoded.page
+        if image.there or page is None:
+            return jobs_of(image) if image.there else None
+        file = DocumentBytes(page.file.digest, page.file.data, image.asker)
         ((_, png),) = await self._pool.pages(file, [PageWanted(page.index, page.size, False)])
-        return png
+        if digest(png) != image.encoded.digest:
+            raise ImageError("a page of the PDF is not drawn as it was before: send it again")
+        encoded = replace(image.encoded, data=png)
+        return jobs_of(replace(image, frames=(replace(image.frames[0], encoded=encoded),)))
 
     # ---- what is known of a file
 
@@ -358,15 +358,7 @@ class Documents:
         return recipe.canvas if recipe.plain else size
 
 
-def _card_name(kind: str, digest: bytes, salt: str, more: bytes = b"") -> bytes:
-    """The card's name for a known part of a file. `more`: the way of drawing."""
-    told = msgspec.msgpack.encode(("saccade page", kind, renderer_version(), salt, digest, more))
+def _card_name(kind: str, file: bytes, salt: str, more: bytes = b"") -> bytes:
+    """The card's name for a known part of a file with this digest. `more`: the way of drawing."""
+    told = msgspec.msgpack.encode(("saccade page", kind, renderer_version(), salt, file, more))
     return blake3(told).digest()
-
-
-def at(error: RequestError, param: str) -> RequestError:
-    """The same error at this request's place: one error of a shared fetch may reach several
-    requests.
-    """
-    kind = ImageError if isinstance(error, ImageError) else type(error)
-    return kind(error.message, error.param or param, error.code)

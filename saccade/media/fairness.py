@@ -12,6 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from saccade.core.client import Client
 from saccade.core.errors import Overloaded
 
 
@@ -48,6 +49,11 @@ class Requester:
     room: MemoryBudget = BOUNDLESS
     tenant: str = ""
     request: str = field(default_factory=lambda: str(next(_requests)))
+
+    @classmethod
+    def of(cls, client: Client, salt: str = "", budget: MemoryBudget = BOUNDLESS) -> Requester:
+        """Make the requester of one of a client's requests."""
+        return cls(client.share(salt), client.name, budget, client.tenant(salt))
 
 
 @dataclass(slots=True, eq=False)

@@ -14,102 +14,53 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
-from weakref import WeakValueDictionary
-
-from cachetools import LRUCache
+from typing import Any, Literal
 
 from saccade.core.arena import Arena
 from saccade.core.client import ANYBODY, Client
 from saccade.core.config import MIB
-from saccade.core.errors import ImageError, InvalidRequest, NotFound, TooLarge
+from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
-from saccade.core.video import FrameBudget
 from saccade.media import heif
-from saccade.media.content import (
-    RAW_MAGIC,
-    Probe,
-    digest,
-    identify_soon,
-    looks_like_video,
-    name_pixels,
-    read_raw,
-)
+from saccade.media.content import digest, looks_like_video, name_pixels
 from saccade.media.decode_dedup import Decoders
-from saccade.media.decode_queue import check_memory
-from saccade.media.documents import Documents, MeasuredFile, OpenedPage, at, has_renderer
+from saccade.media.decode_queue import PixelLimits
+from saccade.media.documents import Documents, MeasuredFile, OpenedPage, has_renderer
 from saccade.media.encoders import Encoders, question
 from saccade.media.fairness import Requester
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
-from saccade.media.flights import ByteFlight, Flights, all_of
-from saccade.media.opened import (
-    EncodedBytes,
-    Opened,
-    OpenedImage,
-    ReadTimes,
-    SeenFrame,
-    Spent,
-    jobs_of,
-)
+from saccade.media.flights import all_of
+from saccade.media.kind import MediaKind
+from saccade.media.opened import Kind, Opened, OpenedImage, Spent
 from saccade.media.pool import DecodePool
 from saccade.media.seen import SeenFiles
-from saccade.media.sources import (
-    Address,
-    Base64,
-    DrawnPage,
-    FileId,
-    ImageSource,
-    KnownImage,
-    SentFile,
-    Source,
-    VideoSource,
-    addresses_of,
-    beside,
-    comes_along,
-    in_company,
-    is_video_file,
-    name_of,
-)
+from saccade.media.source_reader import INLINE_BYTES, Reads, SourceReader
+from saccade.media.sources import ImageSource, SentFile, Source, beside, in_company
+from saccade.media.stills import Stills
 from saccade.media.stock import Stocks
 from saccade.media.uploads import Uploads
-from saccade.media.video import (
-    assemble,
-    check_decoder,
-    check_frames,
-    frame_name,
-    has_decoder,
-    rules_of,
-    times_of_file,
-    times_of_frames,
-)
-
-INLINE_BYTES = 1 << 20
-"""Bytes hashed on the event loop (0.2 ms); more go to a thread."""
-FRAMES_A_TURN = 32
-"""Frames of a video that are read before others get their turn."""
-REMEMBERED_NAMES = 1 << 16
-"""Images that are known by a name that clients gave."""
-
+from saccade.media.video import check_decoder, has_decoder
+from saccade.media.videos import Videos
 
 Readable = Literal["images", "heic", "pdfs", "frames", "videos"]
 """What a request may hold besides text. frames: of a video, as a list; videos: as files."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """The outcome of reading one source."""
+FAULTS = (ImageError, TooLarge, NotFound, InvalidRequest)
+"""What is wrong with a source, and not with the server."""
 
-    encoded: EncodedBytes
-    probe: Probe
-    times: ReadTimes
+
+def at(error: RequestError, param: str) -> RequestError:
+    """Give an error this request's place: one error of a shared read may reach several requests."""
+    kind = ImageError if isinstance(error, ImageError) else type(error)
+    return kind(error.message, error.param or param, error.code)
 
 
 class Media:
@@ -141,12 +92,15 @@ class Media:
         processor = spec.sample.processor if spec.sees_images else None
         pool = DecodePool(arena, options, metrics, stocks, processor)
         self._decoders = Decoders(pool, metrics)
-        self._reads = Flights()
-        self._encoded: WeakValueDictionary[bytes, EncodedBytes] = WeakValueDictionary()  # by digest
         self.seen = SeenFiles(cards, options.max_image_pixels)
         self.documents = Documents(spec, options, metrics, self.seen.disk, stocks)
-        self._known: LRUCache[tuple[str, str], tuple[bytes, Probe]] = LRUCache(REMEMBERED_NAMES)
-        """By salt and uuid: digest and header."""
+        self.reader = SourceReader(self._fetcher, self.files, self.seen, pool)
+        limits = PixelLimits(arena.size, options.decode_memory)
+        self.kinds: Mapping[Kind, MediaKind[Any, Any, Any]] = {
+            "still": Stills(spec, limits),
+            "video": Videos(spec, limits),
+            "document": self.documents,
+        }
         self.readable = _readable(spec)
         self._held: dict[ImageKey, list[OpenedImage]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
@@ -160,8 +114,7 @@ class Media:
         await self.encoders.close()
         await self._decoders.close()
         await self.documents.close()
-        await self._fetcher.close()
-        await self._reads.close()
+        await self.reader.close()
         self.files.close()
         await asyncio.to_thread(self.seen.close)
 
@@ -169,29 +122,25 @@ class Media:
         self, sources: Sequence[Source], salt: str, asker: Requester | None = None
     ) -> tuple[Opened, ...]:
         """Open a request's images and videos beside each other; a source named several times is
-        read once. The first failure ends the rest. `client` takes turns with other clients; by
+        read once. The first failure ends the rest. `asker` takes turns with other clients; by
         default the salt. Raises as `open` does.
         """
         self.check_sources(sources)
         sources = in_company(sources, self._spec.pixel_bounds)
-        asker, reads = asker or Requester(salt, tenant=salt), dict[Hashable, asyncio.Task[_Read]]()
+        reads = Reads(self.reader, salt, asker or Requester(salt, tenant=salt))
         for source in sources:
-            video = is_video_file(source)
-            for url in addresses_of(source):
-                if isinstance(source, VideoSource) and not video and comes_along(url):
-                    continue  # frames that are there take no task each
-                if (name := (name_of(url), video)) not in reads:
-                    reads[name] = asyncio.create_task(self._read(url, salt, asker, video))
-        opening: list[asyncio.Task[Opened]] = [
-            asyncio.create_task(
-                self._identify(source, salt, asker, reads[name_of(source.url), False])
-                if isinstance(source, ImageSource)
-                else self._identify_frames(source, salt, asker, reads)
-            )
-            for source in sources
-        ]
-        opened = tuple(await all_of(opening, reads.values()))
+            self.kinds[source.kind].begin(source, reads)
+        opening = [asyncio.create_task(self._open(source, reads)) for source in sources]
+        opened = tuple(await all_of(opening, reads))
         await self.seen.recall_same([image for each in opened for image in each.images])
+        return opened
+
+    async def _open(self, source: Source, reads: Reads) -> Opened:
+        kind = self.kinds[source.kind]
+        try:
+            opened: Opened = await kind.units(source, await kind.card(source, reads), reads)
+        except FAULTS as error:
+            raise at(error, source.param) from error
         return opened
 
     async def open_files(
@@ -212,27 +161,35 @@ class Media:
         if not self._spec.sees_images:
             for source in (each for each in sources if self.documents.shows(each.view)):
                 self._check_seen(source.param)
-        reads = dict[Hashable, asyncio.Task[EncodedBytes]]()
+        reads = Reads(self.reader, salt, asker)
         for source in sources:
-            if (name := name_of(source.url)) not in reads:
-                reads[name] = asyncio.create_task(self._read_bytes(source.url, salt, asker))
-        measuring = [
-            asyncio.create_task(
-                self.documents.measure(source, reads[name_of(source.url)], salt, asker)
-            )
-            for source in sources
-        ]
-        measured = await all_of(measuring, reads.values())
+            self.documents.begin(source, reads)
+        measuring = [asyncio.create_task(self._measure(source, reads)) for source in sources]
+        measured = await all_of(measuring, reads)
         others += sum(isinstance(found, ImageSource) for found in measured)
         documents = [found for found in measured if isinstance(found, MeasuredFile)]
         images = others + sum(found.images for found in documents)
         self._check_count(images, sources[-1].param)
         fits([self._tokens(found, images) for found in measured])
         opening = [
-            asyncio.create_task(self.documents.open(found, source.param, salt, asker))
-            for source, found in zip(sources, measured, strict=True)
+            asyncio.create_task(self._show(source, card, reads))
+            for source, card in zip(sources, measured, strict=True)
         ]
         return await all_of(opening, ())
+
+    async def _measure(self, source: SentFile, reads: Reads) -> MeasuredFile | ImageSource:
+        try:
+            return await self.documents.card(source, reads)
+        except FAULTS as error:
+            raise at(error, source.param) from error
+
+    async def _show(
+        self, source: SentFile, card: MeasuredFile | ImageSource, reads: Reads
+    ) -> tuple[OpenedPage, ...] | ImageSource:
+        try:
+            return await self.documents.units(source, card, reads)
+        except FAULTS as error:
+            raise at(error, source.param) from error
 
     def _tokens(self, found: MeasuredFile | ImageSource, images: int) -> int:
         """Count the tokens of a document's pages as images, in a prompt of so many."""
@@ -243,14 +200,6 @@ class Media:
         recipes = (self._spec.recipe(*size, bounds) for size in found.drawn if size is not None)
         return sum(self._spec.num_tokens(recipe.grid) for recipe in recipes)
 
-    async def _read_bytes(self, url: Address, salt: str, asker: Requester) -> EncodedBytes:
-        return await self._named(await self._bytes(url, salt, asker))
-
-    async def _named(self, data: bytes) -> EncodedBytes:
-        """Bytes by digest, held once."""
-        name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
-        return self._encoded.setdefault(name, EncodedBytes(data, name))
-
     def check_sources(self, sources: Sequence[Source]) -> None:
         """Raises InvalidRequest for images sent to a model without vision, for videos sent to a
         model that takes none, and beyond the images and videos of one request.
@@ -258,12 +207,7 @@ class Media:
         if sources:
             self._check_seen(sources[0].param)
         for source in sources:
-            if isinstance(source, VideoSource):
-                rules = rules_of(self._spec, source.param)
-                if isinstance(source.url, tuple):
-                    times_of_frames(source, rules)
-                else:
-                    check_decoder(source.param)
+            self.kinds[source.kind].check(source)
         limit = self._options.max_images_per_request
         self._check_count(
             len(sources), sources[min(limit, len(sources) - 1)].param if sources else ""
@@ -294,217 +238,25 @@ class Media:
         assert isinstance(opened, OpenedImage)
         return opened
 
-    async def _identify(
-        self, source: ImageSource, salt: str, asker: Requester, reading: asyncio.Task[_Read]
-    ) -> Opened:
-        try:
-            read = await reading
-            named = read.encoded.digest, read.probe, source.budget, salt, self._spec
-            content = await identify_soon(*named)
-            self._check_fits(content.recipe.canvas)
-            check_memory(
-                read.probe, len(read.encoded.data), content.recipe, self._options.decode_memory
-            )
-        except (ImageError, TooLarge, NotFound) as error:
-            raise at(error, source.param) from error
-        if source.uuid:
-            self._known[salt, source.uuid] = read.encoded.digest, read.probe
-        frame = SeenFrame(read.encoded.digest, read.encoded, read.probe, content.recipe)
-        return OpenedImage(content.image, (frame,), asker, read.times, source.budget)
-
-    async def _identify_frames(
-        self,
-        source: VideoSource,
-        salt: str,
-        asker: Requester,
-        reads: Mapping[Hashable, asyncio.Task[_Read]],
-    ) -> Opened:
-        """Open a video: a file, or frames that come as images."""
-        rules = rules_of(self._spec, source.param)
-        is_file = is_video_file(source)
-        try:
-            read = (
-                [await reads[name_of(source.url), True]]
-                if not isinstance(source.url, tuple)
-                else await self._read_frames(source.url, salt, asker, reads)
-            )
-            probes = [each.probe for each in read]
-            if is_file:
-                times = times_of_file(source, probes[0], rules)
-            else:
-                times = times_of_frames(source, rules)
-                check_frames(probes, source.param)
-            budget = FrameBudget(source.count or len(times.indices), source.wishes)
-            recipe = rules.recipe(budget.count, *probes[0].upright, budget.wishes)
-            height, width = recipe.canvas
-            self._check_fits((rules.frames * height, width))
-            largest = max(read, key=lambda each: len(each.encoded.data))
-            nbytes = len(largest.encoded.data)
-            check_memory(largest.probe, nbytes, recipe, self._options.decode_memory)
-        except (ImageError, TooLarge, NotFound, InvalidRequest) as error:
-            raise at(error, source.param) from error
-        if is_file:
-            (file,) = (each.encoded for each in read)
-            turned = probes[0].orientation
-            frames = [
-                SeenFrame(frame_name(file.digest, index, turned), file, probes[0], recipe, index)
-                for index in times.indices
-            ]
-        else:
-            frames = [
-                SeenFrame(each.encoded.digest, each.encoded, each.probe, recipe) for each in read
-            ]
-        spent = ReadTimes.together([each.times for each in read])
-        asked = None if is_file else budget
-        return assemble(frames, times, self._spec, rules, salt, asker, spent, asked)
-
-    async def _read_frames(
-        self,
-        urls: Sequence[Address],
-        salt: str,
-        asker: Requester,
-        reads: Mapping[Hashable, asyncio.Task[_Read]],
-    ) -> list[_Read]:
-        """Frames that come as images. Other requests get a turn every few frames; headers of new
-        frames are read beside each other.
-        """
-        found: dict[Hashable, _Read | asyncio.Task[_Read]] = {}
-        try:
-            for number, url in enumerate(urls):
-                if (name := name_of(url)) in found or (name, False) in reads:
-                    continue
-                encoded, begun, fetched = await self._encode(url, salt, asker)
-                probe = self.seen.get(encoded.digest, asker.tenant)
-                if probe is None:
-                    rest = self._with_header(encoded, begun, fetched, asker)
-                    found[name] = asyncio.create_task(rest)
-                else:
-                    times = ReadTimes((fetched - begun) * 1e3, 0.0, begun)
-                    found[name] = _Read(encoded, probe, times)
-                if number % FRAMES_A_TURN == FRAMES_A_TURN - 1:
-                    await asyncio.sleep(0)
-            each = [found.get(name_of(url)) or reads[name_of(url), False] for url in urls]
-            return [one if isinstance(one, _Read) else await one for one in each]
-        finally:
-            for task in found.values():
-                if not isinstance(task, _Read):
-                    task.cancel()
-
-    async def _read(self, url: Address, salt: str, asker: Requester, video: bool = False) -> _Read:
-        """The bytes of a source, their digest, and their header."""
-        if isinstance(url, KnownImage):
-            return self._recall(url, salt)
-        if isinstance(url, DrawnPage):
-            return _Read(self._drawn(url.encoded), url.probe, ReadTimes(0.0, 0.0, url.begun))
-        encoded, begun, fetched = await self._encode(url, salt, asker)
-        return await self._with_header(encoded, begun, fetched, asker, video)
-
-    async def _encode(
-        self, url: Address, salt: str, asker: Requester
-    ) -> tuple[EncodedBytes, float, float]:
-        """The bytes of a source with their digest, and the times of their first and last byte."""
-        assert not isinstance(url, KnownImage | DrawnPage)
-        begun = time.monotonic()
-        data = await self._bytes(url, salt, asker)
-        fetched = time.monotonic()
-        return await self._named(data), begun, fetched
-
-    async def _with_header(
-        self,
-        encoded: EncodedBytes,
-        begun: float,
-        fetched: float,
-        asker: Requester,
-        video: bool = False,
-    ) -> _Read:
-        found = await self._header(encoded.digest, encoded.data, asker, video)
-        done = time.monotonic()
-        times = ReadTimes((fetched - begun) * 1e3, (done - fetched) * 1e3, begun)
-        return _Read(encoded, found, times)
-
-    def _drawn(self, page: EncodedBytes) -> EncodedBytes:
-        """A page, with the bytes held for a request in flight, if any."""
-        return self._encoded.setdefault(page.digest, page) if page.data else page
-
-    def _recall(self, known: KnownImage, salt: str) -> _Read:
-        """The remembered facts of an image: with bytes only while a request holds the image.
-
-        Raises ImageError for an unknown image.
-        """
-        found = self._known.get((salt, known.uuid))
-        if found is None:
-            raise ImageError(
-                f"no image has come with the uuid {known.uuid!r}, or too many since: send it with "
-                "its URL or bytes",
-                code="unknown_uuid",
-            )
-        name, probe = found
-        encoded = self._encoded.get(name) or EncodedBytes(b"", name)
-        return _Read(encoded, probe, ReadTimes(0.0, 0.0, time.monotonic()))
-
-    async def _header(
-        self, name: bytes, data: bytes, asker: Requester, video: bool = False
-    ) -> Probe:
-        """The header of these bytes: read by an image worker, once. Raises ImageError."""
-        if not data:
-            raise ImageError(f"the {'video' if video else 'image'} is empty (0 bytes)")
-        found = await self.seen.find(name, video, asker.tenant)
-        if found is None:
-            # Our own format, without a parser; its bytes may be many.
-            raw = data.startswith(RAW_MAGIC)
-            found = (
-                read_raw(data)
-                if raw and not video
-                else await self._decoders.pool.read_header(name, data, asker, video)
-            )
-            self.seen.put(name, video, asker.tenant, found)
-        return found
-
-    async def _bytes(self, url: Address, salt: str, asker: Requester) -> bytes:
-        assert not isinstance(url, KnownImage | DrawnPage), "these are not fetched"
-        match url:
-            case bytes():
-                return url
-            case FileId(id):
-                return await self._upload(id, asker)
-            case Base64(text):
-                return await self._fetcher.decode(text)
-            case _:
-                return await self._fetcher.fetch(url, salt, asker)
-
-    async def _upload(self, id: str, asker: Requester) -> bytes:
-        """The content of one of the asker's files, from a request in flight with the same bytes if
-        any.
-        """
-        stored = await self.files.find(id, asker.owner)
-        if (held := self._encoded.get(stored.digest)) is not None:
-            asker.room.reserve(len(held.data))
-            return held.data
-
-        async def read(flight: ByteFlight) -> bytes:
-            flight.grow(stored.nbytes)
-            return await self.files.read(id, asker.owner)
-
-        return await self._reads.join(stored.digest, asker, read)
-
     async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> None:
         """Check that a request of this client could name these bytes as an image, a video, or a
         document.
 
         Raises InvalidRequest, ImageError or TooLarge with the reason.
         """
-        asker = Requester(client.share(""), client.name, tenant=client.tenant(""))
+        asker = Requester.of(client)
         try:
             self._fetcher.check_size(len(data))
             if self.documents.takes(data, param):
-                await self.documents.check(await self._named(data), client.salt(""), asker)
+                file = await self.reader.named(data)
+                await self.documents.check_file(file, client.salt(""), asker)
                 return
             self._check_seen(param)
             if video := looks_like_video(data) and self._spec.video is not None:
                 check_decoder(param)
             name = await asyncio.to_thread(digest, data)
-            await self._header(name, data, asker, video)
-        except (ImageError, TooLarge) as error:
+            await self.reader.header(name, data, asker, video)
+        except FAULTS as error:
             raise at(error, param) from error
 
     def _check_seen(self, param: str) -> None:
@@ -515,21 +267,6 @@ class Media:
                 "model that has a vision tower",
                 param,
                 "no_vision",
-            )
-
-    def _check_fits(self, size: tuple[int, int]) -> None:
-        """Raises ImageError.
-
-        Images within the model's bound fit; rounding up to whole patches may pass the bound.
-        """
-        height, width = size
-        if height * width * 3 > self._arena.size:
-            raise ImageError(
-                f"the image is {width} x {height} px after resizing, "
-                f"{height * width * 3 / 2**20:.0f} MiB; shared memory holds "
-                f"{self._arena.size / 2**20:.0f} MiB: set a smaller max_pixels, or start the "
-                "server with a larger --tune arena_mb=MIB",
-                code="image_too_large",
             )
 
     # ---- requests in flight
@@ -576,17 +313,17 @@ class Media:
         """
         if key not in self._held:
             raise ImageError("the request that named this image has ended")
-        opened = next((each for each in self._held[key] if each.there), None)
-        if opened is None:  # they came with an earlier request
-            opened = await self._draw_again(key)
-        if opened is None:
+        # Those whose bytes came with this request before those that came with an earlier one.
+        for opened in sorted(self._held[key], key=lambda each: not each.there):
+            if (jobs := await self.kinds[opened.kind].pixels(opened)) is not None:
+                break
+        else:
             raise ImageError(
                 "an image that is named by its uuid alone is not cached any more: send it with its "
                 "URL or bytes",
                 code="unknown_uuid",
             )
         assert (slot.height, slot.width) == opened.image.canvas
-        jobs = jobs_of(opened)
         await self._decoders.decode(key, jobs, slot)
         if spent := self._spent.get(key):
             spent.decode_ms = sum(job.ms for job in jobs)
@@ -596,19 +333,6 @@ class Media:
         if len(pixels) <= INLINE_BYTES:
             return name_pixels(pixels, opened.image, frames)
         return await asyncio.to_thread(name_pixels, pixels, opened.image, frames)
-
-    async def _draw_again(self, key: ImageKey) -> OpenedImage | None:
-        """A held image drawn from a document's page, with the bytes. Raises as `decode`."""
-        for opened in self._held[key]:
-            frame, *others = opened.frames
-            if others or (page := frame.encoded.page) is None:
-                continue
-            png = await self.documents.draw(page, opened.asker)
-            if digest(png) != frame.encoded.digest:
-                raise ImageError("a page of the PDF is not drawn as it was before: send it again")
-            encoded = self._drawn(replace(frame.encoded, data=png))
-            return replace(opened, frames=(replace(frame, encoded=encoded),))
-        return None
 
     def call_off(self, key: ImageKey) -> None:
         """Nobody needs the image being decoded: `decode` ends."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Image
@@ -13,6 +14,9 @@ from saccade.core.video import FrameBudget, FrameTimes
 from saccade.media.content import Budget, Probe
 from saccade.media.decode_queue import Job
 from saccade.media.fairness import Requester
+
+Kind = Literal["still", "video", "document"]
+"""What an image is shown of: a source of its own, frames of a video, a page of a document."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -75,6 +79,7 @@ class OpenedImage:
     frames of a file.
     """
 
+    kind: Kind
     image: Image
     frames: tuple[SeenFrame, ...]
     asker: Requester
@@ -83,7 +88,7 @@ class OpenedImage:
 
     @property
     def of_video(self) -> bool:
-        return not isinstance(self.budget, Budget)
+        return self.kind == "video"
 
     @property
     def images(self) -> tuple[OpenedImage, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import PIL.Image
@@ -17,7 +18,7 @@ from saccade.core.family import PixelBounds
 from saccade.core.given_paths import reason, regular, shown
 from saccade.core.video import VideoWishes
 from saccade.media.content import Budget, Probe, encode_array, encode_image
-from saccade.media.opened import EncodedBytes
+from saccade.media.opened import EncodedBytes, Kind
 
 LONG_URL = 1 << 13
 """Characters from which a URL is taken to hold the image itself."""
@@ -70,6 +71,8 @@ class ImageSource:
     `param` is the place, for errors. `uuid`: a name for later requests.
     """
 
+    kind: ClassVar[Kind] = "still"
+
     url: Address
     param: str
     budget: Budget = DEFAULT_BUDGET
@@ -84,6 +87,8 @@ class VideoSource:
     `source_fps` frames a second; without, the video has no more frames. count: the client's frames
     altogether, where only some of them are here.
     """
+
+    kind: ClassVar[Kind] = "video"
 
     url: Address | tuple[Address, ...]
     param: str
@@ -100,6 +105,8 @@ class SentFile:
     `param` is the place, for errors. budget: of each page, or of the image. heading: lines before a
     document. view: None: as the server shows documents.
     """
+
+    kind: ClassVar[Kind] = "document"
 
     url: Address
     param: str
@@ -144,15 +151,6 @@ def beside(budget: Budget, images: int, bounds: PixelBounds) -> Budget:
     """Return the budget of an image in a prompt of so many."""
     shrunk = bounds.cut is not None and images > bounds.cut
     return Budget(max_pixels=bounds.least) if shrunk else budget
-
-
-def addresses_of(source: Source) -> tuple[Address, ...]:
-    """All sources that one source names."""
-    return source.url if isinstance(source.url, tuple) else (source.url,)
-
-
-def is_video_file(source: Source) -> bool:
-    return isinstance(source, VideoSource) and not isinstance(source.url, tuple)
 
 
 def source_from_object(image: object, param: str) -> ImageSource:

@@ -145,5 +145,5 @@ def assemble(
             name = blake3(PAIR + b"".join(frame.name for frame in shown)).digest()
             key = ImageKey(name, settings_of_both, salt)
             image = Image(key, both.grid, tokens, patches, both.canvas)
-        images.append(OpenedImage(image, tuple(shown), asker, read, budget))
+        images.append(OpenedImage("video", image, tuple(shown), asker, read, budget))
     return OpenedVideo(tuple(images), rules.text(times), rules.steps(times), times)

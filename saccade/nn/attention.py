@@ -18,7 +18,7 @@ from saccade.parallel import Shard
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
+class HeadsConfig:
     """Heads are counted over all ranks. `qk_norm_eps` None: queries and keys are not normalised.
     around_one: the norm's weights are as `RMSNorm`'s; then query_factor scales queries.
     """
@@ -39,7 +39,7 @@ class CausalAttention:
     __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "qkv")
 
     def __init__(
-        self, weights: Weights, name: str, shape: AttentionShape, shard: Shard, layer: int
+        self, weights: Weights, name: str, shape: HeadsConfig, shard: Shard, layer: int
     ) -> None:
         """`layer`: whose keys and values these are."""
         self.layer = layer

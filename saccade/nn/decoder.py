@@ -14,7 +14,7 @@ import torch
 
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
-from saccade.nn.attention import AttentionShape, CausalAttention
+from saccade.nn.attention import CausalAttention, HeadsConfig
 from saccade.nn.embedding import TokenEmbedding, make_head
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, SparseMLP
@@ -128,7 +128,7 @@ def layer_name(layer: int) -> str:
 def _attention_layer(
     weights: Weights, layer: int, config: TextConfig, shard: Shard
 ) -> DecoderLayer[CausalAttention]:
-    shape = AttentionShape(
+    shape = HeadsConfig(
         hidden=config.hidden,
         heads=config.heads,
         kv_heads=config.kv_heads,

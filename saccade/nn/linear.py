@@ -64,9 +64,10 @@ class Linear:
         self.activation = activation
 
     def __call__(self, x: Rows) -> torch.Tensor:
-        if self.low_rank is None or not self.low_rank.active:
+        if self.low_rank is None or (present := self.low_rank.active.now) is None:
             return self.weight.product(self.ops, x, self.bias, self.activation)
-        y = self.low_rank.add(self.ops, x, self.weight.multiply(self.ops, x, self.bias))
+        y = self.weight.multiply(self.ops, x, self.bias)
+        y = self.low_rank.add(self.ops, x, y, present)
         return self.ops.activate(y, self.activation)
 
     @classmethod
@@ -152,8 +153,8 @@ class RowLinear:
     def __call__(self, x: Rows) -> torch.Tensor:
         alone = self.shard.size == 1
         y = self.weight.multiply(self.ops, x, self.bias if alone else None)
-        if self.low_rank.active:
-            y = self.low_rank.add(self.ops, x, y)
+        if (present := self.low_rank.active.now) is not None:
+            y = self.low_rank.add(self.ops, x, y, present)
         if alone:
             return y
         y = self.shard.all_reduce(y)

@@ -9,7 +9,7 @@ before a forward pass. Without adapters, a layer does nothing more.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 
@@ -33,26 +33,28 @@ def of_language(name: str) -> bool:
 
 
 class Active:
-    """The rows of the running forward pass, by adapter: no number twice."""
+    """The rows of the running forward pass, by adapter: no number twice. None: no row has one."""
 
     __slots__ = ("_places", "now")
 
     def __init__(self, places: Mapping[int, int]) -> None:
         """places: of each adapter's number, those of `Present`."""
         self._places = places
-        self.now = Present()
-
-    def assign(self, rows: Sequence[AdapterRows]) -> None:
-        self.now = Present(tuple((self._places[number], each) for number, each in rows))
+        self.now: Present | None = None
 
     @contextmanager
-    def all(self, adapter: int) -> Iterator[None]:
-        """All rows have the given adapter; 0: none."""
-        self.assign([(adapter, slice(None))] if adapter else [])
+    def assign(self, rows: Sequence[AdapterRows]) -> Iterator[None]:
+        """For the time these rows have these adapters."""
+        if rows:
+            self.now = Present(tuple((self._places[number], each) for number, each in rows))
         try:
             yield
         finally:
-            self.assign([])
+            self.now = None
+
+    def all(self, adapter: int) -> AbstractContextManager[None]:
+        """For the time all rows have the given adapter; 0: none."""
+        return self.assign([(adapter, slice(None))] if adapter else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +71,22 @@ class LowRank:
     padding: outputs of nothing behind each slice; inputs: inputs of nothing behind all.
     """
 
-    __slots__ = ("_active", "_additions", "_parts", "inputs")
+    __slots__ = ("_additions", "_parts", "active", "inputs")
 
     def __init__(
         self, active: Active, parts: Sequence[Part], padding: int = 0, inputs: int = 0
     ) -> None:
         self.inputs = inputs
-        self._active = active
+        self.active = active
         self._parts = tuple(parts)
         ends = accumulate((part.wanted[0] + padding for part in parts), initial=0)
         self._additions = Additions([slice(at, end - padding) for at, end in pairwise(ends)])
 
-    @property
-    def active(self) -> bool:
-        """True if some row of the running pass has an adapter, even of other products."""
-        return bool(self._active.now.each)
-
-    def add(self, ops: Ops, x: Rows, y: torch.Tensor) -> torch.Tensor:
+    def add(self, ops: Ops, x: Rows, y: torch.Tensor, present: Present) -> torch.Tensor:
         """`y`, the product of x, with the additions of the rows' adapters; in place."""
         if isinstance(x, Fp8Rows):
             x = x.dense().to(x.dtype)
-        ops.add_low_rank(x, y, self._additions, self._active.now)
+        ops.add_low_rank(x, y, self._additions, present)
         return y
 
     def cut(self, found: dict[str, Factors], like: torch.Tensor) -> Pair:

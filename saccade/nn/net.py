@@ -99,8 +99,10 @@ class WholeNet:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        self.adapters.language.assign(batch.adapters)
-        return self.text(batch, attention)
+        if not batch.adapters:
+            return self.text(batch, attention)
+        with self.adapters.language.assign(batch.adapters):
+            return self.text(batch, attention)
 
     @torch.inference_mode()
     def normed(self, states: torch.Tensor) -> torch.Tensor:

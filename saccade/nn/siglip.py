@@ -12,21 +12,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from saccade.core.types import Grid
-from saccade.kernels.matrix import DenseMatrix
-from saccade.kernels.reference.patchify import patchify
-from saccade.kernels.tower_attention import Backend, varlen_attention
+from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import together
+from saccade.nn.patches import PatchKernel, block_pieces, split_images
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.siglip_config import Colours, SiglipConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 TOWER = "vision_model"
-PROJECTION = 4
-"""A block's projection to queries, keys and values is about this part of its cost, or less."""
 
 
 class SiglipBlock:
@@ -55,55 +51,29 @@ class SiglipBlock:
         )
 
     def __call__(self, x: torch.Tensor, cuts: Sequence[Cut], attention: Backend) -> Pieces:
-        """x [N, hidden] -> [N, hidden], cut by cut; costs N."""
-        projected = []
-        for cut in cuts:
-            yield _share(cut)
-            rows = x[cut.rows]
-            projected.append(self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1))
-        qkv = together(projected)  # [N, 3 H, D]
-        found = []
-        for cut in cuts:
-            yield cut.rows.stop - cut.rows.start - _share(cut)
-            attended = varlen_attention(
-                qkv[cut.rows, : self.heads],
-                qkv[cut.keys, self.heads : 2 * self.heads],
-                qkv[cut.keys, 2 * self.heads :],
-                cut.segments,
-                self.scale,
-                attention,
-            )
-            y, normed = self.norm2.add(x[cut.rows], self.out(attended.flatten(1)))
-            found.append(y + self.mlp(normed))
-        return together(found)
+        """As `nn.patches.block_pieces`."""
+        return block_pieces(x, cuts, attention, self.scale, self._project, self._finish)
 
+    def _project(self, rows: torch.Tensor, _cut: int) -> torch.Tensor:
+        return self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1)
 
-def _share(cut: Cut) -> int:
-    """Of a block's cost, that of the projection."""
-    return (cut.rows.stop - cut.rows.start) // PROJECTION
+    def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        y, normed = self.norm2.add(rows, self.out(attended))
+        return y + self.mlp(normed)
 
 
 class SiglipEmbed:
     """The pixels of tiles to rows of patches, with their learned positions."""
 
-    __slots__ = ("config", "dtype", "linear", "mean", "positions", "std")
+    __slots__ = ("config", "kernel", "positions")
 
     def __init__(
         self, weights: Weights, config: SiglipConfig, colours: Colours, order: torch.Tensor
     ) -> None:
         name, hidden = f"{TOWER}.embeddings", config.hidden
         self.config = config
-        self.dtype = weights.dtype
-        self.mean, self.std = (
-            torch.tensor(values, device=weights.device) * 255.0 for values in colours
-        )
-        kernel = f"{name}.patch_embedding"
-        matrix = weights.load(Part(f"{kernel}.weight", (hidden, 3, config.patch, config.patch)))
-        self.linear = Linear(
-            weights.ops,
-            DenseMatrix(matrix.view(hidden, -1)),
-            weights.load(Part(f"{kernel}.bias", (hidden,))),
-        )
+        sizes = hidden, config.patch, config.merge
+        self.kernel = PatchKernel(weights, f"{name}.patch_embedding", sizes, colours)
         shape = (*((1,) if config.fused else ()), config.patches, hidden)
         table = weights.load(Part(f"{name}.position_embedding.weight", shape)).view(-1, hidden)
         # [patches, hidden]
@@ -112,8 +82,7 @@ class SiglipEmbed:
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 [tiles * side, side, 3] -> [tiles * patches, hidden]"""
         config = self.config
-        patches = patchify(pixels, config.patch, config.merge, 1, self.mean, self.std, self.dtype)
-        rows = self.linear(patches).view(-1, config.patches, config.hidden)
+        rows = self.kernel(pixels).view(-1, config.patches, config.hidden)
         rows += self.positions
         return rows.view(-1, config.hidden)
 
@@ -123,7 +92,17 @@ class SiglipTower:
     positions are added before the first block.
     """
 
-    __slots__ = ("config", "connector", "device", "layers", "norm", "tile_embed")
+    __slots__ = (
+        "config",
+        "connector",
+        "depth",
+        "device",
+        "hidden",
+        "layers",
+        "longest_segments",
+        "norm",
+        "tile_embed",
+    )
 
     axes = 0
 
@@ -140,6 +119,8 @@ class SiglipTower:
         positions. connector: tokens' patches [M, merge^2, hidden] to embeddings [M, out].
         """
         self.config = config
+        self.hidden, self.depth = config.hidden, config.depth
+        self.longest_segments = (config.patches,)
         self.device = weights.device
         self.tile_embed = SiglipEmbed(weights, config, colours, order)
         self.layers = [
@@ -149,20 +130,8 @@ class SiglipTower:
         self.norm = LayerNorm(weights, f"{TOWER}.post_layernorm", config.hidden, config.norm_eps)
         self.connector = connector
 
-    @property
-    def hidden(self) -> int:
-        return self.config.hidden
-
     def rows(self, patches: int) -> int:
         return patches // self.config.merge**2
-
-    @property
-    def depth(self) -> int:
-        return self.config.depth
-
-    @property
-    def longest_segments(self) -> tuple[int | None, ...]:
-        return (self.config.patches,)
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         rows, columns = grid
@@ -190,5 +159,4 @@ class SiglipTower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Tile by tile; nothing stands between them."""
-        counts = [self.rows(fact.num_patches) for fact in facts]
-        return [part.clone() for part in embeddings[: sum(counts)].split(counts)]
+        return [part.clone() for part in split_images(self, embeddings, facts)]

@@ -1,26 +1,32 @@
 """Adapters (LoRA) from their folders (`nn/adapter_files.py`) to the products of a built network.
 
-Owns the numbers of loaded adapters. Anything unsupported is refused by name, before any change.
+Owns the numbers of loaded adapters, and which slot's sequence has which. Anything unsupported is
+refused by name, before any change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from saccade.core.plan import Change, Changed
+from saccade.core.plan import Change, Changed, Row
 from saccade.families.registry import family_model
+from saccade.kernels.reference.low_rank import AdapterRows
 from saccade.nn.adapter_files import ReadAdapter, read_adapter
 from saccade.nn.low_rank import Adapters
 from saccade.nn.protocol import FamilyNet
+from saccade.nn.transfer import send
 from saccade.parallel import Shard
 from saccade.runtime.agreement import agree, attempt
 
+NOT_LOADED = "an adapter that is not loaded"
+
 
 class AdapterTable:
-    """The adapters of one rank's network."""
+    """The adapters of one rank's network, and the slots whose rows have one."""
 
     def __init__(
         self,
@@ -35,14 +41,44 @@ class AdapterTable:
         self._like = like
         self._everyone = everyone
         self._loaded: set[int] = set()
+        self._slots: dict[int, int] = {}  # of those with an adapter, its number
 
     @property
     def empty(self) -> bool:
         return not self._loaded
 
     def check(self, adapter: int) -> None:
-        """Assert that the adapter is loaded, or 0."""
-        assert not adapter or adapter in self._loaded, "an adapter that is not loaded"
+        """Assert that the adapter is loaded."""
+        assert adapter in self._loaded, NOT_LOADED
+
+    def open(self, slot: int, adapter: int) -> None:
+        """A sequence with this adapter enters `slot`."""
+        self.check(adapter)
+        self._slots[slot] = adapter
+
+    def close(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    def rows(self, rows: Sequence[Row]) -> tuple[AdapterRows, ...]:
+        """Return the tokens of each adapter in a step of these rows, which no graph computes."""
+        found: dict[int, list[tuple[int, int]]] = {}  # runs of tokens
+        first = 0
+        for row in rows:
+            end = first + row.length
+            if adapter := self._slots.get(row.slot):
+                runs = found.setdefault(adapter, [])
+                if runs and runs[-1][1] == first:
+                    runs[-1] = runs[-1][0], end
+                else:
+                    runs.append((first, end))
+            first = end
+        return tuple((number, self._tokens(runs)) for number, runs in found.items())
+
+    def _tokens(self, runs: Sequence[tuple[int, int]]) -> slice | torch.Tensor:
+        if len(runs) == 1:
+            return slice(*runs[0])
+        each = np.concatenate([np.arange(*run) for run in runs])
+        return send(each, self._like.device)
 
     def make(self, change: Change) -> Changed:
         """Carry out a change on every rank: all make the change, or none."""

@@ -6,19 +6,25 @@ Owns the caches, and the choice of backend. Knows nothing of sequences beyond a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import torch
 
 from saccade.core.config import LanguageAttention
 from saccade.core.errors import ConfigError
-from saccade.core.family import KVSpec
+from saccade.core.family import AttentionShape, KVSpec
 from saccade.kernels.attention_backends import BACKENDS, possible
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.ops import Ops
-from saccade.kernels.reference.paged import AttentionBackend, PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.paged import (
+    AttentionBackend,
+    PagedCache,
+    PagedRows,
+    PagedShape,
+    plain_shape,
+)
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.protocol import Batch
 from saccade.runtime.states import StateLayers, StateRecurrence
@@ -33,12 +39,6 @@ A kv slot is page * page_size + offset in page.
 KVScales = Sequence[tuple[float, float]]
 """Per layer, what keys and values were divided by when they were put into a cache of 8 bits."""
 NO_STATES: StateLayers = {}
-CAUSAL = KVSpec(())
-RANGES = (
-    "the model's layers have windows, or its images see themselves in both directions, which this "
-    "attention does not know"
-)
-LATENTS = "the model's layers keep latents, which this attention does not know"
 
 
 def pick_attention(
@@ -48,18 +48,18 @@ def pick_attention(
     dtype: torch.dtype,
     *,
     graphs: bool = False,
-    ranges: bool = False,
-    latents: bool = False,
+    shapes: Collection[AttentionShape] = (),
 ) -> LanguageAttention:
     """The named backend, or the first that runs on the device. graphs: steps are to be captured.
-    ranges: the model's attention is not just causal (`KVSpec.causal`). latents: as `KVSpec.latent`.
-    Raises ConfigError for a backend that does not run, with the list of backends that do.
+    shapes: of the model's layers. Raises ConfigError for a backend that does not run, with the list
+    of backends that do.
     """
-    names = possible(ops, place, dtype, graphs=graphs, ranges=ranges, latents=latents)
-    unknown = LATENTS if latents else RANGES
+    runs = possible(ops, place, dtype, graphs=graphs)
+    names = possible(ops, place, dtype, graphs=graphs, shapes=shapes)
     shown = f"{place.type} in {str(dtype).removeprefix('torch.')}"
     if not names:
-        raise ConfigError(f"{unknown} on {shown}: start the server with --device cpu")
+        why = BACKENDS[runs[0]].lacks(shapes)
+        raise ConfigError(f"{why} on {shown}: start the server with --device cpu")
     if wanted == "auto":
         return names[0]
     if wanted in names:
@@ -67,8 +67,8 @@ def pick_attention(
     why, other = f"it does not run on {shown}", BACKENDS[wanted]
     if not other.installed:
         why = f"{other.package} is not installed ({other.install})"
-    elif wanted in possible(ops, place, dtype, graphs=graphs):
-        why = unknown
+    elif wanted in runs:
+        why = other.lacks(shapes)
     elif wanted in possible(ops, place, dtype):
         why = "its steps are no graphs: it needs --disable-cuda-graph"
     raise ConfigError(f"--attention-backend {wanted}: {why}; here: auto, {', '.join(names)}")
@@ -84,30 +84,25 @@ def attention_for(
     backend: Literal["auto", LanguageAttention] = "auto",
     graphs: bool = False,
     ops: Ops | None = None,
-    kept: KVSpec = CAUSAL,
+    kept: KVSpec | None = None,
 ) -> PagedAttention:
     """The named backend for the cache's device; with `graphs`, one reading lengths and pages from
     the device alone.
 
     states: of layers with states in place of keys and values. dtype: of queries, if unlike the
-    cache's. scales: none: all 1. ops: None: the device's. kept: with the layers' windows. Raises
-    ConfigError.
+    cache's. scales: none: all 1. ops: None: the device's. kept: has the layers' shapes; None: all
+    are causal. Raises ConfigError.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
+    shapes = kept.attention if kept else {layer: plain_shape(*pair) for layer, pair in kv.items()}
     caches = {
-        layer: PagedCache(
-            *pair,
-            *scale,
-            window=kept.windows[layer] if kept.windows else None,
-            both_ways=bool(kept.both_ways) and kept.both_ways[layer],
-        )
-        for (layer, pair), scale in zip(kv.items(), each, strict=True)
+        layer: PagedCache(*kv[layer], *scale, shape=shapes[layer])
+        for layer, scale in zip(kv, each, strict=True)
     }
     keys = next(iter(caches.values())).keys  # of whichever layer: dtype and device are all's
     place, dtype = keys.device, dtype or keys.dtype
     ops = ops or pick_ops(place, dtype)
-    needs = {"ranges": not kept.causal, "latents": kept.latent}
-    name = pick_attention(backend, ops, place, dtype, graphs=graphs, **needs)
+    name = pick_attention(backend, ops, place, dtype, graphs=graphs, shapes=shapes.values())
     if not BACKENDS[name].kept and keys.dtype != dtype:
         raise ConfigError(
             f"--attention-backend {name}: it reads no cache of 8 bits; use --kv-cache-dtype auto"
@@ -119,7 +114,7 @@ def attention_for(
             shape = PagedShape(heads, dim, page_size, keys.dtype, dtype)
             made[heads, dim] = BACKENDS[name].make(shape)
     backends = {layer: made[cache.keys.shape[1:]] for layer, cache in caches.items()}
-    return PagedAttention(caches, page_size, backends, ops, states, whole_images=kept.whole_images)
+    return PagedAttention(caches, page_size, backends, ops, states)
 
 
 class PagedAttention:
@@ -132,21 +127,21 @@ class PagedAttention:
         backends: Mapping[int, AttentionBackend],
         ops: Ops,
         states: StateLayers = NO_STATES,
-        *,
-        whole_images: bool = False,
     ) -> None:
-        """backends: by layer; layers with heads alike share one. whole_images: as `KVSpec`'s."""
+        """backends: by layer; layers with heads alike share one."""
         self.recurrence = StateRecurrence(states, ops)
+        self._has_states = bool(states)
         self._caches = caches
         self._page_size = page_size
         self._backends = backends
         self._each = tuple({id(backend): backend for backend in backends.values()}.values())
         self._ops = ops
-        self._whole_images = whole_images
+        self._whole_images = any(cache.shape.both_ways for cache in caches.values())
         self._out_slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, batch: Batch) -> None:
-        self.recurrence.plan(batch)
+        if self._has_states:
+            self.recurrence.plan(batch)
         self._out_slots = batch.out_slots
         rows = PagedRows(
             batch.q_starts,

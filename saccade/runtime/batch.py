@@ -7,27 +7,28 @@ remembers the parts that plans do not repeat: prompt tokens, rotary positions an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from saccade.core.plan import NO_LINE, PLANS_IN_FLIGHT, Open, Plan, Row, Splice
-from saccade.kernels.reference.low_rank import AdapterRows
+from saccade.core.plan import NO_LINE, PLANS_IN_FLIGHT, Open, Plan, Row, RowExtra, Splice
 from saccade.nn.protocol import Batch
 from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.sampler import Draws, uniform
-from saccade.runtime.scores import ToRead, Wanted
+from saccade.runtime.row_parts import Asking, Draws
+from saccade.runtime.sampler import uniform
 
 Integers = npt.NDArray[np.int64]
 UPDATES = 4096
 """New pages that cross in the staging buffer; what is beyond goes in copies of its own."""
+NONE_KEPT: Mapping[int, int] = MappingProxyType({})
 ROW_TOKENS = 8
 """A frame has room for one row of several tokens for each so many of its tokens."""
 
@@ -63,8 +64,7 @@ class Slot:
     """The memory of an opened sequence.
 
     shift: from the place of a later token to its position. seed: None where nothing is drawn at
-    random. top: alternatives to name for a scored prompt. labels: tokens to read logits of in place
-    of states. adapter: the number; 0: none.
+    random.
     """
 
     tokens: Integers  # [P]
@@ -72,9 +72,6 @@ class Slot:
     shift: int
     prompt_length: int
     seed: int | None
-    top: int | None
-    labels: tuple[int, ...] = ()
-    adapter: int = 0
 
 
 class PageTable:
@@ -117,6 +114,11 @@ class PageTable:
         places, self._updates = self._updates, []
         return places, self.array.reshape(-1)[places].tolist() if places else []
 
+    def update(self, places: torch.Tensor, pages: torch.Tensor) -> None:
+        """Take in what `take_updates` gave, once it is on the device: [U] each."""
+        if len(places):
+            self.on_device.view(-1).index_copy_(0, places, pages)
+
     def _send(self, slot: int, start: int, count: int) -> None:
         pages = self.array[slot, start : start + count].copy()
         self.on_device[slot, start : start + count].copy_(send(pages, self.on_device.device))
@@ -151,7 +153,7 @@ class Fields(NamedTuple):
 
     @classmethod
     def of(cls, buffer: torch.Tensor, layout: Layout) -> Fields:
-        """The fields, in the order of `Batcher.build`. The inputs of a network's layers come first:
+        """The fields, as `Batcher._stage` writes them. The inputs of a network's layers come first:
         their place depends on a step's frame alone, as a graph needs.
         """
         axes, total, rows, draws, updates, splices = layout
@@ -176,6 +178,46 @@ class Fields(NamedTuple):
             chances.view(torch.float64),
             pages,
         )
+
+
+class Placed(NamedTuple):
+    """The places of a step's rows in a batch padded to `frame`.
+
+    decoding: so many rows, the first ones, have one token each, drawn and not told. firsts: each
+    row's first batch row. end: of the last one. q_starts: as `Batch`'s, of the frame's rows.
+    """
+
+    frame: Frame
+    decoding: int
+    firsts: list[int]
+    end: int
+    q_starts: list[int]
+
+    def spread(self, values: Sequence[int]) -> list[int]:
+        """Return a value for each of the frame's rows: of the step's rows, or 0 for padding."""
+        between = self.frame.singles - self.decoding  # behind the rows that decode
+        behind = self.frame.rows - between - len(values)
+        return [*values[: self.decoding], *[0] * between, *values[self.decoding :], *[0] * behind]
+
+    def splice_rows(self, splices: Sequence[Splice]) -> Integers:
+        """Return the batch rows with image rows, in the order of splices, padded to the frame's."""
+        between = self.frame.singles - self.decoding  # no splice is of a row that decodes
+        rows = [np.arange(each.row, each.row + each.length) + between for each in splices]
+        found = np.concatenate(rows) if rows else np.empty(0, np.int64)
+        return pad_splices(found, self.frame, self.end)
+
+
+class DrawnRows(NamedTuple):
+    """The D rows of a step with a draw. last: their last batch rows. The rest: as in `Draws`."""
+
+    slots: list[int]
+    last: list[int]
+    counts: list[int]
+    points: list[float]
+    guesses: dict[int, int]
+
+    def on_device(self, there: Fields) -> Draws:
+        return Draws(self.slots, self.counts, there.drawing, there.uniforms, self.guesses)
 
 
 class Staging:
@@ -238,7 +280,7 @@ class Batcher:
         self.slots = slots
         self.chunk_tokens = chunk_tokens
         self._known = known
-        self._axes = known.axes
+        self._axes = known.spec.position_axes
         self._page_size = page_size
         self._table = table
         self._slots: list[Slot | None] = [None] * slots
@@ -255,8 +297,9 @@ class Batcher:
     def open(self, opened: Open) -> None:
         """A sequence enters an empty slot."""
         assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
-        positions, following = self._known.sequence(
-            len(opened.tokens), opened.spans, opened.images
+        images = [self._known.image(image.grid) for image in opened.images]
+        positions, following = self._known.spec.positions(
+            len(opened.tokens), opened.spans, images
         )  # [A, P]
         tokens = np.array(opened.tokens, np.int64)
         sampling = opened.sampling
@@ -267,9 +310,6 @@ class Batcher:
             following - len(tokens),
             opened.prompt_length,
             sampling.seed if sampling.temperature > 0.0 else None,
-            opened.prompt_logprobs,
-            () if opened.reading is None else opened.reading.labels,
-            opened.adapter,
         )
         self._table.open(opened.slot, opened.pages)
 
@@ -350,82 +390,23 @@ class Batcher:
 
         frame: the step's padded shape, large enough. Embeddings are not padded.
         """
-        rows, table = plan.rows, self._table
-        decoding = self.count_decoding(rows)
-        others = [row.length for row in rows[decoding:]]
-        frame = frame or Frame(decoding, len(rows), decoding + sum(others), 0)
-        q_starts = lay_out(others, frame)
-        before = [0] * (frame.singles - decoding)  # padding, between rows that decode and others
-        behind = [0] * (frame.rows - frame.singles - len(others))
+        rows = plan.rows
+        placed = place_rows(rows, self.count_decoding(rows), frame)
         self._grow(rows)
-        host, total, width = self._staging.next(), frame.tokens, 2 + self._axes
-        if before or behind:
-            host[: width * total] = 0
-        firsts = [*range(decoding), *q_starts[frame.singles :]]
-        self._write_tokens(rows, decoding, firsts, host[: width * total].reshape(width, total))
-        ends = [row.start + row.length for row in rows]
-        slots = [row.slot for row in rows]
-        owners = [*slots[:decoding], *before, *slots[decoding:], *behind]
-        lengths = [*ends[:decoding], *before, *ends[decoding:], *behind]
-        words = append(host, width * total, owners, [*q_starts, *lengths])
-        shown = splice_rows(plan.splices) + len(before)  # none is of a row that decodes
-        shown = pad_splices(shown, frame, q_starts[frame.singles + len(others)])
-        host[words : words + len(shown)] = shown
-        words += len(shown)
-        drawn = [index for index, row in enumerate(rows) if row.sample]
-        drawing = [slots[index] for index in drawn]
-        counts, points = self._count(drawing, [ends[index] for index in drawn])
-        places, pages = table.take_updates()
-        last = [firsts[index] + rows[index].length - 1 for index in drawn]
-        words = append(host, words, [*last, *drawing, *places], pages, points)
-        self._staging.send(words)
-        there = self._staging.cut(
-            Layout(self._axes, total, frame.rows, len(drawn), len(places), len(shown))
-        )
-        if places:
-            table.on_device.view(-1).index_copy_(0, there.places, there.pages)
-        if decoding:
-            mine, tokens = there.owners[:decoding], there.tokens[:decoding]
+        drawing = self._find_draws(rows, placed)
+        there = self._stage(rows, placed, placed.splice_rows(plan.splices), drawing)
+        self._table.update(there.places, there.pages)
+        if placed.decoding:
+            mine, tokens = (part[: placed.decoding] for part in (there.owners, there.tokens))
             torch.index_select(self._drawn, 0, mine, out=tokens)
         parts = [(each.key, each.offset, each.length) for each in plan.splices]
-        batch = self._batch(there, frame.singles, embeddings.gather(parts))
-        kept = {first: row.keep for first, row in zip(firsts, rows) if row.keep != NO_LINE}
-        batch = replace(batch, adapters=self._adapted(rows), kept=kept)
-        guesses = {
-            place: rows[index].tokens[0] for place, index in enumerate(drawn) if rows[index].draft
-        }
-        return batch, Draws(drawing, counts, there.drawing, there.uniforms, guesses)
+        shown = embeddings.gather(parts) if parts else embeddings.none
+        kept = {first: row.keep for first, row in zip(placed.firsts, rows) if row.keep != NO_LINE}
+        return self._batch(there, placed.frame.singles, shown, kept), drawing.on_device(there)
 
-    def adapted(self, rows: Sequence[Row]) -> bool:
-        """True if some row has an adapter: no graph computes such a step."""
-        return any(self._adapter(row) for row in rows)
-
-    def _adapter(self, row: Row) -> int:
-        slot = self._slots[row.slot]
-        assert slot is not None, "a plan names an empty slot"
-        return slot.adapter
-
-    def _adapted(self, rows: Sequence[Row]) -> tuple[AdapterRows, ...]:
-        """The tokens of each adapter in a step without a frame."""
-        found: dict[int, list[tuple[int, int]]] = {}  # runs of tokens
-        first = 0
-        for row in rows:
-            runs, end = found.setdefault(self._adapter(row), []), first + row.length
-            if runs and runs[-1][1] == first:
-                runs[-1] = runs[-1][0], end
-            else:
-                runs.append((first, end))
-            first = end
-        found.pop(0, None)
-        return tuple((number, self._rows(runs)) for number, runs in found.items())
-
-    def _rows(self, runs: Sequence[tuple[int, int]]) -> slice | torch.Tensor:
-        if len(runs) == 1:
-            return slice(*runs[0])
-        each = np.concatenate([np.arange(*run) for run in runs])
-        return send(each, self._table.on_device.device)
-
-    def _batch(self, there: Fields, singles: int, shown: torch.Tensor) -> Batch:
+    def _batch(
+        self, there: Fields, singles: int, shown: torch.Tensor, kept: Mapping[int, int] = NONE_KEPT
+    ) -> Batch:
         return Batch(
             tokens=there.tokens,
             positions=there.positions,
@@ -438,42 +419,24 @@ class Batcher:
             splice_rows=there.splice_rows,
             embeddings=shown,
             sample_rows=there.sample_rows,
+            kept=kept,
         )
 
-    def scored(self, rows: Sequence[Row], frame: Frame | None = None) -> list[Wanted]:
-        """The batch rows to score of a step, padded to `frame`."""
-        if not any(row.scored for row in rows):
-            return []
-        found = []
-        for row, slot, first in self._prefilling(rows, frame):
-            if row.scored:
-                start, end = row.scored
-                assert slot.top is not None, "nobody asked for scores"
-                at = first + start - 1 - row.start
-                found.append(Wanted(at, start, slot.tokens[start:end], slot.top))
-        return found
-
-    def to_read(self, rows: Sequence[Row], frame: Frame | None = None) -> list[ToRead]:
-        """The batch rows to read of a step, padded to `frame`."""
-        if not any(row.read for row in rows):
-            return []
-        return [
-            ToRead(first + row.length - row.read, row.read, end - row.read, slot.labels)
-            for row, slot, first in self._prefilling(rows, frame)
-            if row.read and (end := row.start + row.length)
-        ]
-
-    def _prefilling(
-        self, rows: Sequence[Row], frame: Frame | None
-    ) -> Iterator[tuple[Row, Slot, int]]:
-        """Rows that do not decode, their slots, and their first tokens' places in the batch."""
+    def asking(
+        self, rows: Sequence[Row], frame: Frame | None = None
+    ) -> Mapping[type[RowExtra], list[Asking[Any]]]:
+        """The rows of a step, padded to `frame`, that ask for something, by what that is."""
+        found: dict[type[RowExtra], list[Asking[Any]]] = {}
         decoding = self.count_decoding(rows)
         first = frame.singles if frame else decoding
-        for row in rows[decoding:]:
+        for place, row in enumerate(rows[decoding:], decoding):  # what decodes asks for nothing
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
-            yield row, slot, first
+            for extra in row.extras:
+                each = Asking(place, first, row.start, row.length, slot.tokens, extra)
+                found.setdefault(type(extra), []).append(each)
             first += row.length
+        return found
 
     def _grow(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -482,12 +445,49 @@ class Batcher:
             held = len(self._table.lists[row.slot]) * self._page_size
             assert row.start + row.length <= held, "a row reaches beyond its pages"
 
-    def _write_tokens(
-        self, rows: Sequence[Row], decoding: int, firsts: Sequence[int], into: Integers
-    ) -> None:
-        """Tokens, rotary positions and kv slots, [1 + A + 1, T], row by row from `firsts` on. The
+    def _find_draws(self, rows: Sequence[Row], placed: Placed) -> DrawnRows:
+        """Return the rows with a draw, and what is known of it before the logits."""
+        drawing = DrawnRows([], [], [], [], {})
+        for row, first in zip(rows, placed.firsts):
+            if not row.sample:
+                continue
+            slot = self._slots[row.slot]
+            assert slot is not None, "a plan names an empty slot"
+            if row.draft:
+                drawing.guesses[len(drawing.slots)] = row.tokens[0]
+            count = row.start + row.length - slot.prompt_length
+            drawing.slots.append(row.slot)
+            drawing.last.append(first + row.length - 1)
+            drawing.counts.append(count)
+            drawing.points.append(0.0 if slot.seed is None else uniform(slot.seed, count))
+        return drawing
+
+    def _stage(
+        self, rows: Sequence[Row], placed: Placed, spliced: Integers, drawing: DrawnRows
+    ) -> Fields:
+        """Write a step's numbers in the order of `Fields`, and send them in one copy."""
+        frame, host = placed.frame, self._staging.next()
+        total, width = frame.tokens, 2 + self._axes
+        tokens = host[: width * total]
+        if frame.rows > len(rows):
+            tokens[:] = 0
+        self._write_tokens(rows, placed, tokens.reshape(width, total))
+        owners = placed.spread([row.slot for row in rows])
+        lengths = placed.spread([row.start + row.length for row in rows])
+        words = append(host, width * total, owners, [*placed.q_starts, *lengths])
+        host[words : words + len(spliced)] = spliced
+        words += len(spliced)
+        places, pages = self._table.take_updates()
+        longs = [*drawing.last, *drawing.slots, *places]
+        self._staging.send(append(host, words, longs, pages, drawing.points))
+        sizes = frame.rows, len(drawing.slots), len(places), len(spliced)
+        return self._staging.cut(Layout(self._axes, total, *sizes))
+
+    def _write_tokens(self, rows: Sequence[Row], placed: Placed, into: Integers) -> None:
+        """Tokens, rotary positions and kv slots, [1 + A + 1, T], each row's at its place. The
         device puts in the tokens of decoding rows.
         """
+        decoding, firsts = placed.decoding, placed.firsts
         size, lists = self._page_size, self._table.lists
         positions: list[int] = []
         places: list[int] = []
@@ -513,16 +513,14 @@ class Batcher:
             part[1:-1, opened:] = place[opened:] + slot.shift
             part[-1] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
 
-    def _count(self, slots: Sequence[int], ends: Sequence[int]) -> tuple[list[int], list[float]]:
-        """Tokens drawn before in each slot, and the uniform number of the next draw."""
-        counts, points = [], []
-        for index, end in zip(slots, ends):
-            slot = self._slots[index]
-            assert slot is not None
-            count = end - slot.prompt_length
-            counts.append(count)
-            points.append(0.0 if slot.seed is None else uniform(slot.seed, count))
-        return counts, points
+
+def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> Placed:
+    """Place a step's rows in a batch; frame: None: without padding."""
+    others = [row.length for row in rows[decoding:]]
+    frame = frame or Frame(decoding, len(rows), decoding + sum(others), 0)
+    q_starts = lay_out(others, frame)
+    firsts = [*range(decoding), *q_starts[frame.singles :]]
+    return Placed(frame, decoding, firsts, q_starts[frame.singles + len(others)], q_starts)
 
 
 def lay_out(others: Sequence[int], frame: Frame) -> list[int]:
@@ -563,10 +561,3 @@ def append(
     start, end = end, end + -(-len(ints) // 2)
     host[start:end].view(np.int32)[: len(ints)] = ints
     return end
-
-
-def splice_rows(splices: Sequence[Splice]) -> Integers:
-    """The batch rows with image rows, in the order of the splices."""
-    if not splices:
-        return np.empty(0, np.int64)
-    return np.concatenate([np.arange(splice.row, splice.row + splice.length) for splice in splices])

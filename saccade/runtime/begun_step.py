@@ -18,8 +18,7 @@ from saccade.core.types import ImageKey
 from saccade.runtime.disk import DiskTier
 from saccade.runtime.finite import NO_TOKEN
 from saccade.runtime.page_memory import PageMemory
-from saccade.runtime.sampler import Report
-from saccade.runtime.scores import RowsRead, Scored
+from saccade.runtime.row_parts import RowOutcome
 from saccade.runtime.vision import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
@@ -33,53 +32,44 @@ LATE_SECONDS = 0.05
 
 
 class Step:
-    """A begun plan. The drawn tokens are on their way to the host."""
+    """A begun plan. The drawn tokens are on their way to the host.
 
-    def __init__(self, plan: Plan, vision: VisionEncoder, disk: DiskTier[ImageKey] | None) -> None:
+    Its result tells of work that ended beside it. pages: of KV pages in other tiers. vision, disk:
+    of encodings, and of embeddings on disk. None: there is none under way.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pages: PageMemory | None = None,
+        vision: VisionEncoder | None = None,
+        disk: DiskTier[ImageKey] | None = None,
+    ) -> None:
         self._plan = plan
+        self._pages = pages
         self._vision = vision
         self._disk = disk
-        self._pages: PageMemory | None = None
         self._tokens = torch.empty(0, dtype=torch.int64)
-        self._report: Report | None = None
-        self._scored: tuple[Scored, ...] = ()
-        self._read: RowsRead | None = None
+        self._outcomes: list[tuple[RowOutcome, list[torch.Tensor]]] = []
         self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
         self._begun = time.monotonic()
         self._known = StepResult(plan.step)  # so far
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
 
-    def move_pages(self, pages: PageMemory) -> None:
-        """Begin the plan's work on KV pages on disk; the result tells of ended work."""
-        self._pages = pages
-        if self._plan.pages:
-            pages.move(self._plan.pages)
-
     def took(self, key: ImageKey) -> None:
         """An embedding from another server has arrived."""
         self._taken += ((key, 0.0, time.monotonic()),)
 
-    def draw(self, tokens: torch.Tensor, report: Report | None) -> None:
+    def draw(self, tokens: torch.Tensor) -> None:
         """Begin to copy the drawn tokens, [D] in row order, to the host."""
-        self._tokens, self._report = to_host(tokens), report
-        if report is not None:
-            chosen, best, ids = map(to_host, (report.chosen, report.best, report.ids))
-            self._report = replace(report, chosen=chosen, best=best, ids=ids)
+        self._tokens = to_host(tokens)
         self._note_copies(tokens)
 
-    def score(self, scored: Sequence[Scored]) -> None:
-        """Begin to copy the scores of prompts to the host."""
-        for each in scored:
-            ids, logprobs, ranks = map(to_host, (each.ids, each.logprobs, each.ranks))
-            self._scored += (Scored(each.start, ids, logprobs, ranks),)
-            self._note_copies(each.ids)
-
-    def read(self, found: RowsRead) -> None:
-        """Begin to copy the readings of prompts to the host."""
-        states, logits = to_host(found.states), to_host(found.logits)
-        self._read = RowsRead(found.wanted, states, logits)
-        self._note_copies(found.states)
+    def tell(self, outcome: RowOutcome) -> None:
+        """Begin to copy an outcome to the host."""
+        self._outcomes.append((outcome, [to_host(each) for each in outcome.tensors]))
+        self._note_copies(outcome.tensors[0])
 
     def guess(self, guesses: tuple[HeadGuesses, ...]) -> None:
         """Note the guesses of the model's head."""
@@ -100,8 +90,7 @@ class Step:
     def exhausted(self) -> None:
         """The plan's rows found no memory."""
         self._known = replace(self._known, exhausted=True)
-        self._tokens, self._report = torch.empty(0, dtype=torch.int64), None
-        self._read = None
+        self._tokens, self._outcomes = torch.empty(0, dtype=torch.int64), []
 
     def changed(self, outcome: Changed) -> None:
         """Note the outcome of the plan's change."""
@@ -124,28 +113,28 @@ class Step:
             self._copied.synchronize()
         wait = self._plan.wait and not self._await_pages()
         alone = wait and not (self._disk and self._disk.busy)
-        encoded = self._taken + self._vision.ended(wait=alone)
-        while wait and not encoded and self._awaits() and self._vision.computing:
-            time.sleep(POLL_SECONDS)
-            encoded = self._vision.ended()
+        vision, encoded = self._vision, self._taken
+        if vision is not None:
+            encoded += vision.ended(wait=alone)
+            while wait and not encoded and self._awaits() and vision.computing:
+                time.sleep(POLL_SECONDS)
+                encoded = vision.ended()
         disk: tuple[DiskEvent, ...] = ()
         if self._disk:
             disk = self._disk.collect(wait and not encoded and self._disk.busy)
         tokens = tuple(self._tokens.tolist())
-        logprobs = self._report.read(tokens) if self._report else (None,) * len(tokens)
-        scores = tuple(scored.read() for scored in self._scored)
-        return replace(
+        result = replace(
             self._known,
             tokens=tokens,
-            logprobs=logprobs,
-            scores=scores,
-            readouts=() if self._read is None else self._read.read(),
             broken=self._broken(tokens),
             encoded=encoded,
-            failed=self._vision.failures(),
+            failed=vision.failures() if vision is not None else (),
             disk=disk,
             pages=self._pages.collect() if self._pages else (),
         )
+        for outcome, found in self._outcomes:
+            result = outcome.tell(result, found)
+        return result
 
     def _broken(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """As `StepResult.broken`; `tokens`: the drawn ones."""
@@ -176,11 +165,11 @@ class Step:
 
     def _awaits(self) -> bool:
         """True while background work is under way, and none has ended."""
-        told = self._disk and self._disk.told
-        if self._vision.any_ended or told or (self._pages and self._pages.told):
+        vision, disk, pages = self._vision, self._disk, self._pages
+        if (vision and vision.any_ended) or (disk and disk.told) or (pages and pages.told):
             return False
-        reading = (self._disk and self._disk.busy) or (self._pages and self._pages.reading)
-        return self._vision.computing or bool(reading)
+        reading = (disk and disk.busy) or (pages and pages.reading)
+        return bool((vision and vision.computing) or reading)
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:

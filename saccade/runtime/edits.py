@@ -2,7 +2,7 @@
 early end.
 
 Owns, for each asking sequence, the tokens and their counts on the device, where drawn tokens are
-added unknown to the host. On a CPU (`Edits`) only the values concerned are read and written: a pass
+added unknown to the host. On a CPU (`Edit`) only the values concerned are read and written: a pass
 over a whole vocabulary would cost as much as the choice itself. On a GPU (`SlotEdits`) launches
 cost: one kernel edits all rows of a step.
 """
@@ -16,14 +16,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from saccade.core.plan import Open
 from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
 from saccade.nn.transfer import send
+from saccade.runtime.row_parts import Draws
 
 if TYPE_CHECKING:
     from saccade.kernels.triton.edits import EditTables
 
 NEUTRAL = 1.0, 0.0, 0.0
 """Repetition, presence and frequency penalties that change nothing."""
+NOTHING = -1, 0, 0
+"""The facts of a slot without edits: no line of counts, no listed tokens, no bans left."""
 ROOM = 256
 """Tokens that a history has room for beside those that it begins with, at first."""
 
@@ -31,10 +35,6 @@ ROOM = 256
 def penalties(params: SamplingParams) -> tuple[float, float, float]:
     """For repetition, presence and frequency."""
     return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-
-
-def wants_edits(params: SamplingParams) -> bool:
-    return penalties(params) != NEUTRAL or bool(params.logit_bias) or params.min_tokens > 0
 
 
 class History:
@@ -76,9 +76,25 @@ class Edit:
     bias: tuple[torch.Tensor, torch.Tensor] | None
     bans: torch.Tensor | None
 
-    def apply(self, row: torch.Tensor, count: int, masked: bool = False) -> None:
-        """Change the logits [V] of the next token in place; `count` were drawn before. `masked`:
-        some are -inf, and a banned end may be the only token left: then the ban is lifted.
+    @classmethod
+    def of(
+        cls, opened: Open, vocab_size: int, stop_ids: Sequence[int], device: torch.device
+    ) -> Edit:
+        """The edits of a sequence, with its prompt and the answer so far."""
+        params, history, bias, bans = opened.sampling, None, None, None
+        if penalties(params) != NEUTRAL:
+            history = History(opened.tokens, opened.prompt_length, vocab_size, device)
+        if params.logit_bias:
+            ids, amounts = zip(*params.logit_bias)
+            added = send(np.array(amounts, np.float32), device)
+            bias = send(np.array(ids, np.int64), device), added
+        if params.min_tokens:
+            bans = send(np.array((*stop_ids, *params.stop_token_ids), np.int64), device)
+        return cls(params, history, bias, bans)
+
+    def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
+        """Change the logits of the next token. Where a banned end is the only token that is left,
+        the ban is lifted.
 
         In vLLM's order: bans and biases, then penalties on the result. Repetition penalty: Keskar
         et al. 2019 (CTRL), over prompt and output. Presence and frequency: OpenAI's, over the
@@ -101,67 +117,15 @@ class Edit:
             counts = self.history.counts.index_select(0, ids)
             # A token that stands there twice gets the same value twice.
             row.index_copy_(0, ids, harder - (presence * (counts > 0) + frequency * counts))
+        return masked
 
-
-class Edits:
-    """The edits of all slots."""
-
-    def __init__(self, vocab_size: int, stop_ids: Sequence[int], device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._stop_ids = tuple(stop_ids)
-        self._device = device
-        self._edits: dict[int, Edit] = {}
-
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._edits
-
-    def open(
-        self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int
-    ) -> None:
-        """A sequence enters `slot`: its prompt and the answer so far."""
-        if not wants_edits(params):
-            return
-        device, history, bias, bans = self._device, None, None, None
-        if penalties(params) != NEUTRAL:
-            history = History(tokens, prompt_length, self._vocab_size, device)
-        if params.logit_bias:
-            ids, amounts = zip(*params.logit_bias)
-            added = send(np.array(amounts, np.float32), device)
-            bias = send(np.array(ids, np.int64), device), added
-        if params.min_tokens:
-            ends = (*self._stop_ids, *params.stop_token_ids)
-            bans = send(np.array(ends, np.int64), device)
-        self._edits[slot] = Edit(params, history, bias, bans)
-
-    def close(self, slot: int) -> None:
-        self._edits.pop(slot, None)
-
-    def edit(
-        self, logits: torch.Tensor, rows: Sequence[int], counts: Sequence[int], masked: bool
-    ) -> None:
-        """Change the logits [D, V] of the slots `rows`, with `counts` drawn before."""
-        for at, slot in enumerate(rows):
-            if slot in self._edits:
-                self._edits[slot].apply(logits[at], counts[at], masked)
-
-    def count(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
-        """`tokens` [D] were drawn by the slots `rows`."""
-        for at, slot in enumerate(rows):
-            if slot in self._edits:
-                self.add(slot, tokens[at : at + 1])
-
-    def apply(self, slot: int, row: torch.Tensor, count: int, masked: bool = False) -> None:
-        """Change the logits [V] of the next token of `slot` in place."""
-        self._edits[slot].apply(row, count, masked)
-
-    def add(self, slot: int, token: torch.Tensor) -> None:
-        """`token` [1] was drawn in the slot."""
-        if (history := self._edits[slot].history) is not None:
-            history.add(token)
+    def add(self, token: torch.Tensor) -> None:
+        if self.history is not None:
+            self.history.add(token)
 
 
 class SlotEdits:
-    """As `Edits`, for all rows of a step in one kernel, which reads the slots' wishes on the
+    """As `Edit`, for all rows of a step in one kernel, which reads the slots' wishes on the
     device.
 
     Each slot has a line of counts for the whole vocabulary, at a fixed address: a graph may read
@@ -179,10 +143,7 @@ class SlotEdits:
         width += -width % 16
         self._stop_ids = ends
         self._device = device
-        self._edited: set[int] = set()  # slots that ask for something
-        self._stale: set[int] = set()  # slots whose facts are of a sequence that has left
-        facts = np.zeros((slots, 3), np.int32)
-        facts[:, 0] = -1
+        facts = np.full((slots, 3), NOTHING, np.int32)
         self.tables: EditTables = EditTables(
             facts=send(facts, device),
             weights=torch.ones((slots, 3), dtype=torch.float32, device=device),
@@ -191,45 +152,33 @@ class SlotEdits:
             counts=torch.zeros((slots, vocab_size), dtype=torch.int32, device=device),
         )
 
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._edited
-
-    def open(
-        self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int
-    ) -> None:
-        """A sequence enters `slot`: its prompt and the answer so far."""
-        if not wants_edits(params):
-            if slot in self._stale:
-                self._send_facts(slot, (-1, 0, 0))
-                self._stale.discard(slot)
-            return
+    def open(self, opened: Open) -> None:
+        """A sequence enters a slot: its prompt and the answer so far."""
+        slot, params, tokens = opened.slot, opened.sampling, opened.tokens
         listed = self._list(slot, params)
         line = -1
         if penalties(params) != NEUTRAL:
             weights = np.array(penalties(params), np.float32)
             self.tables.weights[slot].copy_(send(weights, self._device))
             line = slot
-            self._fill(line, tokens, prompt_length, listed)
-        left = max(0, params.min_tokens - (len(tokens) - prompt_length))
+            self._fill(line, tokens, opened.prompt_length, listed)
+        left = max(0, params.min_tokens - (len(tokens) - opened.prompt_length))
         self._send_facts(slot, (line, len(listed), min(left, np.iinfo(np.int32).max)))
-        self._edited.add(slot)
 
     def close(self, slot: int) -> None:
-        if slot in self._edited:
-            self._edited.remove(slot)
-            self._stale.add(slot)
+        """Leave nothing for the kernel to do in the slot, whoever enters it."""
+        self._send_facts(slot, NOTHING)
 
-    def edit(self, logits: torch.Tensor, slots: torch.Tensor, masked: bool) -> None:
-        """Change the logits [D, V] of `slots` [D], on the device, in place."""
+    def edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> bool:
         from saccade.kernels.triton.edits import launch_edit
 
-        launch_edit(logits, slots, self.tables, masked)
+        launch_edit(logits, draws.slots, self.tables, masked)
+        return masked
 
-    def count(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """`tokens` [D] were drawn by `slots` [D]."""
+    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
         from saccade.kernels.triton.edits import launch_count
 
-        launch_count(slots, self.tables, tokens)
+        launch_count(draws.slots, self.tables, tokens)
 
     def _send_facts(self, slot: int, facts: tuple[int, int, int]) -> None:
         self.tables.facts[slot].copy_(send(np.array(facts, np.int32), self._device))

@@ -25,13 +25,16 @@ from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.files import EmbeddingFiles
 from saccade.runtime.graphs import Capture, CudaCapture, eager
 from saccade.runtime.memory import DTYPES, EmbeddingMemory
+from saccade.runtime.page_memory import PageMemory
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.vision import VisionEncoder
 from saccade.runtime.warm import compiler
 
 
 class ImageExecutor:
-    """One rank's vision tower and embeddings. `tower`: its fingerprint (`_open_disk`)."""
+    """One rank's vision tower and embeddings. `tower`: its fingerprint (`_open_disk`). `active`:
+    work of earlier steps may be under way, so that each step asks for news.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,8 @@ class ImageExecutor:
         self._vision = VisionEncoder(spec, self.encoder, arena, self.like, shard, mode)
         blockwise.compile_ahead(self.like)
         self.tower, self._disk = _open_disk(spec, config, shard, self._vision)
+        self._encoding = False
+        self.active = self._disk is not None
         self.embeddings = EmbeddingMemory(
             self.like, shard, self._disk, config.embeddings.host_bytes
         )
@@ -68,9 +73,13 @@ class ImageExecutor:
         disk = self._disk
         return str(disk.files.folder) if disk is not None and disk.files.shared else ""
 
-    def begin(self, plan: Plan) -> Step:
-        """Begin a step; for a plan that says only so, fit graphs and do no other work."""
-        step = Step(plan, self._vision, self._disk)
+    def begin(self, plan: Plan, pages: PageMemory | None = None) -> Step:
+        """Begin a step; for a plan that says only so, fit graphs and do no other work. pages: as
+        `Step`'s.
+        """
+        self._encoding = bool(plan.encode) or (self._encoding and self._vision.busy)
+        self.active = self._encoding or self._disk is not None
+        step = Step(plan, pages, self._vision if self._encoding else None, self._disk)
         if plan.adapt:
             step.adapted(self._vision.adapt())
         return step
@@ -85,8 +94,9 @@ class ImageExecutor:
             if encode.given:
                 self.embeddings.put(encode.key, self._vision.take_over(encode).rows)
                 step.took(encode.key)
-        for encoded in self._vision.advance(plan.tower):
-            self.embeddings.put(encoded.key, encoded.rows, encoded.ready)
+        if self._encoding:
+            for encoded in self._vision.advance(plan.tower):
+                self.embeddings.put(encoded.key, encoded.rows, encoded.ready)
 
     def save(self, plan: Plan) -> None:
         for key in plan.save:

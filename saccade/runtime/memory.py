@@ -71,14 +71,16 @@ class EmbeddingMemory:
     def __init__(
         self, like: torch.Tensor, shard: Shard, disk: DiskTier[ImageKey] | None, host_bytes: int = 0
     ) -> None:
-        """`like` [0, width] has the dtype and the device. host_bytes: of the host tier."""
+        """`like` [0, width] has the dtype and the device; `none` is it. host_bytes: of the host
+        tier.
+        """
         self._shard = shard
         self._disk = disk
         self._rows: dict[ImageKey, torch.Tensor] = {}
         # of rows that are still being made on another stream, or were
         self._ready: dict[ImageKey, torch.cuda.Event] = {}
         self._unsaved: set[ImageKey] = set()  # to be saved once they are encoded
-        self._none = like
+        self.none = like
         self._host: HostTier = SameMemory()
         self._buffers: Buffers | None = None
         if like.is_cuda:
@@ -147,8 +149,6 @@ class EmbeddingMemory:
         """Rows [offset, offset + length) of each (key, offset, length), back to back: [sum of
         lengths, width].
         """
-        if not parts:
-            return self._none
         rows = [self._use(key)[offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
@@ -171,7 +171,7 @@ class EmbeddingMemory:
         """Hand the first rank's read rows to all ranks."""
         key, ready = move.key, None
         if self._disk is None:
-            rows = self._none.new_empty((move.num_tokens, self._none.shape[1]))
+            rows = self.none.new_empty((move.num_tokens, self.none.shape[1]))
         elif self._buffers is None:
             rows = self._disk.take(key)
         else:

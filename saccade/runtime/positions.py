@@ -7,7 +7,6 @@ keeping.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ from cachetools import LRUCache
 from saccade.core.config import POSITION_CACHE_BYTES
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
-from saccade.core.types import Grid, Image, Span
+from saccade.core.types import Grid
 from saccade.nn.protocol import GridFacts, VisionNet
 
 Kind = Literal["encoder", "text"]
@@ -35,7 +34,7 @@ class PositionCache:
         metrics: Metrics,
         budget: int = POSITION_CACHE_BYTES,
     ) -> None:
-        self._spec = spec
+        self.spec = spec
         self._vision = vision
         self._metrics = metrics
         self._entries: LRUCache[tuple[Kind, Grid], GridFacts | npt.NDArray[np.int64]] = LRUCache(
@@ -46,11 +45,6 @@ class PositionCache:
         """Forget everything: the network is new, of the same shape."""
         self._vision = vision
         self._entries.clear()
-
-    @property
-    def axes(self) -> int:
-        """`FamilySpec.position_axes`."""
-        return self._spec.position_axes
 
     def facts(self, grid: Grid) -> GridFacts:
         """The vision tower's facts of the grid."""
@@ -63,17 +57,11 @@ class PositionCache:
     def image(self, grid: Grid) -> npt.NDArray[np.int64]:
         """`FamilySpec.image_positions`."""
         if (known := self._find("text", grid)) is None:
-            known = self._spec.image_positions(grid)
+            known = self.spec.image_positions(grid)
             known.setflags(write=False)
             self._keep("text", grid, known)
         assert isinstance(known, np.ndarray)
         return known
-
-    def sequence(
-        self, num_tokens: int, spans: Sequence[Span], images: Sequence[Image]
-    ) -> tuple[npt.NDArray[np.int64], int]:
-        """`FamilySpec.positions` of a prompt with these images."""
-        return self._spec.positions(num_tokens, spans, [self.image(image.grid) for image in images])
 
     def _find(self, kind: Kind, grid: Grid) -> GridFacts | npt.NDArray[np.int64] | None:
         known = self._entries.get((kind, grid))

@@ -135,9 +135,10 @@ def _prepare(
     place, dtype = torch.device(load.device), DTYPES[load.dtype]
     spec, folder = load_spec(Path(load.folder), load.family_option), Path(load.folder)
     if load.role != "encode":
-        ops, kept = pick_ops(place, dtype), spec.kv_spec()
-        needs = {"ranges": not kept.causal, "latents": kept.latent}
-        attention = pick_attention(load.attention, ops, place, dtype, graphs=load.graphs, **needs)
+        ops, shapes = pick_ops(place, dtype), spec.kv_spec().attention.values()
+        attention = pick_attention(
+            load.attention, ops, place, dtype, graphs=load.graphs, shapes=shapes
+        )
     shard = join_ranks(load, boot.rank, boot.group_fd)
     if load.role == "encode":
         wanted = what_to_load(load, shard, tally, told)

@@ -10,25 +10,26 @@ cumulative distribution, the best token first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from saccade.core.token_rules import NO_RULES, TokenRules
+from saccade.core.plan import Open, StepResult
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.transfer import send
-from saccade.runtime.edits import Edits, SlotEdits
-from saccade.runtime.token_rules import RowRules
+from saccade.runtime.draw_parts import DrawParts
+from saccade.runtime.row_parts import DrawPart, Draws
 
 _MASK = (1 << 64) - 1
 NUCLEUS_TOKENS = 1024
 """A row whose draw lies among its so many best tokens needs no sort of all of them."""
 FEW_TOKENS = 64
 """The same where top-k leaves no more."""
+NOBODY: frozenset[int] = frozenset()
 ROUNDING = 1e-5
 """Probability that rounding may move from one side of a bound to the other."""
 
@@ -48,40 +49,22 @@ def uniform(seed: int, count: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """The D rows of a step with a draw, known before the logits.
-
-    counts: tokens drawn before, by row. guesses: by place, those of rows that count only if the
-    row before of their slot drew that token.
-    """
-
-    rows: Sequence[int]  # slots, for the host
-    counts: Sequence[int]
-    slots: torch.Tensor  # [D] int64
-    uniforms: torch.Tensor  # [D] float64
-    guesses: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """Log-probabilities of W of the rows drawn, `rows`, each with `tops[i]` of the K best; at their
-    place of computing, or on the way to host memory.
+    """Log-probabilities of W of the rows drawn, `rows`, each with `tops[i]` of the K best. tensors:
+    of the chosen tokens [W], of the best ones [W, K], and these [W, K].
     """
 
     rows: Sequence[int]
     tops: Sequence[int]
-    chosen: torch.Tensor  # [W]
-    best: torch.Tensor  # [W, K]
-    ids: torch.Tensor  # [W, K]
+    tensors: Sequence[torch.Tensor]
 
-    def read(self, tokens: Sequence[int]) -> tuple[TokenLogprobs | None, ...]:
-        """Log-probabilities for the client, one per row drawn; None if not asked for."""
-        found: list[TokenLogprobs | None] = [None] * len(tokens)
-        chosen, best, ids = self.chosen.tolist(), self.best.tolist(), self.ids.tolist()
+    def tell(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+        chosen, best, ids = (each.tolist() for each in found)
+        told = []
         for index, (row, top) in enumerate(zip(self.rows, self.tops)):
             pairs = tuple(zip(ids[index][:top], best[index][:top]))
-            found[row] = TokenLogprobs(token=tokens[row], logprob=chosen[index], top=pairs)
-        return tuple(found)
+            told.append((row, TokenLogprobs(result.tokens[row], chosen[index], pairs)))
+        return replace(result, logprobs=tuple(told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +95,13 @@ class Sampler:
         # temperature, top-p, min-p
         self._params = torch.zeros((slots, 3), dtype=torch.float32, device=place)
         self._top_ks = torch.zeros(slots, dtype=torch.int32, device=place)
-        self._edits: Edits | SlotEdits
-        if ops.samples:
-            self._edits = SlotEdits(vocab_size, slots, stop_ids, place)
-        else:
-            self._edits = Edits(vocab_size, stop_ids, place)
-        self._rules: dict[int, RowRules] = {}
+        self._tops: dict[int, int] = {}  # alternatives to name, of slots with log-probabilities
+        self._parts = DrawParts(vocab_size, slots, stop_ids, place, ops)
+        self._joined: dict[int, tuple[DrawPart, ...]] = {}  # of slots that ask for any
 
-    def open(
-        self,
-        slot: int,
-        params: SamplingParams,
-        tokens: Sequence[int],
-        prompt_length: int,
-        rules: TokenRules = NO_RULES,
-    ) -> None:
-        """A sequence enters `slot`: its prompt, and the answer so far."""
-        if rules != NO_RULES:
-            self._rules[slot] = RowRules(
-                rules, tokens, prompt_length, self._vocab_size, self._device
-            )
+    def open(self, opened: Open) -> None:
+        """A sequence enters a slot: its prompt, and the answer so far."""
+        slot, params = opened.slot, opened.sampling
         if params.temperature > 0.0 or self._drew[slot]:
             row = np.array((params.temperature, params.top_p, params.min_p), np.float32)
             self._params[slot].copy_(send(row, self._device))
@@ -139,12 +109,16 @@ class Sampler:
             self._top_ks[slot : slot + 1].copy_(send(np.array([top_k], np.int32), self._device))
         self._asked[slot] = params
         self._drew[slot] = params.temperature > 0.0
-        self._edits.open(slot, params, tokens, prompt_length)
+        if params.logprobs is not None:
+            self._tops[slot] = params.logprobs
+        if params.edits or opened.rules is not None:
+            self._joined[slot] = self._parts.open(opened)
 
     def close(self, slot: int) -> None:
         self._asked[slot] = SamplingParams()
-        self._edits.close(slot)
-        self._rules.pop(slot, None)
+        self._tops.pop(slot, None)
+        for part in self._joined.pop(slot, ()):
+            part.close(slot)
 
     def warm_up(self) -> None:
         """Launch each way to draw once, for kernels that are compiled at first launch."""
@@ -155,8 +129,11 @@ class Sampler:
         words = -(-self._vocab_size // 32)
         masks = torch.full((1, words), -1, dtype=torch.int32, device=self._device)
         for allowed in (None, Allowed(masks, [0])):
-            self._edit(logits, draws, allowed is not None)
-            self._count(draws, self._launch(logits, draws, drawn, allowed))
+            for part in self._parts.made:
+                part.edit(logits, draws, allowed is not None)
+            tokens = self._launch(logits, draws, drawn, allowed)
+            for part in self._parts.made:
+                part.count(draws, tokens)
 
     def __call__(
         self,
@@ -170,11 +147,12 @@ class Sampler:
         masks: [M, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 says whether token
         i may be drawn. masked: the masks' rows; None: all, in order.
         """
-        asked = [self._asked[slot] for slot in draws.rows]
-        wants = [row for row, params in enumerate(asked) if params.logprobs is not None]
+        wants = (
+            [at for at, slot in enumerate(draws.rows) if slot in self._tops] if self._tops else []
+        )
         # of the model's own distribution, before any edit
         raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
-        depends = {slot for slot in draws.rows if slot in self._edits or slot in self._rules}
+        depends = self._joined.keys() & draws.rows if self._joined else NOBODY
         later: Allowed | None = None
         if masks is not None:
             rows = range(len(masks)) if masked is None else masked
@@ -186,38 +164,43 @@ class Sampler:
         if depends and any(draws.rows[at] in depends for at in draws.guesses):
             tokens = self._take_turns(logits, draws, depends, masks is not None)
         else:
-            tokens = self._draw_rows(logits, draws, masks is not None, later)
-        if raw is None:
-            return tokens, None
-        tops = [asked[row].logprobs or 0 for row in wants]
+            tokens = self._draw_rows(logits, draws, depends, masks is not None, later)
+        return tokens, None if raw is None else self._report(raw, tokens, draws, wants)
+
+    def _report(
+        self, raw: torch.Tensor, tokens: torch.Tensor, draws: Draws, wants: Sequence[int]
+    ) -> Report:
+        """raw: log-probabilities [W, V] of the rows `wants`."""
+        tops = [self._tops[draws.rows[at]] for at in wants]
         best, ids = torch.topk(raw, min(max(tops), self._vocab_size), dim=-1)
         chosen = raw.gather(1, self._pick(tokens, wants).unsqueeze(1)).squeeze(1)
-        return tokens, Report(wants, tops, chosen, best, ids)
+        return Report(wants, tops, (chosen, best, ids))
 
     def _draw_rows(
-        self, logits: torch.Tensor, draws: Draws, masked: bool, later: Allowed | None
+        self,
+        logits: torch.Tensor,
+        draws: Draws,
+        depends: Collection[int],
+        masked: bool,
+        later: Allowed | None,
     ) -> torch.Tensor:
-        """Draw all rows, and add the tokens to what their slots' edits and rules depend on."""
-        edited = any(slot in self._edits for slot in draws.rows)
-        ruled = [
-            (at, self._rules[slot]) for at, slot in enumerate(draws.rows) if slot in self._rules
-        ]
-        for at, rules in ruled:
-            rules.restrict(logits[at])
-        if edited:
-            self._edit(logits, draws, masked or bool(ruled))
-        for at, rules in ruled:
-            rules.force(logits[at])
+        """Draw all rows, and tell the parts of slots that depend on what was drawn."""
+        parts = self._parts_of(draws, depends) if depends else ()
+        for part in parts:
+            masked = part.edit(logits, draws, masked)
         asked = [self._asked[slot] for slot in draws.rows]
         if self._ops.samples:
             tokens = self._launch(logits, draws, asked, later)
         else:
             tokens = self._choose(logits, draws, asked)
-        if edited:
-            self._count(draws, tokens)
-        for at, rules in ruled:
-            rules.add(tokens[at : at + 1])
+        for part in parts:
+            part.count(draws, tokens)
         return tokens
+
+    def _parts_of(self, draws: Draws, depends: Collection[int]) -> Sequence[DrawPart]:
+        """The parts of some of the rows' slots, in their order."""
+        joined = [self._joined[slot] for slot in depends if slot in draws.rows]
+        return [part for part in self._parts.made if any(part in each for each in joined)]
 
     def _take_turns(
         self, logits: torch.Tensor, draws: Draws, depends: Collection[int], masked: bool
@@ -246,23 +229,11 @@ class Sampler:
             if right:
                 index = self._send(right)
                 part, some = logits.index_select(0, index), _some(draws, right, index)
-                found = self._draw_rows(part, some, masked, None)
+                found = self._draw_rows(part, some, depends, masked, None)
                 tokens.index_copy_(0, index, found)
                 drawn.update(zip(some.rows, found.tolist()))
             left = waiting
         return tokens
-
-    def _edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> None:
-        if isinstance(self._edits, SlotEdits):
-            self._edits.edit(logits, draws.slots, masked)
-        else:
-            self._edits.edit(logits, draws.rows, draws.counts, masked)
-
-    def _count(self, draws: Draws, tokens: torch.Tensor) -> None:
-        if isinstance(self._edits, SlotEdits):
-            self._edits.count(draws.slots, tokens)
-        else:
-            self._edits.count(draws.rows, tokens)
 
     def _launch(
         self,

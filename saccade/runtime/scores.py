@@ -8,124 +8,112 @@ or requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from saccade.core.config import SCORE_BLOCK_BYTES
+from saccade.core.plan import ReadRun, RowExtra, ScoreRun, StepResult
 from saccade.core.types import PromptScores, Readout
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Scores of one run of tokens. States `[row, row + C)` of the batch stand before `tokens`,
-    int64 [C], beginning with the prompt's token `start`; the `top` best are named.
-    """
-
-    row: int
-    start: int
-    tokens: npt.NDArray[np.int64]
-    top: int
-
-    def blocks(self, rows: int) -> Iterator[slice]:
-        count = len(self.tokens)
-        return (slice(at, min(at + rows, count)) for at in range(0, count, rows))
+from saccade.runtime.row_parts import Asking, RowOutcome, StatePart
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scores of one run of C tokens, at their place of computing, or on the way to host memory."""
+    """Scores of runs of prompt tokens. runs: each one's row in the plan, and its first token.
+    tensors: of each run of C tokens, ids [C, 1 + K] int32, logprobs [C, 1 + K] float32 and ranks
+    [C] int32.
+    """
 
-    start: int
-    ids: torch.Tensor  # [C, 1 + K] int32
-    logprobs: torch.Tensor  # [C, 1 + K] float32
-    ranks: torch.Tensor  # [C] int32
+    runs: Sequence[tuple[int, int]]
+    tensors: Sequence[torch.Tensor]
 
-    def read(self) -> PromptScores:
-        """For the front."""
-        ids, logprobs, ranks = (
-            each.numpy().tobytes() for each in (self.ids, self.logprobs, self.ranks)
+    def tell(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+        packed = (each.numpy().tobytes() for each in found)
+        scores = zip(self.runs, zip(packed, packed, packed, strict=True), strict=True)
+        return replace(
+            result, scores=tuple((row, PromptScores(start, *each)) for (row, start), each in scores)
         )
-        return PromptScores(self.start, ids, logprobs, ranks)
-
-
-@dataclass(frozen=True, slots=True)
-class ToRead:
-    """States `[row, row + count)` of the batch are to be read, or the logits of `labels`, if any.
-    The first is after the prompt's token `start`.
-    """
-
-    row: int
-    count: int
-    start: int
-    labels: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RowsRead:
-    """Readings of runs of tokens, one after another, at their place of computing, or on the way to
-    host memory. states: of runs without labels. logits: of runs with labels, the longest list being
-    K; shorter lists are padded.
-    """
-
-    wanted: tuple[ToRead, ...]
-    states: torch.Tensor  # [N, hidden] float32
-    logits: torch.Tensor  # [M, K] float32
-
-    def read(self) -> tuple[Readout, ...]:
-        """The readings for the front, one for each of `wanted`."""
-        left = {False: self.states.numpy(), True: self.logits.numpy()}
-        found = []
-        for each in self.wanted:
-            rows, labelled = left[bool(each.labels)], bool(each.labels)
-            mine, left[labelled] = rows[: each.count], rows[each.count :]
-            mine = mine[:, : len(each.labels)] if labelled else mine
-            found.append(Readout(each.start, mine.shape[1], mine.tobytes()))
-        return tuple(found)
 
 
 class Scorer:
-    """Scores and reads rows of one network. `keeps`: this rank reads the results."""
+    """Scores prompt tokens of one network. `keeps`: this rank reads the results."""
 
     def __init__(self, net: FamilyNet, keeps: bool) -> None:
         self._net = net
         self._keeps = keeps
-        self._rows = max(1, SCORE_BLOCK_BYTES // (4 * net.spec.vocab_size))
+        self._rows = block_rows(net)
 
-    def __call__(self, states: torch.Tensor, wanted: Sequence[Wanted]) -> tuple[Scored, ...]:
-        """One score for each of `wanted`, from the states [T, hidden] of a step; none on ranks that
-        keep none.
-        """
-        found = []
-        for each in wanted:
-            tokens = send(each.tokens, states.device)
+    def __call__(
+        self, states: torch.Tensor, asking: Sequence[Asking[ScoreRun]]
+    ) -> RowOutcome | None:
+        runs: list[tuple[int, int]] = []
+        tensors: list[torch.Tensor] = []
+        for each in asking:
+            first, end = each.extra.first, each.extra.end
+            tokens = send(each.tokens[first:end], states.device)
+            before = states[each.at + first - 1 - each.start :][: end - first]
             parts = []
-            for block in each.blocks(self._rows):
-                rows = states[each.row + block.start : each.row + block.stop]
-                logits = self._net.logits(rows)  # [B, V] float32
+            for at in range(0, end - first, self._rows):
+                logits = self._net.logits(before[at : at + self._rows])  # [B, V] float32
                 if self._keeps:
-                    parts.append(score(logits, tokens[block], each.top))
-            if parts:
-                found.append(Scored(each.start, *map(torch.cat, zip(*parts))))
-        return tuple(found)
+                    parts.append(score(logits, tokens[at : at + self._rows], each.extra.top))
+            tensors += map(torch.cat, zip(*parts))
+            runs.append((each.row, first))
+        return Scored(runs, tensors) if self._keeps else None
 
-    def read(self, states: torch.Tensor, wanted: Sequence[ToRead]) -> RowsRead | None:
-        """The readings of the states [T, hidden] of a step; None on ranks that keep none."""
-        plain = _places(each for each in wanted if not each.labels)
-        named = _places(each for each in wanted if each.labels)
+
+@dataclass(frozen=True, slots=True)
+class RowsRead:
+    """Readings of runs of tokens, one after another. tensors: states [N, hidden] float32 of runs
+    without labels, and logits [M, K] float32 of runs with labels, the longest list being K; shorter
+    lists are padded.
+    """
+
+    asking: Sequence[Asking[ReadRun]]
+    tensors: Sequence[torch.Tensor]
+
+    def tell(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+        states, logits = (each.numpy() for each in found)
+        left = {False: states, True: logits}
+        told = []
+        for each in self.asking:
+            labels, count = each.extra.labels, each.extra.count
+            rows, labelled = left[bool(labels)], bool(labels)
+            mine, left[labelled] = rows[:count], rows[count:]
+            mine = mine[:, : len(labels)] if labelled else mine
+            start = each.start + each.length - count
+            told.append((each.row, Readout(start, mine.shape[1], mine.tobytes())))
+        return replace(result, readouts=tuple(told))
+
+
+class StateReader:
+    """Reads prompts of one network. `keeps`: this rank reads the results."""
+
+    def __init__(self, net: FamilyNet, keeps: bool) -> None:
+        self._net = net
+        self._keeps = keeps
+        self._rows = block_rows(net)
+
+    def __call__(
+        self, states: torch.Tensor, asking: Sequence[Asking[ReadRun]]
+    ) -> RowOutcome | None:
+        plain = _last_rows(each for each in asking if not each.extra.labels)
+        named = _last_rows(each for each in asking if each.extra.labels)
         found = self._net.normed(states.index_select(0, send(plain, states.device))).float()
-        most = max(len(each.labels) for each in wanted)
+        most = max(len(each.extra.labels) for each in asking)
         labels = np.zeros((len(named), most), np.int64)
         at = 0
-        for each in wanted:
-            if each.labels:
-                labels[at : at + each.count, : len(each.labels)] = each.labels
-                at += each.count
+        for each in asking:
+            if each.extra.labels:
+                labels[at : at + each.extra.count, : len(each.extra.labels)] = each.extra.labels
+                at += each.extra.count
         rows, ids, parts = send(named, states.device), send(labels, states.device), []
         for start in range(0, len(named), self._rows):
             block = slice(start, start + self._rows)
@@ -134,14 +122,26 @@ class Scorer:
                 parts.append(logits.gather(1, ids[block]))
         if not self._keeps:
             return None
-        return RowsRead(
-            tuple(wanted), found, torch.cat(parts) if parts else found.new_empty((0, 0))
-        )
+        chosen = torch.cat(parts) if parts else found.new_empty((0, 0))
+        return RowsRead(asking, (found, chosen))
 
 
-def _places(wanted: Iterable[ToRead]) -> npt.NDArray[np.int64]:
-    """Batch rows, in order."""
-    runs = [np.arange(each.row, each.row + each.count) for each in wanted]
+STATE_PARTS: Mapping[type[RowExtra], Callable[[FamilyNet, bool], StatePart[Any]]] = {
+    ScoreRun: Scorer,
+    ReadRun: StateReader,
+}
+"""By what a row asks for: what computes it of one network, and whether this rank keeps it."""
+
+
+def block_rows(net: FamilyNet) -> int:
+    """Return the rows that the head is applied to at once."""
+    return max(1, SCORE_BLOCK_BYTES // (4 * net.spec.vocab_size))
+
+
+def _last_rows(asking: Iterable[Asking[ReadRun]]) -> npt.NDArray[np.int64]:
+    """The batch rows to read, in order."""
+    ends = [(each.at + each.length, each.extra.count) for each in asking]
+    runs = [np.arange(end - count, end) for end, count in ends]
     return np.concatenate(runs) if runs else np.empty(0, np.int64)
 
 

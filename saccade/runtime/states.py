@@ -72,11 +72,8 @@ class StateRecurrence:
 
     def plan(self, batch: Batch) -> None:
         """Prepare for a batch: once per step."""
-        if self._layers:
-            rows = self._ops.state_rows(
-                batch.q_starts, batch.kv_lengths, batch.slots, batch.singles
-            )
-            self._rows = rows.keeping(batch.kept) if batch.kept else rows
+        rows = self._ops.state_rows(batch.q_starts, batch.kv_lengths, batch.slots, batch.singles)
+        self._rows = rows.keeping(batch.kept) if batch.kept else rows
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
         assert self._rows is not None, "a batch is planned first"

@@ -1,7 +1,7 @@
 """`TokenRules` on logits: earlier tokens' bans and demands on the next.
 
-Owns, for one sequence with rules, its tokens on the device, where drawn tokens are added unknown to
-the host. A step's work is a pass over the tokens and a pass over the row.
+Owns, for each sequence with rules, its tokens on the device, where drawn tokens are added unknown
+to the host. A step's work is a pass over the tokens and a pass over the row.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from saccade.core.plan import Open
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.nn.transfer import send
 
@@ -105,7 +106,7 @@ class _BadWords:
             self._tail = torch.cat((self._tail[1:], token))
 
 
-class _Thinking:
+class RowThinking:
     """The state of the answer's reasoning, and the number of tokens it may still take."""
 
     def __init__(
@@ -119,11 +120,19 @@ class _Thinking:
         for token in answer:
             self.add(torch.tensor([token], device=device))
 
-    def force(self, row: torch.Tensor) -> None:
-        """The end of reasoning alone, if due; not if a grammar forbids the end."""
+    @classmethod
+    def of(cls, opened: Open, vocab_size: int, device: torch.device) -> RowThinking:
+        """The budget of a sequence, with its answer so far."""
+        assert opened.rules is not None and opened.rules.thinking is not None
+        answer = opened.tokens[opened.prompt_length :]
+        return cls(opened.rules.thinking, answer, vocab_size, device)
+
+    def edit(self, row: torch.Tensor, _: int, masked: bool, /) -> bool:
+        """Leave the end of reasoning alone, if due; not if a grammar forbids the end."""
         close = slice(self._budget.close, self._budget.close + 1)
         due = self._inside & (self._left <= 0) & (row[close] > -torch.inf)
         row.copy_(torch.where(due, self._ending, row))
+        return masked
 
     def add(self, token: torch.Tensor) -> None:
         self._left = self._left - self._inside.long()
@@ -131,50 +140,39 @@ class _Thinking:
         self._inside = goes_on | (token == self._budget.open)
 
 
-class RowRules:
-    """The rules of one sequence."""
+class RowBans:
+    """The tokens that one sequence's rules forbid."""
 
     def __init__(
-        self,
-        rules: TokenRules,
-        tokens: Sequence[int],
-        prompt_length: int,
-        vocab_size: int,
-        device: torch.device,
+        self, rules: TokenRules, tokens: Sequence[int], prompt_length: int, device: torch.device
     ) -> None:
         """tokens: the prompt, and the answer so far."""
         answer = tokens[prompt_length:]
         self._allowed = send(np.array(rules.allowed, np.int64), device) if rules.allowed else None
-        self._words = _BadWords(rules.bad_words, answer, device) if rules.bad_words else None
-        self._ngrams = (
-            _Ngrams(rules.no_repeat, tokens if rules.no_repeat.prompt else answer, device)
-            if rules.no_repeat
-            else None
-        )
-        self._thinking = (
-            _Thinking(rules.thinking, answer, vocab_size, device) if rules.thinking else None
-        )
+        self._kinds: list[_BadWords | _Ngrams] = []
+        if rules.bad_words:
+            self._kinds.append(_BadWords(rules.bad_words, answer, device))
+        if rules.no_repeat:
+            seen = tokens if rules.no_repeat.prompt else answer
+            self._kinds.append(_Ngrams(rules.no_repeat, seen, device))
 
-    def restrict(self, row: torch.Tensor) -> None:
-        """Forbid tokens, before any other edit: logits [V], in place."""
-        if not (self._words or self._ngrams) and self._allowed is None:
-            return
+    @classmethod
+    def of(cls, opened: Open, device: torch.device) -> RowBans:
+        """The bans of a sequence, with its prompt and the answer so far."""
+        assert opened.rules is not None
+        return cls(opened.rules, opened.tokens, opened.prompt_length, device)
+
+    def edit(self, row: torch.Tensor, _count: int, _masked: bool, /) -> bool:
+        """Forbid tokens; none where no token would be left."""
         before = row.clone()
         if self._allowed is not None:
             row.fill_(-torch.inf)
             row.index_copy_(0, self._allowed, before.index_select(0, self._allowed))
-        for rule in (self._words, self._ngrams):
-            if rule is not None:
-                rule.ban(row)
+        for kind in self._kinds:
+            kind.ban(row)
         row.copy_(torch.where(row.amax() == -torch.inf, before, row))
-
-    def force(self, row: torch.Tensor) -> None:
-        """Leave one token if due, after all other edits: logits [V], in place."""
-        if self._thinking is not None:
-            self._thinking.force(row)
+        return True
 
     def add(self, token: torch.Tensor) -> None:
-        """`token` [1] was drawn."""
-        for rule in (self._words, self._ngrams, self._thinking):
-            if rule is not None:
-                rule.add(token)
+        for kind in self._kinds:
+            kind.add(token)

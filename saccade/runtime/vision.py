@@ -207,6 +207,11 @@ class VisionEncoder:
         return failed
 
     @property
+    def busy(self) -> bool:
+        """True while some encoding is under way, or has ended untold."""
+        return bool(self._begun or self._ended or self._failed)
+
+    @property
     def computing(self) -> bool:
         """True with an encoding that `ended` will tell of without another step."""
         return bool(self._ended)

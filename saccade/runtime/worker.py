@@ -9,21 +9,22 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig, StepGraphSizes
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Change, Changed, Memory, Plan, StepResult
+from saccade.core.plan import Change, Changed, Memory, Plan, Row, RowExtra, StepResult
 from saccade.nn.net import without_weights
-from saccade.nn.protocol import Batch, FamilyNet
+from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
-from saccade.runtime.adapters import open_table
+from saccade.runtime.adapters import NOT_LOADED, AdapterTable, open_table
 from saccade.runtime.agreement import UNDERSTOOD, agree
 from saccade.runtime.attention import attention_for
-from saccade.runtime.batch import Batcher, PageTable
+from saccade.runtime.batch import Batcher, Frame, PageTable
 from saccade.runtime.begun_step import MaskSource, Step
 from saccade.runtime.finite import NO_TOKEN, finite_rows, quieten
 from saccade.runtime.head import HeadGuesser
@@ -32,8 +33,9 @@ from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
 from saccade.runtime.page_memory import PageMemory, open_pages
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.renewal import LoadNet, Renewal
+from saccade.runtime.row_parts import Draws, StatePart
 from saccade.runtime.sampler import Sampler
-from saccade.runtime.scores import Scorer
+from saccade.runtime.scores import STATE_PARTS
 from saccade.runtime.sleep import GivenBack, let_go
 from saccade.runtime.states import StateMemory
 from saccade.runtime.step_graphs import StepGraphs, StepMemory
@@ -82,16 +84,17 @@ class Worker:
             ops=net.ops,
             kept=kept,
         )
-        self._adapters = open_table(net, torch.empty(0, dtype=dtype, device=device), everyone)
-        disk = open_pages(config.kv.pages, everyone)
-        room = config.kv.pages.host_bytes
-        self.pages = PageMemory(caches, size, self.states, everyone, disk, room)
+        self._adapters: AdapterTable | None = None  # made with the first that is loaded
+        self.pages: PageMemory | None = None
+        if config.kv.pages:
+            disk, room = open_pages(config.kv.pages, everyone), config.kv.pages.host_bytes
+            self.pages = PageMemory(caches, size, self.states, everyone, disk, room)
         known = PositionCache(spec, net.vision, metrics)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
         like = self.images.like
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
-        self._scorer = Scorer(net, keeps=not everyone.rank)
+        self._state_parts: dict[type[RowExtra], StatePart[Any]] = {}  # those asked for so far
         self._sampler = (
             None
             if everyone.rank
@@ -113,7 +116,7 @@ class Worker:
     @property
     def kept(self) -> tuple[tuple[bytes, int], ...]:
         """KV pages left on disk by an earlier run: (name, bytes), the oldest first."""
-        return self.pages.found
+        return self.pages.found if self.pages is not None else ()
 
     @torch.inference_mode()
     def _capture(self, sizes: StepGraphSizes, metrics: Metrics) -> StepGraphs:
@@ -127,7 +130,8 @@ class Worker:
         """
         self._graphs = None
         self.images.close()
-        self.pages.close()
+        if self.pages is not None:
+            self.pages.close()
 
     @torch.inference_mode()
     def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
@@ -137,31 +141,36 @@ class Worker:
         masks: called where a row is `masked`, after all other launches; may block, and read the
         results of steps before.
         """
-        step = self.images.begin(plan)
+        images = self.images if plan.images or self.images.active else None
+        step = images.begin(plan, self.pages) if images is not None else Step(plan, self.pages)
         if plan.adapt:
             return step
         if plan.change is not None:
             step.changed(self._change(plan.change))
         for slot in plan.close:
             self._batcher.close(slot)
+            if self._adapters is not None:
+                self._adapters.close(slot)
             if self._sampler:
                 self._sampler.close(slot)
         for opened in plan.open:
-            self._adapters.check(opened.adapter)
             self._batcher.open(opened)
-            if self._sampler and opened.reading is None:
-                self._sampler.open(
-                    opened.slot,
-                    opened.sampling,
-                    opened.tokens,
-                    opened.prompt_length,
-                    opened.rules,
-                )
-        step.move_pages(self.pages)
-        self.states.copy(plan.restore)
+            if opened.adapter:
+                assert self._adapters is not None, NOT_LOADED
+                self._adapters.open(opened.slot, opened.adapter)
+            if self._sampler:
+                self._sampler.open(opened)
+        if plan.pages:
+            assert self.pages is not None, "there are no other tiers for KV pages"
+            self.pages.move(plan.pages)
+        if plan.restore:
+            self.states.copy(plan.restore)
         for encode in plan.encode:
-            self._adapters.check(encode.adapter)
-        self.images.encode(plan, step)
+            if encode.adapter:
+                assert self._adapters is not None, NOT_LOADED
+                self._adapters.check(encode.adapter)
+        if images is not None:
+            images.encode(plan, step)
         if plan.rows:
             left = [masks] if masks is not None and _masked(plan) else []
             try:
@@ -173,8 +182,10 @@ class Worker:
                 for mask in left:  # those of the next plan come behind them
                     mask()
                 step.exhausted()
-        self.states.copy(plan.snapshot)
-        self.images.save(plan)
+        if plan.snapshot:
+            self.states.copy(plan.snapshot)
+        if plan.save:
+            self.images.save(plan)
         return step
 
     def _change(self, change: Change) -> Changed:
@@ -191,6 +202,8 @@ class Worker:
             case _ if "weights" in self._memory.asleep:
                 made = Changed("the model sleeps: wake it first (POST /wake_up)")
             case _:
+                if self._adapters is None:
+                    self._adapters = open_table(self._net, self.images.like, self._shard)
                 made = self._adapters.make(change)
         if "adapter" not in change.kind:
             let_go(self.images.like)
@@ -216,13 +229,14 @@ class Worker:
         if self._renewal is None:
             return "this server's weights cannot change"
         graphs = self._graphs is not None or self.images.encoder.captures
-        return self._renewal.refuses(graphs=graphs, adapters=not self._adapters.empty)
+        adapters = self._adapters is not None and not self._adapters.empty
+        return self._renewal.refuses(graphs=graphs, adapters=adapters)
 
     def _use(self, net: FamilyNet) -> None:
         """Let go of the network for the new one."""
         self._net = net
-        self._scorer = Scorer(net, keeps=not self._shard.rank)
-        self._adapters = open_table(net, self.images.like, self._shard)
+        self._state_parts.clear()
+        self._adapters = None
         self.images.encoder.replace(net)
 
     def _sleep(self, change: Change, trial: bool = False) -> Changed:
@@ -266,32 +280,57 @@ class Worker:
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
         rows, frame = plan.rows, None
-        if self._graphs and not self._batcher.adapted(rows):
+        adapters = self._adapters.rows(rows) if self._adapters is not None else ()
+        if self._graphs and not adapters:
             decoding = self._batcher.count_decoding(rows)
             frame = self._graphs.frame(decoding, len(rows), plan.num_tokens)
         batch, draws = self._batcher.build(plan, self.images.embeddings, frame)
+        if adapters:
+            batch = replace(batch, adapters=adapters)
         if self._graphs and frame:
             states = self._graphs.run(frame, batch.embeddings)  # [tokens of the frame, hidden]
         else:
             self._attention.plan(batch)
             states = self._net.forward(batch, self._attention)  # [T, hidden]
-        if wanted := self._batcher.scored(rows, frame):
-            step.score(self._scorer(states, wanted))
-        if to_read := self._batcher.to_read(rows, frame):
-            found = self._scorer.read(states, to_read)
-            if found is not None:
-                step.read(found)
+        if any(row.extras for row in rows):
+            self._tell_extras(rows, frame, states, step)
         if not all(row.sample for row in rows):
             # Whatever is no number in a sequence reaches the state of its last token.
             finite = finite_rows(states.index_select(0, batch.q_starts[1:].long() - 1))  # [R]
             step.check(finite, self._batcher.places(rows, frame))
-        if not draws.rows:
-            self._guess(plan, batch, states, draws.slots, step)
-            return
-        logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
+        drawn = draws.slots
+        if draws.rows:
+            logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
+            drawn = self._draw(logits, draws, _masked(plan), masks, step)
+        if self._net.head is not None and self._guesses:
+            guess = HeadGuesser(self._net.head, self._attention, self._batcher)
+            step.guess(guess(rows, batch, self._net.normed(states), drawn))
+
+    def _tell_extras(
+        self, rows: Sequence[Row], frame: Frame | None, states: torch.Tensor, step: Step
+    ) -> None:
+        """states: of the step's batch, padded to `frame`."""
+        for kind, asking in self._batcher.asking(rows, frame).items():
+            if kind not in self._state_parts:
+                self._state_parts[kind] = STATE_PARTS[kind](self._net, not self._shard.rank)
+            if (outcome := self._state_parts[kind](states, asking)) is not None:
+                step.tell(outcome)
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        draws: Draws,
+        masked: Sequence[int],
+        masks: MaskSource | None,
+        step: Step,
+    ) -> torch.Tensor:
+        """Return the first rank's tokens [D]. masked: the places of rows with masks."""
         report = None
-        if self._sampler:
-            allowed, masked = None, _masked(plan)
+        if self._sampler is None:
+            tokens = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
+            told = tokens  # by the first rank alone
+        else:
+            allowed = None
             if masked:
                 assert masks is not None, "a row's mask follows, but nobody has it"
                 words = masks()
@@ -299,21 +338,12 @@ class Worker:
             finite = quieten(logits)
             tokens, report = self._sampler(logits, draws, allowed, masked)
             told = torch.where(finite, tokens, NO_TOKEN)
-        else:
-            tokens = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
-            told = tokens  # by the first rank alone
         tokens = self._shard.broadcast(tokens)
         self._batcher.keep(draws, tokens)
-        step.draw(told, report)
-        self._guess(plan, batch, states, tokens, step)
-
-    def _guess(
-        self, plan: Plan, batch: Batch, states: torch.Tensor, drawn: torch.Tensor, step: Step
-    ) -> None:
-        """drawn: as `HeadGuesser`'s."""
-        if self._net.head is not None and self._guesses:
-            guess = HeadGuesser(self._net.head, self._attention, self._batcher)
-            step.guess(guess(plan.rows, batch, self._net.normed(states), drawn))
+        step.draw(told)
+        if report is not None:
+            step.tell(report)
+        return tokens
 
 
 def _masked(plan: Plan) -> list[int]:

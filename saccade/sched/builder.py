@@ -26,6 +26,7 @@ from saccade.core.plan import (
     Splice,
     StateCopy,
 )
+from saccade.core.token_rules import NO_RULES
 from saccade.core.types import ImageKey
 from saccade.sched.sequence import Run, Sequence
 
@@ -110,9 +111,7 @@ class PlanBuilder:
                 images=request.images,
                 sampling=request.sampling,
                 pages=tuple(run.pages),
-                prompt_logprobs=request.prompt_logprobs,
-                reading=request.reading,
-                rules=request.rules,
+                rules=None if request.rules == NO_RULES else request.rules,
                 adapter=request.adapter.number,
             )
         )
@@ -185,9 +184,8 @@ def _row(sequence: Sequence, run: Run, end: int) -> Row:
     if sample:
         run.drawing, run.drawn = run.drawing + 1, end
     masked = sample and sequence.guide is not None
-    scored = sequence.to_score(start, end)
-    read = sequence.to_read(start, end)
-    return Row(run.slot, start, end - start, pages, sample, masked, scored=scored, read=read)
+    extras = sequence.extras(start, end)
+    return Row(run.slot, start, end - start, pages, sample, masked, extras=extras)
 
 
 def splices(

@@ -497,16 +497,14 @@ class GenerationScheduler:
             deltas += [self._finish(sequence, "error", NO_MEMORY_STEP) for sequence in kept]
             self.pool.release(flight.pages)
             return deltas
-        drawn, scores = zip(result.tokens, result.logprobs, strict=True), iter(result.scores)
-        readouts = iter(result.readouts)
+        drawn, logprobs = iter(enumerate(result.tokens)), dict(result.logprobs)
+        scores, readouts = dict(result.scores), dict(result.readouts)
         right = right_guesses(flight, result.tokens)
         left = dict(right)
         for place, (row, (sequence, run)) in enumerate(
             zip(flight.plan.rows, flight.rows, strict=True)
         ):
-            token, logprobs = next(drawn) if row.sample else (-1, None)
-            found = next(scores) if row.scored else None
-            readout = next(readouts) if row.read else None
+            at, token = next(drawn) if row.sample else (-1, -1)
             if not counts(row, sequence, run, left):
                 continue
             if sequence.run is run and place in result.broken:
@@ -516,12 +514,12 @@ class GenerationScheduler:
                 known = row.sample and row.start + row.length < len(sequence.tokens)
                 run.drawing -= row.sample and not known and run not in right
                 self._advance(sequence, run, row)
-                if row.scored:
-                    sequence.scored = row.scored[1]
+                if (found := scores.get(place)) is not None:
+                    sequence.scored = found.start + found.count
                     deltas.append(Delta(sequence.request.id, scores=found))
                 if row.sample and not known:
-                    deltas.append(self._append(sequence, token, logprobs))
-                if readout is not None:
+                    deltas.append(self._append(sequence, token, logprobs.get(at)))
+                if (readout := readouts.get(place)) is not None:
                     deltas.append(self._tell_readout(sequence, run, readout))
         settle(self.drafter, self._slots.states, flight, right, result.guesses)
         self.pool.release(flight.pages)

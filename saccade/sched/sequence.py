@@ -17,7 +17,7 @@ from typing import Literal
 
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
-from saccade.core.plan import PageTier
+from saccade.core.plan import PageTier, ReadRun, RowExtra, ScoreRun
 from saccade.core.types import (
     CacheMiss,
     CacheReport,
@@ -329,16 +329,17 @@ class Sequence:
             return len(self.content.tokens)
         return self.scored - (self.request.reading is None)
 
-    def to_score(self, start: int, end: int) -> tuple[int, int] | None:
-        """The prompt tokens [first, end) to be scored by a row of tokens [start, end), if any."""
-        if self.request.reading is not None:
-            return None
+    def extras(self, start: int, end: int) -> tuple[RowExtra, ...]:
+        """What a row of tokens [start, end) is asked for beside its token."""
+        if self.scored >= self.prompt_length:
+            return ()
+        request = self.request
+        if request.reading is not None:
+            count = end - max(start, self.scored)
+            return (ReadRun(count, request.reading.labels),) if count > 0 else ()
+        assert request.prompt_logprobs is not None
         first, last = max(start + 1, self.scored), min(end + 1, self.prompt_length)
-        return (first, last) if first < last else None
-
-    def to_read(self, start: int, end: int) -> int:
-        """The number of a row's last tokens [start, end) to be read."""
-        return 0 if self.request.reading is None else max(0, end - max(start, self.scored))
+        return (ScoreRun(first, last, request.prompt_logprobs),) if first < last else ()
 
     def may_draw(self, token_limit: int) -> bool:
         """True if one more token may be planned beyond the plans in flight: the answer has room for

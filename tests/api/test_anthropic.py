@@ -175,8 +175,8 @@ def test_a_transcript_of_an_agent_becomes_a_chat() -> None:
     ]
     places = [each.place for each in chat.messages]
     assert places[:3] == ["system", "messages[0].content", "messages[1].content"]
-    assert chat.offer is not None
-    (tool,) = chat.offer.tools
+    assert chat.tools is not None
+    (tool,) = chat.tools.tools
     assert (tool.name, tool.description, tool.parameters) == (
         "look",
         "Look closer",
@@ -229,9 +229,9 @@ def test_a_tool_choice_is_openais(choice: Any, openais: Any, parallel: bool) -> 
         {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}],
          "tools": [{**TOOL, "eager_input_streaming": True}], "tool_choice": choice},
     )  # fmt: skip
-    offer = chat_of(ask).offer
-    assert offer is not None
-    assert (offer.choice, offer.parallel) == (openais, parallel)
+    tools = chat_of(ask).tools
+    assert tools is not None
+    assert (tools.choice, tools.parallel) == (openais, parallel)
 
 
 def test_the_rest_of_a_body_becomes_settings() -> None:
@@ -244,7 +244,7 @@ def test_the_rest_of_a_body_becomes_settings() -> None:
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": {}}},
     )
     assert made.sampling == {"max_tokens": 9, "stop": ("\n\n",)}
-    assert made.wish == OutputConstraint("json", {}, "output_config.format.schema")
+    assert made.constraint == OutputConstraint("json", {}, "output_config.format.schema")
     chat = chat_of(made)
     assert chat.thinks is False and not chat.variables
     assert chat.continue_final_message and not chat.add_generation_prompt

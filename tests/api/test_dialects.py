@@ -14,7 +14,7 @@ import pytest
 
 from saccade.api.chat.read import read_chat
 from saccade.api.messages.read import read_message
-from saccade.api.responses.read import read_responses, response_ask
+from saccade.api.responses.read import read_responses, response_request
 from saccade.core.errors import InvalidRequest
 from saccade.front.content import LONGEST_NAME, MOST_CALLS
 from saccade.front.conversation import Chat, MessageText
@@ -29,7 +29,7 @@ Read = Callable[[bytearray], GenerationRequest]
 
 def read_response(body: bytearray) -> GenerationRequest:
     inquiry = read_responses(body, CONTEXT)
-    return response_ask(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
+    return response_request(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
 
 
 READ: dict[str, Read] = {

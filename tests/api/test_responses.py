@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from saccade.api.responses.handlers import cache_diagnostics
-from saccade.api.responses.read import read_responses, response_ask
+from saccade.api.responses.read import read_responses, response_request
 from saccade.api.responses.store import KeptTurn, ResponseStore
 from saccade.api.responses.write import ResponseStream
 from saccade.core.client import Client
@@ -207,7 +207,7 @@ def asked_of(*items: Any, **fields: Any) -> GenerationRequest:
     """The request that these items are read into."""
     body = bytearray(msgspec.json.encode({"input": list(items), **fields}))
     inquiry = read_responses(body, CONTEXT)
-    return response_ask(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
+    return response_request(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
 
 
 def chat_of(ask: GenerationRequest) -> Chat:
@@ -265,13 +265,13 @@ def test_tools_and_formats_are_read() -> None:
         reasoning={"effort": "high"},
     )
     chat = chat_of(ask)
-    assert chat.offer is not None
-    (tool,) = chat.offer.tools
+    assert chat.tools is not None
+    (tool,) = chat.tools.tools
     assert (tool.name, tool.parameters) == (FUNCTION["name"], FUNCTION["parameters"])
     assert tool.param == "tools[0].parameters"
-    assert chat.offer.choice == {"type": "function", "function": {"name": "look"}}
-    assert chat.offer.parallel is False and chat.effort == "high"
-    assert ask.wish == OutputConstraint("json", schema, "text.format.schema")
+    assert chat.tools.choice == {"type": "function", "function": {"name": "look"}}
+    assert chat.tools.parallel is False and chat.effort == "high"
+    assert ask.constraint == OutputConstraint("json", schema, "text.format.schema")
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,21 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from saccade.api.app import build_app
+from saccade.api.serve import serve
 from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.options import ModelOptions
 from saccade.core.serve_options import ServeOptions
-from saccade.families.registry import load_spec, unproven
-from saccade.front import assemble, parity, request_manager
+from saccade.families.base_spec import BaseSpec
+from saccade.families.registry import load_spec
+from saccade.front import parity
 from saccade.front.assemble import check_proven
 from saccade.front.content import message_from_object
 from saccade.front.conversation import Chat
@@ -48,6 +51,12 @@ def with_front(work: Any, tmp_path: Path) -> Any:
             await front.stop()
 
     return asyncio.run(run())
+
+
+def test_an_adapter_has_another_name_than_the_model() -> None:
+    options = ServeOptions(answers=AnswerOptions(lora=("tiny=/adapters/one",)))
+    with pytest.raises(ConfigError, match=r"--lora tiny=\.\.\.: 'tiny' is the model's own name"):
+        serve("tiny", options)
 
 
 def test_no_client_is_answered_while_first_answers_are_checked(tmp_path: Path) -> None:
@@ -114,15 +123,14 @@ def test_an_unproven_architecture_says_so_to_clients(
         return (await client.get("/v1/models")).json()["data"][0]
 
     assert "unproven" not in with_front(listed, tmp_path)
-    monkeypatch.setattr(request_manager, "unproven", lambda _: "SomeForCausalLM")
+    monkeypatch.setattr(BaseSpec, "unproven", "SomeForCausalLM")
     assert with_front(listed, tmp_path)["unproven"] is True
 
 
 def test_an_unproven_architecture_is_served_only_if_allowed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    spec: Any = object()
-    monkeypatch.setattr(assemble, "unproven", lambda _: "SomeForCausalLM")
+    spec: Any = SimpleNamespace(unproven="SomeForCausalLM")
     with pytest.raises(ConfigError, match=r"SomeForCausalLM is none of .* start with --allow-unp"):
         check_proven(spec, Path("model"), ModelOptions())
     check_proven(spec, Path("model"), replace(ModelOptions(), allow_unproven=True))
@@ -130,4 +138,4 @@ def test_an_unproven_architecture_is_served_only_if_allowed(
 
 
 def test_a_family_of_our_own_is_proven() -> None:
-    assert unproven(load_spec(FOLDER)) == ""
+    assert load_spec(FOLDER).unproven == ""

@@ -13,7 +13,7 @@ import pytest
 
 from saccade.front.answer_update import AnswerUpdate
 from saccade.front.conversation import Chat, Message
-from saccade.front.input_processor import PreparedRequest
+from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.answer.answer_format import AnswerFormat
 from saccade.text.answer.reader import AnswerEvent, Reasoned, gather

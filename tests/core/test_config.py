@@ -373,7 +373,7 @@ def test_graphs_memory_is_not_given_to_pages(spec: FamilySpec) -> None:
 
 
 def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:
-    nbytes = 3 * qwen(spec).image_rules.max_pixels
+    nbytes = 3 * qwen(spec).images.max_pixels
     least = -(-nbytes // MIB)
     assert arena_bytes(MediaOptions(arena_mb=least), spec) == least * MIB
     for few in (least - 1, 0, -1):

@@ -1,11 +1,14 @@
-"""Masks on their way to the worker: rows that are alike cross once."""
+"""Plans and masks on their way to the worker: masks that are alike cross once,
+and what rows ask for is told apart.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from saccade.core.plan import MOST_COMPARED, Masks
+from saccade.core.child import Codec
+from saccade.core.plan import MOST_COMPARED, Masks, Plan, ReadRun, Row, RowExtra, ScoreRun
 
 
 @pytest.mark.parametrize("kinds", [1, 3, MOST_COMPARED, MOST_COMPARED + 1, 200])
@@ -18,3 +21,13 @@ def test_every_row_keeps_its_mask_and_rows_that_are_alike_share_a_line(kinds: in
     assert (unpacked == rows).all() and unpacked.flags.writeable
     count = len(masks.words) // (40 * 4)
     assert count == kinds if kinds <= MOST_COMPARED else kinds <= count <= 200
+
+
+def test_what_a_row_asks_for_is_told_apart_and_takes_no_place_where_nothing_is() -> None:
+    codec: Codec[Plan, Plan] = Codec(Plan, Plan)
+    asked: tuple[RowExtra, ...] = (ScoreRun(1, 9, 2), ReadRun(3, ()), ReadRun(1, (7, 8)))
+    plan = Plan(1, rows=(Row(0, 5, 1, (), True), Row(1, 0, 9, (), False, extras=asked)))
+    header, body = 5, codec.encode(plan)
+    assert codec.decode(0, body[header:]) == plan
+    without = codec.encode(Plan(1, rows=(Row(0, 5, 1, (), True),)))
+    assert b"score" not in without and b"read" not in without

@@ -62,7 +62,7 @@ def serve(harness: Harness, count: int) -> list[Plan]:
     """`count` requests with a new picture each, one after another, through the engine's loop."""
     spec = harness.net.spec
     assert isinstance(spec, QwenVLSpec)
-    factor = qwen(spec).image_rules.factor
+    factor = qwen(spec).images.factor
     submits = []
     for number in range(count):
         image = harness.image(picture(2 * factor, 3 * factor, seed=number), f"picture {number}")

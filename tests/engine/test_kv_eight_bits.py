@@ -39,7 +39,7 @@ def net(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Fami
 def requests(over: Harness, **sampling: Any) -> list[Request]:
     """Text, an image, both with a shared beginning."""
     spec: Any = over.net.spec
-    factor = spec.image_rules.factor
+    factor = spec.images.factor
     shown = over.image(np.ascontiguousarray(picture(3 * factor, 4 * factor, seed=5)), "shown")
     text = [int(each) for each in np.random.default_rng(3).integers(5, 60, 41)]
     asked = {"text": text, "more": [*text, 7, 8, 9], "short": text[:2]}

@@ -149,7 +149,7 @@ def test_a_chat_of_eight_rounds_encodes_each_picture_once(
 ) -> None:
     harness = Harness(model.net, chunk_tokens=chunk_tokens, prefix_cache=prefix_cache)
     rng = np.random.default_rng(0)
-    factor = qwen(model.net.spec).image_rules.factor
+    factor = qwen(model.net.spec).images.factor
     history: list[int] = []
     images: list[Image] = []
     for number in range(ROUNDS):

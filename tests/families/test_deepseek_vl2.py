@@ -16,6 +16,7 @@ import torch
 
 from saccade.core.config import Hardware
 from saccade.core.errors import ConfigError, ImageError
+from saccade.core.family import latent_cache
 from saccade.core.options import EngineOptions, ModelOptions
 from saccade.engine.sizing import resolve
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
@@ -72,7 +73,7 @@ def test_the_cache_keeps_one_latent_of_each_token_on_every_rank(
     spec = read(checkpoint("deepseek_v2"))
     for ranks in (1, 2):
         kept = spec.kv_spec(ranks)
-        assert kept.latent and kept.causal and not kept.kv_layers
+        assert kept.latent and not kept.sight and not kept.kv_layers
         assert kept.token_bytes("float32") == 3 * (24 + 8) * 4
     heads = read(checkpoint("deepseek_v2", text=HEADS))
     assert not heads.kv_spec().latent
@@ -82,12 +83,13 @@ def test_the_cache_keeps_one_latent_of_each_token_on_every_rank(
 def test_attention_that_knows_no_latents_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert pick_attention("auto", Ops(), CPU, torch.float32, latents=True) == "sdpa"
+    shapes = (latent_cache(64),)
+    assert pick_attention("auto", Ops(), CPU, torch.float32, shapes=shapes) == "sdpa"
     for name in ("sdpa", "reference"):
-        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], latents=False))
+        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], knows=frozenset(["ranges"])))
     with pytest.raises(ConfigError, match=r"layers keep latents.* on cpu .*--device cpu"):
-        pick_attention("auto", Ops(), CPU, torch.float32, latents=True)
-    assert BACKENDS["triton"].latents, "on GPUs"
+        pick_attention("auto", Ops(), CPU, torch.float32, shapes=shapes)
+    assert not BACKENDS["triton"].lacks(shapes), "on GPUs"
 
 
 # ---- images

@@ -20,7 +20,9 @@ from saccade.core.errors import ConfigError, ImageError
 from saccade.core.family import PixelBounds
 from saccade.core.options import EngineOptions
 from saccade.engine.sizing import pick_chunk
-from saccade.families.gemma4.spec import Gemma4Spec, fit
+from saccade.families.base_spec import Placeholder
+from saccade.families.gemma4.images import fit
+from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.gemma4.tiny import E2B, EXPERTS, FULL, LAYERS, NEAR, SHARED, TOKENS
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
@@ -94,7 +96,8 @@ def test_layers_that_share_a_cache_take_no_memory(spec: Gemma4Spec) -> None:
     assert [layer[0].shape for layer in kept.layers[:2]] == [(2, 16), (1, 24)]
     assert kept.kv_layers == len(LAYERS) - SHARED
     assert [layer.source for layer in spec.text.layers] == [0, 1, 2, 3, 2, 2, 3]
-    assert kept.both_ways == tuple(kind == NEAR for kind in LAYERS) and kept.whole_images
+    both_ways = [shape.both_ways for shape in kept.attention.values()]
+    assert both_ways == [kind == NEAR for kind in LAYERS] and kept.whole_images
 
 
 @pytest.mark.parametrize("zeros", [1, 2, 4])
@@ -193,7 +196,7 @@ def test_the_hubs_files_are_read_as_transformers_reads_them(tmp_path: Path) -> N
     assert (spec.text.near.share, spec.text.cap, spec.text.tied) == (1.0, None, True)
     assert spec.text.per_layer is not None
     assert spec.images.budget == 280 and spec.largest_image.tokens == 280
-    assert (spec.images.begin, spec.images.content, spec.images.end) == (255999, 258880, 258882)
+    assert spec.placeholder == Placeholder((258880,), None, (255999,), (258882,))
     assert spec.eos_token_ids == (1, 106)
     assert not spec.kv_spec().whole_images
 
@@ -202,7 +205,7 @@ def test_a_budget_is_an_option(changed: Changed, checkpoint: Callable[..., Path]
     wide = changed(FAMILY, "config.json", vision_config={"position_embedding_size": 1000})
     assert load_spec(wide, ["max_soft_tokens=140"]).largest_image.tokens == 140
     for option in ("max_soft_tokens=141", "max_soft_tokens=560", "patch_embed=folded"):
-        with pytest.raises(ConfigError, match=r"gemma4 has max_soft_tokens, one of 70, 140, 280$"):
+        with pytest.raises(ConfigError, match=r"has max_soft_tokens, which is 70 or 140 or 280$"):
             load_spec(wide, [option])
     with pytest.raises(ConfigError, match="gemma4 has no options"):
         load_spec(checkpoint(FAMILY), ["max_soft_tokens=70"])

@@ -29,8 +29,8 @@ from saccade.core.config import EncoderConfig, QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
-from saccade.families.minicpm.slices import slice_grid, slice_size, view_size
-from saccade.families.minicpm.spec import LONGEST_ASPECT, MiniCPMSpec
+from saccade.families.minicpm.images import LONGEST_ASPECT, slice_grid, slice_size, view_size
+from saccade.families.minicpm.spec import MiniCPMSpec, SlicePlaceholder
 from saccade.families.minicpm.tiny import IMAGE, MOST, SCALE, TOKENS, SliceReference
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet, Pack
@@ -151,12 +151,7 @@ def test_no_image_is_larger_than_the_largest(
 ) -> None:
     tiny = read(checkpoint(FAMILY), f"downsample_mode={mode}")
     patch = 14 if scale > 48 else 4
-    siglip = replace(tiny.vision.siglip, patch=patch)
-    spec = replace(
-        tiny,
-        slices=replace(tiny.slices, scale=scale, most=most),
-        vision=replace(tiny.vision, siglip=siglip),
-    )
+    spec = replace(tiny, images=replace(tiny.images, scale=scale, most=most, patch=patch))
     chance, largest, furthest = random.Random(0), spec.largest_image, 0
     for _ in range(3000):
         shape = math.exp(chance.uniform(-1, 1) * math.log(LONGEST_ASPECT))
@@ -229,12 +224,13 @@ def test_prompts_and_pixels_are_those_of_the_references_processor(
 
 
 def test_images_are_numbered_up_to_a_thousand(spec: MiniCPMSpec) -> None:
-    text, image = spec.image_text, image_of(spec, (10, 10))
-    expanded, _ = spec.expand_prompt([text.content] * 1000, [image] * 1000)
-    number, behind = text.numbers[999], image.num_tokens + 2
+    (content,), image = spec.placeholder.marks, image_of(spec, (10, 10))
+    assert isinstance(spec.placeholder, SlicePlaceholder)
+    expanded, _ = spec.expand_prompt([content] * 1000, [image] * 1000)
+    number, behind = spec.placeholder.numbers[999], image.num_tokens + 2
     assert expanded[-len(number) - behind : -behind] == number
     with pytest.raises(InvalidRequest, match="has 1001 images; this model numbers at most 1000"):
-        spec.expand_prompt([text.content] * 1001, [image] * 1001)
+        spec.expand_prompt([content] * 1001, [image] * 1001)
 
 
 CHAT: list[dict[str, Any]] = [
@@ -384,7 +380,7 @@ def test_an_image_at_another_place_is_the_same_image(model: Model) -> None:
         assert outcome.tokens == wanted
         work.append((len(harness.decoded), len(harness.encoded)))
     assert work == [(1, 1), (2, 2), (2, 2)]
-    numbers = model.net.spec.image_text.numbers  # type: ignore[attr-defined]
+    numbers = model.net.spec.placeholder.numbers  # type: ignore[attr-defined]
     for name, place in (("alone", 0), ("second", 1), ("both", 2)):
         request = asked[name]
         (first, *_) = [span for span in request.spans if span.image == place]
@@ -446,8 +442,8 @@ def test_the_hubs_files_are_read_as_transformers_reads_them(
     assert (spec.hybrid.rotary_dim, spec.text.rope.theta, spec.text.tied) == (64, 1e7, True)
     assert (spec.vision.insert, spec.vision.siglip.across) == (6, 70)
     made = MiniCPMV4_6ImageProcessorPil()
-    assert (spec.slices.scale, spec.slices.most) == (made.scale_resolution, made.max_slice_nums)
-    assert (spec.slices.mean, spec.slices.std) == (tuple(made.image_mean), tuple(made.image_std))
+    assert (spec.images.scale, spec.images.most) == (made.scale_resolution, made.max_slice_nums)
+    assert (spec.images.mean, spec.images.std) == (tuple(made.image_mean), tuple(made.image_std))
     recipe = spec.recipe(1344, 1344, spec.pixel_bounds)
     assert recipe.grid == (8, 8, 3, 3, 8, 8) and spec.num_tokens(recipe.grid) == 640
     assert spec.encoder_blocks == 13

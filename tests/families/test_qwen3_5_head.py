@@ -178,7 +178,7 @@ def test_a_head_is_loaded_only_if_asked_for(checkpoint: Callable[..., Path]) -> 
 def test_a_head_that_is_not_there_is_refused(
     changed: Changed, checkpoint: Callable[..., Path]
 ) -> None:
-    with pytest.raises(ConfigError, match="mtp=yes: on or off"):
+    with pytest.raises(ConfigError, match="mtp, which is on or off"):
         load_spec(checkpoint("qwen3_5"), ("mtp=yes",))
     folder = changed("qwen3_5", "config.json")
     config = json.loads((folder / "config.json").read_text())

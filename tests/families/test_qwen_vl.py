@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 from saccade.core.errors import ConfigError, ImageError
 from saccade.core.family import FamilySpec, KVSpec, heads_cache
 from saccade.core.types import Grid, Image, ImageKey
-from saccade.families.qwen_vl.config import ImageRules, smart_resize
+from saccade.families.qwen_vl.images import ImageRules, smart_resize
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
@@ -121,14 +121,14 @@ def test_facts_of_a_checkpoint(checkpoint: Callable[..., Path]) -> None:
     assert (spec.family, spec.vocab_size, spec.context_length) == ("qwen3_vl", 600, 4096)
     assert spec.kv_spec() == KVSpec((heads_cache(2, 16, ranks=1),) * 3)
     assert spec.embedding_width == 64 * 3, "the tower's output and two deepstack levels"
-    rules = qwen(spec).image_rules
+    rules = qwen(spec).images
     assert (rules.factor, rules.min_pixels, rules.max_pixels) == (
         32,
         4 * 32**2,
         64 * 32**2,
     )
     assert len(spec.eos_token_ids) == 2
-    assert qwen(spec).grid(64, 96) == (1, 4, 6)
+    assert qwen(spec).images.grid(64, 96) == (1, 4, 6)
     assert spec.num_tokens((1, 4, 6)) == 6
 
 

@@ -18,7 +18,7 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import put_spaces
 from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Image, ImageKey
-from saccade.families.registry import load_spec, unproven
+from saccade.families.registry import load_spec
 from saccade.families.transformers_any import inspector, net, prompts, trial
 from saccade.families.transformers_any.facts import NO_JOINTS, Joints, with_images
 from saccade.families.transformers_any.handed import Handed, alike, find_difference
@@ -254,7 +254,7 @@ def test_an_architecture_of_no_list_is_right_or_refused(tmp_path: Path) -> None:
     """More of them: `python -m saccade_bench.lab.unlisted`."""
     verdict = judge(SEERS["vipllava"], tmp_path / "vipllava")
     assert verdict.ending == "right", verdict.why
-    assert unproven(load_spec(tmp_path / "vipllava")) == "VipLlavaForConditionalGeneration"
+    assert load_spec(tmp_path / "vipllava").unproven == "VipLlavaForConditionalGeneration"
     for model_type, name, ending in (
         ("afmoe", "AfmoeForCausalLM", "right"),
         ("gpt2", "GPT2LMHeadModel", "right"),

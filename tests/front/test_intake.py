@@ -25,9 +25,12 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.types import LARGEST, Request, SamplingParams
 from saccade.families.registry import load_spec
+from saccade.front.answer_rules import AnswerRules
+from saccade.front.breakpoints import CacheWish
 from saccade.front.compiler import Compiler
 from saccade.front.conversation import Chat, Message, MessageText, Part
-from saccade.front.input_processor import InputProcessor, PreparedRequest
+from saccade.front.input_processor import InputProcessor
+from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.media.media import Media
@@ -86,9 +89,17 @@ def prepare(
         media,
         defaults or SamplingParams(temperature=1.0),
         special,
-        manner=manner,
+        answer_format=manner,
     )
     return runner.run(intake.prepare(ask, context))
+
+
+def steps(request: GenerationRequest) -> list[str]:
+    """What preparing this request enters, in order."""
+    _, media = running_media()
+    template = ChatTemplate.load(FOLDER, TOKENIZER, None, SPEC.templates)
+    intake = InputProcessor(SPEC, TOKENIZER, template, media, SamplingParams())
+    return [step.__name__ for step in intake.steps_of(request)]
 
 
 def user(*parts: str | Part) -> Message:
@@ -103,6 +114,41 @@ def text_of(prepared: PreparedRequest) -> str:
     for span in reversed(prepared.request.spans):
         tokens[span.start : span.end] = [PLACEHOLDER]
     return TOKENIZER.backend.decode(tokens, skip_special_tokens=False)
+
+
+def test_a_plain_text_joins_tokenising_and_limits_alone() -> None:
+    for prompt in (Chat((user("Hi"),)), "Hi", (1, 2)):
+        assert steps(GenerationRequest(prompt)) == ["encode", "widen"]
+
+
+def test_fields_decide_which_steps_a_request_joins() -> None:
+    text, picture = Chat((user("Hi"),)), ImageSource(png(size=(64, 64)), "here")
+    for request, joined in (
+        (GenerationRequest(Chat((user(picture),))), ["check", "encode", "open", "widen", "limit"]),
+        (
+            GenerationRequest(Chat((user(SentFile(b"", "here")),))),
+            ["check", "encode", "open", "encode", "open", "widen", "limit"],
+        ),
+        (
+            GenerationRequest(text, constraint=OutputConstraint("regex", "x", "r")),
+            ["choose", "encode", "compile", "widen"],
+        ),
+        (
+            GenerationRequest(replace(text, tools=ToolSet(choice="none"))),
+            ["choose", "encode", "compile", "widen"],
+        ),
+        (
+            GenerationRequest(text, cache=CacheWish(diagnose=True)),
+            ["check", "encode", "widen", "place"],
+        ),
+        (
+            GenerationRequest(text, rules=AnswerRules(priority=1)),
+            ["begin", "encode", "check", "widen", "apply", "limit"],
+        ),
+        (GenerationRequest(text, prediction="x"), ["encode", "widen", "predict"]),
+        (GenerationRequest(replace(text, thinks=True)), ["encode", "widen", "note_ignored"]),
+    ):
+        assert steps(request) == joined
 
 
 def test_pictures_stand_where_they_appear_in_their_order() -> None:
@@ -290,7 +336,7 @@ def test_what_is_refused_for_little_is_refused_before_grammars_and_images(
     monkeypatch.setattr(Compiler, "compile", lambda *_: pytest.fail("it was compiled"))
     monkeypatch.setattr(Media, "open_all", lambda *_: pytest.fail("images were fetched"))
     with pytest.raises(InvalidRequest, match=match):
-        prepare(replace(ask, wish=OutputConstraint("regex", "x", "r")))
+        prepare(replace(ask, constraint=OutputConstraint("regex", "x", "r")))
 
 
 def test_a_grammar_that_will_not_do_is_refused_before_images(
@@ -301,7 +347,7 @@ def test_a_grammar_that_will_not_do_is_refused_before_images(
         prepare(
             GenerationRequest(
                 Chat((user(ImageSource(png(), "0")),)),
-                wish=OutputConstraint("regex", "(", "regex"),
+                constraint=OutputConstraint("regex", "(", "regex"),
             )
         )
 

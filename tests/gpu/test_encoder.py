@@ -53,7 +53,7 @@ def encoder(
 
 
 def pixels(net: FamilyNet, sizes: list[tuple[int, int]], seed: int = 0) -> list[np.ndarray]:
-    rng, factor = np.random.default_rng(seed), qwen(net.spec).image_rules.factor
+    rng, factor = np.random.default_rng(seed), qwen(net.spec).images.factor
     return [
         rng.integers(0, 256, (height * factor, width * factor, 3), np.uint8)
         for height, width in sizes
@@ -145,7 +145,7 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
             encodes.append(
                 Encode(
                     ImageKey(bytes([number, index]), b""),
-                    grid := qwen(net.spec).grid(*picture.shape[:2]),
+                    grid := qwen(net.spec).images.grid(*picture.shape[:2]),
                     net.spec.num_patches(grid),
                     slot,
                 )

@@ -38,7 +38,7 @@ def requests(harness: Harness) -> list[Request]:
     """Four, with shared pictures and different ones."""
     spec = harness.net.spec
     placeholder: int = spec.image_token_id  # type: ignore[attr-defined]
-    factor, rng = qwen(spec).image_rules.factor, np.random.default_rng(0)
+    factor, rng = qwen(spec).images.factor, np.random.default_rng(0)
     sizes = [(2, 3), (4, 2), (3, 3), (1, 5)]
     pictures = [
         harness.image(rng.integers(0, 256, (h * factor, w * factor, 3), np.uint8), f"{i}")

@@ -17,7 +17,7 @@ from saccade.kernels.attention_backends import BACKENDS, AttentionName, possible
 from saccade.kernels.libraries.installed import find_fa3
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.activation import Activation
-from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.paged import PagedRows, PagedShape, plain_cache
 from saccade.kernels.reference.patchify import patchify
 from saccade.kernels.reference.rotary import Rotation, rotary_tables
 from saccade.kernels.reference.segments import Segments
@@ -221,5 +221,5 @@ def test_attention_of_libraries_over_pages_is_tritons(
     for each in (name, "triton"):
         backend = BACKENDS[each].make(shape)
         backend.plan(rows)
-        found.append(backend(q, PagedCache(k, v)))
+        found.append(backend(q, plain_cache(k, v)))
     torch.testing.assert_close(found[0], found[1], atol=2e-2, rtol=2e-2)

@@ -86,7 +86,7 @@ def build_front(
         template or ChatTemplate.load(FOLDER, TOKENIZER, None, spec.templates),
         media,
         load_sampling_defaults(FOLDER),
-        manner=manner,
+        answer_format=manner,
     )
     return RequestManager(intake, engine, metrics, max_requests, Scoring("last"))
 

@@ -15,10 +15,10 @@ def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
     if isinstance(spec, Gemma3Spec):
         return (spec.vision.side, spec.vision.side), spec.placeholder.marks[0]
     if isinstance(spec, Gemma4Spec):
-        return (2 * spec.vision.unit, 3 * spec.vision.unit), spec.images.content
+        return (2 * spec.vision.unit, 3 * spec.vision.unit), spec.placeholder.marks[0]
     if isinstance(spec, MiniCPMSpec):
-        return (3 * spec.unit, 2 * spec.unit), spec.image_text.content
+        return (3 * spec.images.unit, 2 * spec.images.unit), spec.placeholder.marks[0]
     if isinstance(spec, DeepseekSpec):  # one tile, and the whole image below it
-        return (2 * spec.images.side, spec.images.side), spec.images.content
-    factor = qwen(spec).image_rules.factor
+        return (2 * spec.images.side, spec.images.side), spec.placeholder.marks[0]
+    factor = qwen(spec).images.factor
     return (3 * factor, 4 * factor), qwen(spec).image_token_id

@@ -16,7 +16,7 @@ from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.ops import Ops
-from saccade.kernels.reference.paged import PagedCache, PagedRows, paged_attention_reference
+from saccade.kernels.reference.paged import PagedRows, paged_attention_reference, plain_cache
 from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
 from saccade.kernels.x86.jit import SHARED_VALUES
 from saccade.kernels.x86.long_attention import softmax_to_bfloat16
@@ -64,7 +64,7 @@ class Case:
             len(lengths),
         )
         shape = (PAGES * PAGE, kv_heads, dim)
-        self.cache = PagedCache(noise(*shape), noise(*shape, seed=1))
+        self.cache = plain_cache(noise(*shape), noise(*shape, seed=1))
         self.q = noise(len(lengths), kv_heads * group, dim, seed=2) * 2
         self.scale = dim**-0.5
 
@@ -116,7 +116,7 @@ def test_queries_and_keys_are_turned_and_cached(
 
     def work(ops: Ops) -> torch.Tensor:
         empty = torch.zeros(32, kv_heads, dim).bfloat16()
-        cache = PagedCache(empty, empty.clone())
+        cache = plain_cache(empty, empty.clone())
         q = ops.turn_and_cache(qkv.clone(), kv_heads, rotation, norm, cache, slots)
         return torch.cat([each.flatten() for each in (q, cache.keys, cache.values)])
 

@@ -17,7 +17,7 @@ from saccade.kernels.reference.layer import (
     gate,
     turn_and_cache,
 )
-from saccade.kernels.reference.paged import PagedCache
+from saccade.kernels.reference.paged import PagedCache, plain_cache
 from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
 
 pytest.importorskip("triton")
@@ -71,7 +71,7 @@ def test_queries_and_keys_are_turned_and_cached(
     rotation = Rotation(*rotary_tables(10 * noise(tokens, turned // 2, seed=2), pairs), pairs=pairs)
     empty = torch.zeros(32, kv_heads, dim, dtype=dtype)
     wanted = empty, empty.clone()
-    queries = turn_and_cache(qkv.clone(), kv_heads, rotation, norm, PagedCache(*wanted), slots)
+    queries = turn_and_cache(qkv.clone(), kv_heads, rotation, norm, plain_cache(*wanted), slots)
     cache = torch.zeros_like(empty, device=device), torch.zeros_like(empty, device=device)
     weight = None if norm is None else QKNorm(norm.weight.to(device), norm.eps)
     ours = launch_turn_and_cache(
@@ -80,7 +80,7 @@ def test_queries_and_keys_are_turned_and_cached(
         rotation.cos.to(device),
         rotation.sin.to(device),
         weight,
-        PagedCache(*cache),
+        plain_cache(*cache),
         slots.to(device),
         halves=pairs == "halves",
     )
@@ -109,7 +109,7 @@ def test_a_cache_may_hold_eight_bits(device: str, scales: tuple[float, float]) -
 
 def eight_bits(device: str, scales: tuple[float, float]) -> PagedCache:
     empty = torch.zeros(4, 2, 16, dtype=torch.float8_e4m3fn, device=device)
-    return PagedCache(empty, empty.clone(), *scales)
+    return plain_cache(empty, empty.clone(), *scales)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

@@ -31,6 +31,7 @@ from saccade.kernels.reference.paged import (
     PagedRows,
     PagedShape,
     paged_attention_reference,
+    plain_cache,
 )
 from saccade.kernels.reference.segments import Segments
 from saccade.kernels.tower_attention import varlen_attention
@@ -88,7 +89,7 @@ def flash_attn_with_kvcache(
     assert {each.dtype for each in (page_table, cache_seqlens, cu_seqlens_q)} == {torch.int32}
     assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q and int(cu_seqlens_q[-1]) == len(q)
     there = PagedRows(cu_seqlens_q, cache_seqlens, torch.arange(rows), page_table, page, 0)
-    kept = PagedCache(k_cache.view(-1, heads, dim), v_cache.view(-1, heads, dim))
+    kept = plain_cache(k_cache.view(-1, heads, dim), v_cache.view(-1, heads, dim))
     return paged_attention_reference(q, kept, there, softmax_scale or dim**-0.5)
 
 
@@ -211,7 +212,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         ones = torch.arange(len(last) + 1, dtype=torch.int32)
         lengths = ((pages - 1) * page + last).int()
         there = PagedRows(ones, lengths, torch.arange(len(last)), table, page, 0)
-        kept = PagedCache(
+        kept = plain_cache(
             k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim), k_scale or 1.0, v_scale or 1.0
         )
         out.copy_(paged_attention_reference(q, kept, there, self._scale))
@@ -259,7 +260,7 @@ def step(
     singles = [tokens for tokens, _ in lengths].count(1)
     fused = torch.randn(int(starts[-1]), HEADS + 3, DIM, generator=random).half()
     rows = PagedRows(starts, totals, lines, table, PAGE, singles)
-    return fused[:, :HEADS], PagedCache(k, v, *scales), rows
+    return fused[:, :HEADS], plain_cache(k, v, *scales), rows
 
 
 def made(name: AttentionName, kept: torch.dtype = torch.float16) -> AttentionBackend:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.core.family import KVSpec, heads_cache
+from saccade.core.family import AttentionShape, KVSpec, heads_cache
 from saccade.kernels import device as placement
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.ops import Ops
@@ -19,6 +19,7 @@ from saccade.kernels.reference.paged import (
     PagedCache,
     PagedRows,
     paged_attention_reference,
+    plain_cache,
 )
 from saccade.kernels.reference.rotary import Rotation, rotary_tables
 from saccade.nn.protocol import Batch
@@ -84,13 +85,8 @@ def check(
     slots = (1 + sum(pages)) * page
     keys = noise(slots, heads[1], dim, seed=3, dtype=dtype).to(kept or dtype).to(device)
     values = noise(slots, heads[1], dim, seed=4, dtype=dtype).to(kept or dtype).to(device)
-    cache = PagedCache(
-        keys,
-        keys if latents else values,
-        *scales,
-        window=window,
-        both_ways=both_ways,
-    )
+    shape = AttentionShape(heads[1], dim, latent=latents, window=window, both_ways=both_ways)
+    cache = PagedCache(keys, keys if latents else values, *scales, shape=shape)
     for row, mine in enumerate(order.split(pages)):
         if window is not None:
             first = max(0, lengths[row][1] - max(1, lengths[row][0]) - window + 1)
@@ -197,7 +193,7 @@ def test_rows_may_be_empty(device: str) -> None:
     """As the padding of a captured graph: a row of no tokens, and one that sees no key."""
     check(device, [(0, 0), (3, 9), (0, 5), (2, 2), (0, 0)], singles=0, dim=16)
     q = torch.ones(2, 2, 16, device=device)
-    cache = PagedCache(torch.ones(4, 1, 16, device=device), torch.ones(4, 1, 16, device=device))
+    cache = plain_cache(torch.ones(4, 1, 16, device=device), torch.ones(4, 1, 16, device=device))
     none = torch.zeros(2, dtype=torch.int32, device=device)
     table = torch.zeros(1, 1, dtype=torch.int32, device=device)
     starts = torch.arange(3, dtype=torch.int32, device=device)
@@ -391,7 +387,13 @@ def test_layers_of_two_head_sizes_have_lists_and_windows_of_their_own(
 
     monkeypatch.setattr("saccade.kernels.triton.backend.share_keys", note)
     order = [(2, 16), (1, 24)] * 2
-    kept = KVSpec(tuple(heads_cache(*each, 1) for each in order), (8, None, 8, None))
+    windows = (8, None, 8, None)
+    kept = KVSpec(
+        tuple(
+            heads_cache(*each, 1, window=window)
+            for each, window in zip(order, windows, strict=True)
+        )
+    )
     found = []
     for name, ops in (("triton", TritonOps()), ("reference", Ops())):
         place = device if name == "triton" else "cpu"
@@ -504,7 +506,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(device: str) -> None:
     rows = padded(device, lengths, 5)
     slots = 16 * rows.page_table.numel()
     keys, values = (noise(slots, 2, 64, seed=seed).to(device) for seed in (3, 4))
-    cache, q = PagedCache(keys, values), noise(5, 8, 64, seed=5).to(device)
+    cache, q = plain_cache(keys, values), noise(5, 8, 64, seed=5).to(device)
     together = launch_paged(q, cache, rows, 0.125)
     for row in range(5):
         alone = replace(
@@ -527,7 +529,7 @@ def test_a_list_serves_every_layer_of_a_step(device: str) -> None:
     q = noise(4, 4, 32, seed=5).to(device)
     for layer in range(2):
         keys, values = (noise(slots, 2, 32, seed=seed + layer).to(device) for seed in (3, 4))
-        cache = PagedCache(keys, values)
+        cache = plain_cache(keys, values)
         wanted = paged_attention_reference(q.double(), cache, rows, 0.2)
         ours = launch_paged(q, cache, rows, 0.2).double()
         torch.testing.assert_close(ours, wanted, atol=TOLERANCE[torch.float32], rtol=0.0)

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from saccade.core.plan import Open
 from saccade.core.types import SamplingParams
 from saccade.kernels import device as placement
 from saccade.kernels.reference.ops import Ops
-from saccade.runtime.sampler import Draws, Sampler, uniform
+from saccade.runtime.row_parts import Draws
+from saccade.runtime.sampler import Sampler, uniform
 
 pytest.importorskip("triton")
 from saccade.kernels.triton import sample as sample_gpu
@@ -37,9 +39,10 @@ def draw(
         sampler = Sampler(VOCAB, rows, (7,), torch.device(place), ops)
         for slot, params in enumerate(asked):
             # Another sequence was there before.
-            sampler.open(slot, SamplingParams(temperature=0.8, top_k=2), (1,), 1)
+            before = SamplingParams(temperature=0.8, top_k=2)
+            sampler.open(Open(slot, (1,), 1, (), (), before, ()))
             sampler.close(slot)
-            sampler.open(slot, params, (1, 3, 3), 1)
+            sampler.open(Open(slot, (1, 3, 3), 1, (), (), params, ()))
         points = torch.tensor([uniform(p.seed, 7) for p in asked], dtype=torch.float64)
         slots = torch.arange(rows, device=place)
         draws = Draws(range(rows), [7] * rows, slots, points.to(place))

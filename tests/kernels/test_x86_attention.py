@@ -15,6 +15,7 @@ from saccade.kernels.reference.paged import (
     PagedRows,
     PagedShape,
     paged_attention_reference,
+    plain_cache,
 )
 from saccade.kernels.reference.segments import Segments, sdpa_segments
 from saccade.kernels.x86 import attention
@@ -102,7 +103,7 @@ def paged(
     for line, some in enumerate(order.split(pages)):
         table[line, : len(some)] = some
     lying = ((sum(pages) + 1) * 16, kv_heads, dim)
-    cache = PagedCache(noise(*lying, seed=1).bfloat16(), noise(*lying, seed=2).bfloat16())
+    cache = plain_cache(noise(*lying, seed=1).bfloat16(), noise(*lying, seed=2).bfloat16())
     starts = torch.tensor([0, *(count for count, _ in rows)]).cumsum(0).int()
     lengths = torch.tensor([keys for _, keys in rows], dtype=torch.int32)
     q = noise(int(starts[-1]), heads, dim, seed=3).bfloat16()

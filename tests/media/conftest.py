@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path as Folder
 
 import pytest
@@ -15,9 +15,9 @@ from saccade.core.arena import Arena
 from saccade.core.family import FamilySpec, PixelBounds
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.core.recipe import ImageRecipe, whole
+from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.config import ImageRules, smart_resize
+from saccade.families.qwen_vl.images import ImageRules
 from saccade.families.qwen_vl.video import QwenVideo
 from saccade.media.media import Media
 from saccade.media.stock import Stocks
@@ -44,28 +44,23 @@ class PictureSpec:
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        return PixelBounds(32 * 32, self.image_rules.min_pixels, self.image_rules.max_pixels)
-
-    def _rules(self, bounds: PixelBounds) -> ImageRules:
-        most = bounds.max_pixels
-        return replace(self.image_rules, min_pixels=bounds.min_pixels, max_pixels=most)
+        return self.image_rules.pixel_bounds
 
     @property
     def sample(self) -> ImageRecipe:
         return self.recipe(64, 64, self.pixel_bounds)
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        size = smart_resize(height, width, self._rules(bounds))
-        return whole(size, (1, size[0] // 16, size[1] // 16))
+        return self.image_rules.recipe(height, width, bounds)
 
     def settings(self, recipe: ImageRecipe) -> bytes:
-        return self.image_rules.fingerprint(self.family, recipe)
+        return self.image_rules.settings(self.family, recipe)
 
     def num_tokens(self, grid: Grid) -> int:
-        return grid[1] * grid[2] // 4
+        return self.image_rules.num_tokens(grid)
 
     def num_patches(self, grid: Grid) -> int:
-        return grid[1] * grid[2]
+        return self.image_rules.num_patches(grid)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import PIL.Image
 import pytest
 
 from saccade.core.recipe import whole
-from saccade.families.qwen_vl.config import ImageRules, smart_resize
+from saccade.families.qwen_vl.images import ImageRules, smart_resize
 from saccade.media.content import encode_image
 from saccade.media.decode import Pixels, Target, _decode_png, decode, decode_into, turn
 from saccade.media.header import probe

@@ -12,18 +12,20 @@ import torch
 from saccade.core import config
 from saccade.core.config import LanguageAttention
 from saccade.core.errors import ConfigError
-from saccade.core.family import KVSpec, latent_cache
+from saccade.core.family import AttentionShape, KVSpec, latent_cache
 from saccade.kernels.attention_backends import BACKENDS, AttentionName, Registered, possible
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference import attention, sdpa
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.rotary import Rotation, rotary_tables
 from saccade.nn.protocol import Batch
-from saccade.runtime.attention import CAUSAL, attention_for, pick_attention
+from saccade.runtime.attention import attention_for, pick_attention
 from tests.kernels.test_attention import expected
 
 PAGES, KV_HEADS, DIM = 96, 2, 16
 SCALE = DIM**-0.5
+SHAPE = AttentionShape(KV_HEADS, DIM)
+RANGES = (SHAPE, replace(SHAPE, window=8))
 
 
 class Case:
@@ -74,7 +76,7 @@ class Case:
     def attend(
         self,
         name: Literal["auto", AttentionName] = "auto",
-        kept: KVSpec = CAUSAL,
+        kept: KVSpec | None = None,
         images: Sequence[int] = (),
     ) -> torch.Tensor:
         """images: rows of the batch that are of images."""
@@ -83,11 +85,11 @@ class Case:
     def attend_in_layers(
         self,
         name: Literal["auto", AttentionName] = "auto",
-        kept: KVSpec = CAUSAL,
+        kept: KVSpec | None = None,
         images: Sequence[int] = (),
     ) -> list[torch.Tensor]:
         """One step, in each of the layers, which share their caches."""
-        layers = range(max(1, len(kept.layers)))
+        layers = range(len(kept.shapes) if kept else 1)
         caches = dict.fromkeys(layers, (self.caches[0], self.caches[1]))
         ours = attention_for(caches, self.page_size, backend=name, kept=kept)
         ours.plan(replace(self.batch, splice_rows=torch.tensor(images, dtype=torch.int64)))
@@ -217,7 +219,8 @@ def test_windows_end_what_is_seen_and_images_see_themselves(
     case = Case(lengths, 4, True, dtype)
     runs = [(2, 2, 10), (2, 11, 17), (4, 0, 3)] if shown else []
     rows = [case.starts[row] + at for row, start, end in runs for at in range(start, end)]
-    kept = KVSpec(((), ()), (window, window), (not both_ways, both_ways))
+    kinds = (not both_ways, both_ways)
+    kept = KVSpec(tuple(replace(SHAPE, window=window, both_ways=each) for each in kinds))
     out = case.attend_in_layers(name, kept, rows)[1]
     for index, (length, total) in enumerate(lengths):
         at, place = torch.arange(total), torch.arange(total - length, total)[:, None]
@@ -238,7 +241,7 @@ def test_windows_end_what_is_seen_and_images_see_themselves(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_within_its_window_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> None:
     """Beside one that is longer than the window, and one with an image."""
-    kept = KVSpec(((),), (40,), (True,))
+    kept = KVSpec((replace(SHAPE, window=40, both_ways=True),))
     for lengths, rows in (([(1, 33)], range(1)), ([(9, 31)], range(9))):
         alone = Case([*lengths], 4, True, dtype).attend(kept=kept)
         company = Case([*lengths, (1, 60), (7, 9)], 4, True, dtype)
@@ -292,10 +295,10 @@ def test_a_backend_that_does_not_run_is_refused_with_those_that_do(name: Attenti
 def test_windows_are_refused_by_name_where_a_backend_does_not_know_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert pick_attention("auto", Ops(), CPU, torch.float32, ranges=True) == "sdpa"
-    monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], ranges=False))
+    assert pick_attention("auto", Ops(), CPU, torch.float32, shapes=RANGES) == "sdpa"
+    monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], knows=frozenset()))
     with pytest.raises(ConfigError, match=r"sdpa: the model's layers have windows.*reference$"):
-        pick_attention("sdpa", Ops(), CPU, torch.float32, ranges=True)
+        pick_attention("sdpa", Ops(), CPU, torch.float32, shapes=RANGES)
 
 
 def test_every_device_has_a_backend_that_knows_windows() -> None:
@@ -303,9 +306,10 @@ def test_every_device_has_a_backend_that_knows_windows() -> None:
     on_gpu = pytest.importorskip("saccade.kernels.triton.ops").TritonOps()
     for ops in (Ops(), on_gpu):
         for graphs in (False, True):
-            names = possible(ops, CPU, torch.bfloat16, graphs=graphs, ranges=True)
+            names = possible(ops, CPU, torch.bfloat16, graphs=graphs, shapes=RANGES)
             assert names, f"{ops.kind}, graphs: {graphs}"
-    assert pick_attention("auto", on_gpu, CPU, torch.bfloat16, graphs=True, ranges=True) == "triton"
+    picked = pick_attention("auto", on_gpu, CPU, torch.bfloat16, graphs=True, shapes=RANGES)
+    assert picked == "triton"
 
 
 def test_a_backend_that_is_no_graph_is_refused_where_steps_are_graphs() -> None:
@@ -343,7 +347,7 @@ def test_latents_are_keys_and_values_of_all_heads(
     kept = torch.randn(PAGES * 4, 1, width, generator=generator).to(dtype)
     q, new = (torch.randn(len(case.q), n, width, generator=generator) for n in (heads, 1))
     q, new, spec = q.to(dtype), new[:, 0].to(dtype), KVSpec((latent_cache(width),))
-    for name in possible(pick_ops(CPU, dtype), CPU, dtype, latents=True):
+    for name in possible(pick_ops(CPU, dtype), CPU, dtype, shapes=spec.attention.values()):
         mine = kept.clone()
         ours = attention_for({0: (mine, mine)}, 4, backend=name, kept=spec)
         ours.plan(case.batch)

@@ -17,7 +17,7 @@ from saccade.parallel import WHOLE
 from saccade.runtime.batch import Batcher, PageTable
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.sampler import Draws
+from saccade.runtime.row_parts import Draws
 from tests.families.forwarding import CPU, load
 
 KEY = ImageKey(bytes(32), bytes(16))

@@ -37,7 +37,7 @@ from saccade.engine.claims import (
     tower_bytes,
 )
 from saccade.engine.sizing import kv_page_bytes
-from saccade.kernels.reference.paged import PagedCache, PagedRows
+from saccade.kernels.reference.paged import PagedRows, plain_cache
 from saccade.kernels.triton.paged_decode import LEAST_PIECE, MOST_PIECES, launch_decode, share_keys
 from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.worker import Worker
@@ -184,7 +184,7 @@ def test_decoding_takes_what_is_claimed_for_pieces_of_keys(made: Made) -> None:
         integers(rows + 1), integers(rows), integers(rows, dtype=torch.int64), table, 16, rows
     )
     keys = torch.empty((1 << 10, kv_heads, dim), dtype=BF16, device=META)
-    cache = PagedCache(keys, torch.empty_like(keys))
+    cache = plain_cache(keys, torch.empty_like(keys))
     q = torch.empty((rows, heads, dim), dtype=BF16, device=META)
     out = torch.empty_like(q)
     work = replace(paged, work=share_keys(paged, kv_heads))
@@ -197,8 +197,8 @@ def test_decoding_takes_what_is_claimed_for_pieces_of_keys(made: Made) -> None:
 def test_images_are_encoded_and_shown_within_what_is_claimed(made: Made) -> None:
     spec, config, steps = made.model.spec, made.config, bounds(made.config)
     ours = qwen(spec)
-    side = 32 * ours.image_rules.factor
-    grid = ours.grid(side, side)
+    side = 32 * ours.images.factor
+    grid = ours.images.grid(side, side)
     patches, tokens = spec.num_patches(grid), spec.num_tokens(grid)
     keys = [ImageKey(bytes([at]) * 32, bytes(16)) for at in range(config.encode_patches // patches)]
     slots = [PixelSlot(0, side, side)] * len(keys)

@@ -197,7 +197,7 @@ def graphed(
 
 
 def pictures(net: FamilyNet, sizes: list[tuple[int, int]]) -> list[torch.Tensor]:
-    factor = qwen(net.spec).image_rules.factor
+    factor = qwen(net.spec).images.factor
     return [torch.from_numpy(picture(h * factor, w * factor, seed=h + w)) for h, w in sizes]
 
 
@@ -308,7 +308,7 @@ def test_cudnn_plans_for_graphs_and_not_for_each_pictures_shape(
     net = load(checkpoint("qwen3_vl"))
     positions = PositionCache(net.spec, net.vision, Metrics())
     encoder = PackedEncoder(net, positions, EncoderConfig("cudnn", (64,)), torch.empty(0), eager)
-    factor = qwen(net.spec).image_rules.factor
+    factor = qwen(net.spec).images.factor
     for height, width in ((3, 4), (5, 6)):
         assert {*called} == {"cudnn"}, "so far, graphs have been captured and replayed"
         pixels = torch.from_numpy(picture(height * factor, width * factor).copy())
@@ -328,7 +328,7 @@ def test_what_names_a_model_on_disk_goes_through_no_graph(
 
     positions = PositionCache(net.spec, net.vision, Metrics())
     encoder = PackedEncoder(net, positions, EncoderConfig("sdpa", (64,)), torch.empty(0), capture)
-    side = 3 * qwen(net.spec).image_rules.factor
+    side = 3 * qwen(net.spec).images.factor
     pixels = torch.from_numpy(picture(side, side).copy())
     (grid,) = grids(net.spec, [pixels])
     rows = encoder.encode_plainly(pixels, grid)

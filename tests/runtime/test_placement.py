@@ -24,6 +24,7 @@ from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
+from saccade.core.plan import Open
 from saccade.core.types import SamplingParams
 from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.registry import family_model, load_spec
@@ -39,7 +40,8 @@ from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, eager
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.sampler import Draws, Sampler
+from saccade.runtime.row_parts import Draws
+from saccade.runtime.sampler import Sampler
 from saccade_bench.fixtures import tiny
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.qwen import grids, qwen
@@ -235,7 +237,7 @@ def test_a_vision_tower_stays_on_its_device(
         like,
         capture,
     )
-    factor = qwen(spec).image_rules.factor
+    factor = qwen(spec).images.factor
     pictures = [
         torch.empty((h * factor, w * factor, 3), dtype=torch.uint8, device=CUDA)
         for h, w in ((2, 3), (7, 5))
@@ -287,7 +289,7 @@ def test_gemma_4_stays_on_its_device(
         torch.empty((48 * h, 48 * w, 3), dtype=torch.uint8, device=CUDA)
         for h, w in ((2, 3), (3, 3))
     ]
-    shown = [gemma4.grid(each.shape[0], each.shape[1]) for each in pictures]
+    shown = [gemma4.images.grid(each.shape[0], each.shape[1]) for each in pictures]
     for rows, tokens in zip(encoder.encode(pictures, shown), (6, 9), strict=True):
         assert rows.shape == (tokens, gemma4.embedding_width) and rows.device == CUDA
 
@@ -435,7 +437,8 @@ def test_drawing_asks_for_no_value(
     vocab, count = 3000, len(asked)
     sampler = Sampler(vocab, count, (1, 2), CUDA)
     for slot, params in enumerate(asked):
-        sampler.open(slot, SamplingParams(**params), [5, 6, 7], 2)  # type: ignore[arg-type]
+        way = SamplingParams(**params)  # type: ignore[arg-type]
+        sampler.open(Open(slot, (5, 6, 7), 2, (), (), way, ()))
     draws = Draws(
         range(count),
         [1] * count,
@@ -462,7 +465,7 @@ def test_penalties_and_biases_take_two_launches_a_step_at_any_batch(
     def launched(asked: SamplingParams) -> int:
         sampler = Sampler(3000, count, (1, 2), CUDA)
         for slot in range(count):
-            sampler.open(slot, asked, [5, 6, 7], 2)
+            sampler.open(Open(slot, (5, 6, 7), 2, (), (), asked, ()))
         draws = Draws(
             range(count),
             [1] * count,

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from saccade.core.plan import Open, StepResult
 from saccade.core.types import SamplingParams, TokenLogprobs
-from saccade.runtime.edits import Edits
-from saccade.runtime.sampler import Draws, Sampler, uniform
+from saccade.runtime.edits import Edit
+from saccade.runtime.row_parts import Draws
+from saccade.runtime.sampler import Sampler, uniform
 
 VOCAB = 50
 EARLIER = [0.035919851159479155, 0.1928263447275923, 0.6179994333376583, 0.7506478699509643]
@@ -29,11 +31,15 @@ class Row:
         self.params, self.tokens, self.prompt_length = params, tokens, prompt_length
 
 
+def opened(slot: int, row: Row) -> Open:
+    return Open(slot, tuple(row.tokens), row.prompt_length, (), (), row.params, ())
+
+
 def sampler(rows: Sequence[Row], stop_ids: tuple[int, ...] = (), vocab: int = VOCAB) -> Sampler:
     """Each row in a slot of its own, backwards."""
     ours = Sampler(vocab, len(rows), stop_ids, torch.device("cpu"))
     for slot, row in zip(reversed(range(len(rows))), rows):
-        ours.open(slot, row.params, row.tokens, row.prompt_length)
+        ours.open(opened(slot, row))
     return ours
 
 
@@ -53,7 +59,9 @@ def sample(
 ) -> tuple[list[int], Reports]:
     tokens, report = sampler(rows, stop_ids, logits.shape[1])(logits, draws(rows))
     drawn = tokens.tolist()
-    return drawn, report.read(drawn) if report else (None,) * len(rows)
+    result = StepResult(0, tuple(drawn))
+    told = dict(report.tell(result, report.tensors).logprobs) if report else {}
+    return drawn, tuple(map(told.get, range(len(rows))))
 
 
 def draw(row: torch.Tensor, count: int = 0, **params: Any) -> int:
@@ -174,12 +182,11 @@ def test_a_draw_is_the_same_after_a_preemption() -> None:
 
 def test_penalties_follow_their_formulas() -> None:
     row = logits()[0]
-    edits = Edits(VOCAB, (), torch.device("cpu"))
     params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
-    edits.open(3, params, [1, 2, 9], 2)
-    edits.add(3, torch.tensor([9]))
+    edit = Edit.of(opened(3, Row(params, [1, 2, 9], 2)), VOCAB, (), torch.device("cpu"))
+    edit.add(torch.tensor([9]))
     got = row.clone()
-    edits.apply(3, got, 2)
+    edit.edit(got, 2, False)
     want = row.clone()
     for token in (1, 2, 9):
         want[token] = want[token] / 1.5 if want[token] > 0 else want[token] * 1.5
@@ -195,8 +202,8 @@ def test_a_slot_forgets_whoever_had_it_before() -> None:
         SamplingParams(min_tokens=1, stop_token_ids=(8,)),
         SamplingParams(),
     ):
-        ours.open(0, params, [1], 1)
         state = Row(params, [1], 1)
+        ours.open(opened(0, state))
         fresh = sample(row.clone().view(1, -1), [state])[0][0]
         assert int(ours(row.clone().view(1, -1), draws([state]))[0]) == fresh
         ours.close(0)

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from saccade.core.plan import Open
 from saccade.core.types import SamplingParams
-from saccade.runtime.sampler import Draws, Sampler, uniform
+from saccade.runtime.row_parts import Draws
+from saccade.runtime.sampler import Sampler, uniform
 from tests.helpers.breadth import broad
 
 VOCAB, STOP, PROMPT, ANSWER = 40, 6, [1, 2, 3, 3], [5, 5, 8, 2]
@@ -83,7 +85,7 @@ def drawn(logits: np.ndarray, asked: Mapping[str, Any], points: list[float]) -> 
     params = SamplingParams(**{"temperature": 1.0, **asked})
     ours = Sampler(VOCAB, len(points), (STOP,), torch.device("cpu"))
     for slot in range(len(points)):
-        ours.open(slot, params, PROMPT + ANSWER, len(PROMPT))
+        ours.open(Open(slot, (*PROMPT, *ANSWER), len(PROMPT), (), (), params, ()))
     slots, uniforms = torch.arange(len(points)), torch.tensor(points, dtype=torch.float64)
     at = Draws(range(len(points)), [len(ANSWER)] * len(points), slots, uniforms)
     tokens, _ = ours(torch.from_numpy(logits).float().repeat(len(points), 1), at)

@@ -108,7 +108,7 @@ def traffic(over: Harness, seed: int) -> list[Request]:
     """Prompts of any length, some with images, some scored, some with the beginning of another."""
     rng = np.random.default_rng(seed)
     spec: Any = over.net.spec
-    factor = spec.image_rules.factor
+    factor = spec.images.factor
     asked: list[Request] = []
     for at in range(6):
         tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 30))]

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from saccade.core.plan import Open
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import SamplingParams
-from saccade.runtime.sampler import Draws, Sampler, uniform
-from saccade.runtime.token_rules import RowRules, match_ends
+from saccade.runtime.row_parts import Draws
+from saccade.runtime.sampler import Sampler, uniform
+from saccade.runtime.token_rules import RowBans, match_ends
 
 VOCAB, CPU = 12, torch.device("cpu")
 
@@ -68,12 +70,12 @@ def test_what_is_forbidden_is_what_the_definitions_forbid_however_the_tokens_cam
     for _ in range(150):
         rules, tokens, prompt_length = a_case(draw)
         known = draw.randrange(prompt_length, len(tokens) + 1)
-        row_rules = RowRules(rules, tokens[:known], prompt_length, VOCAB, CPU)
+        row_rules = RowBans(rules, tokens[:known], prompt_length, CPU)
         for end in range(known, len(tokens) + 1):
             if end > known:
                 row_rules.add(torch.tensor([tokens[end - 1]]))
             row = torch.zeros(VOCAB)
-            row_rules.restrict(row)
+            row_rules.edit(row, 0, False)
             banned = set((row == -torch.inf).nonzero().flatten().tolist())
             assert banned == forbidden(rules, tokens[:end], prompt_length), (rules, tokens[:end])
 
@@ -87,7 +89,7 @@ def test_no_repeat_is_what_transformers_forbids() -> None:
         theirs = transformers.NoRepeatNGramLogitsProcessor(size)
         expected = theirs(torch.tensor([tokens]), torch.zeros(1, VOCAB))[0]
         row = torch.zeros(VOCAB)
-        RowRules(TokenRules(no_repeat=NoRepeat(size)), tokens, 1, VOCAB, CPU).restrict(row)
+        RowBans(TokenRules(no_repeat=NoRepeat(size)), tokens, 1, CPU).edit(row, 0, False)
         assert torch.equal(row, expected)
 
 
@@ -106,17 +108,21 @@ def drawn(sampler: Sampler, logits: torch.Tensor, count: int) -> int:
     return int(sampler(logits.clone().unsqueeze(0), draws)[0])
 
 
+def opened(tokens: Sequence[int], rules: TokenRules | None = None, prompt_length: int = 1) -> Open:
+    return Open(0, tuple(tokens), prompt_length, (), (), SamplingParams(), (), rules)
+
+
 def answer(
     rules: TokenRules, prompt: list[int], logits: torch.Tensor, length: int, again: int = 0
 ) -> list[int]:
     """Drawn with one sampler; `again`: the sequence is preempted after so many tokens."""
     tokens = list(prompt)
     sampler = Sampler(VOCAB, 1, (), CPU)
-    sampler.open(0, SamplingParams(max_tokens=length), tokens, len(prompt), rules)
+    sampler.open(opened(tokens, rules, len(prompt)))
     for count in range(length):
         if again and count == again:
             sampler.close(0)
-            sampler.open(0, SamplingParams(max_tokens=length), tokens, len(prompt), rules)
+            sampler.open(opened(tokens, rules, len(prompt)))
         tokens.append(drawn(sampler, logits, count))
     sampler.close(0)
     return tokens[len(prompt) :]
@@ -139,17 +145,17 @@ def test_reasoning_ends_after_its_budget_and_no_sooner() -> None:
 def test_rules_leave_a_slot_with_their_sequence() -> None:
     logits = torch.arange(VOCAB, dtype=torch.float32)
     sampler = Sampler(VOCAB, 1, (), CPU)
-    sampler.open(0, SamplingParams(), [1], 1, TokenRules(allowed=(2, 3)))
+    sampler.open(opened([1], TokenRules(allowed=(2, 3))))
     assert drawn(sampler, logits, 0) == 3
     sampler.close(0)
-    sampler.open(0, SamplingParams(), [1], 1)
+    sampler.open(opened([1]))
     assert drawn(sampler, logits, 0) == 11
 
 
 def test_a_grammar_wins_where_rules_leave_none_of_its_tokens() -> None:
     logits = torch.zeros(1, VOCAB)
     sampler = Sampler(VOCAB, 1, (), CPU)
-    sampler.open(0, SamplingParams(), [1], 1, TokenRules(allowed=(2, 3)))
+    sampler.open(opened([1], TokenRules(allowed=(2, 3))))
     one = torch.zeros(1, dtype=torch.int64)
     draws = Draws([0], [0], one, torch.zeros(1, dtype=torch.float64))
     masks = torch.tensor([[1 << 7]], dtype=torch.int32)

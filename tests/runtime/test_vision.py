@@ -14,8 +14,8 @@ from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
-from saccade.families.qwen_vl import vision
 from saccade.kernels.tower_attention import varlen_attention
+from saccade.nn import patches
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime import encoder
@@ -47,14 +47,14 @@ class Bench:
         self.vision = VisionEncoder(net.spec, packed, self.arena, like, shard, mode)  # type: ignore[arg-type]
 
     def encodes(self, sizes: list[tuple[int, int]] = SIZES) -> list[Encode]:
-        factor, found, offset = qwen(self.net.spec).image_rules.factor, [], 0
+        factor, found, offset = qwen(self.net.spec).images.factor, [], 0
         for number, (h, w) in enumerate(sizes):
             pixels = picture(h * factor, w * factor, seed=number)
             slot = PixelSlot(offset, *pixels.shape[:2])
             offset += slot.nbytes
             self.arena.view(slot)[:] = pixels
             key = ImageKey(bytes([number] * 32), bytes(16))
-            grid = qwen(self.net.spec).grid(*pixels.shape[:2])
+            grid = qwen(self.net.spec).images.grid(*pixels.shape[:2])
             found.append(Encode(key, grid, self.net.spec.num_patches(grid), slot))
         return found
 
@@ -104,7 +104,7 @@ def test_a_step_spends_what_it_may_and_a_small_image_passes_a_large_one(
     done: list[int] = []
     attend = varlen_attention
     monkeypatch.setattr(
-        vision, "varlen_attention", lambda q, *rest: (done.append(len(q)), attend(q, *rest))[1]
+        patches, "varlen_attention", lambda q, *rest: (done.append(len(q)), attend(q, *rest))[1]
     )
     bench = Bench(net)
     encodes = bench.encodes()

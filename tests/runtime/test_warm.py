@@ -30,8 +30,10 @@ from saccade.kernels import device as placement
 from saccade.kernels import triton as triton_kernels
 from saccade.nn.low_rank import LANGUAGE, Factors
 from saccade.nn.protocol import FamilyNet
+from saccade.parallel import WHOLE
 from saccade.runtime import weights
-from saccade.runtime.adapters import AdapterTable
+from saccade.runtime.adapters import AdapterTable, open_table
+from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import tell_grid
@@ -95,13 +97,10 @@ def kinds(kept: KVSpec) -> set[tuple[tuple[int, ...], int | None, bool]]:
     """Layers whose attention differs: shape of the cache, window, and whether images see themselves
     whole.
     """
-    count = len(kept.layers)
-    windows, both_ways = kept.windows or (None,) * count, kept.both_ways or (False,) * count
     return {
-        (cache.shape, window, both)
-        for layer, window, both in zip(kept.layers, windows, both_ways, strict=True)
-        for cache in layer
-        if cache.name in ("k", "latent")
+        ((each.heads, each.dim), each.window, each.both_ways)
+        for each in kept.attention.values()
+        if each.owns
     }
 
 
@@ -113,13 +112,13 @@ def traffic(over: Harness, seed: int) -> list[Request]:
     if isinstance(spec, Gemma3Spec):
         sides, mark = (spec.vision.side,) * 2, spec.placeholder.marks[0]
     elif isinstance(spec, Gemma4Spec):
-        factor, mark = 1, spec.images.content
+        factor, mark = 1, spec.placeholder.marks[0]
     elif isinstance(spec, DeepseekSpec):
-        sides, mark = (2 * spec.images.side, spec.images.side), spec.images.content
+        sides, mark = (2 * spec.images.side, spec.images.side), spec.placeholder.marks[0]
     elif isinstance(spec, MiniCPMSpec):
-        factor, mark = spec.unit, spec.image_text.content
+        factor, mark = spec.images.unit, spec.placeholder.marks[0]
     else:
-        factor, mark = spec.image_rules.factor, spec.image_token_id
+        factor, mark = spec.images.factor, spec.image_token_id
     asked = []
     for at in range(int(rng.integers(1, 12))):
         tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 40))]
@@ -272,6 +271,8 @@ def test_no_adapter_compiles_a_kernel(
     net = load(checkpoint("qwen3_vl"), TritonOps())
     sizes: dict[str, Any] = {"max_running": 12, "page_size": 4, "chunk_tokens": 24, "kv_pages": 600}
     over = Harness(net, encoder=EncoderConfig("triton"), context_length=512, **sizes)
+    assert isinstance(over.worker, Worker)
+    over.worker._adapters = open_table(net, torch.empty(0), WHOLE)
     known = {name: set(each) for name, each in names.items()}
     assert known["_shrink"] and known["_expand"]
     found = {

@@ -230,7 +230,7 @@ def test_dummy_weights_need_the_configuration_only(
         load_net(spec, tmp_path, dtype=torch.float32, device=CPU, load_format="dummy")
         for _ in range(2)
     ]
-    image = picture(4 * qwen(spec).image_rules.factor, 4 * qwen(spec).image_rules.factor)
+    image = picture(4 * qwen(spec).images.factor, 4 * qwen(spec).images.factor)
     pad = spec.image_token_id  # type: ignore[attr-defined]
     logits = [
         Session(net, [1, 2, pad, 3], [np.asarray(image)], page_size=None).prefill() for net in nets

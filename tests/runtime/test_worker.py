@@ -88,13 +88,13 @@ class Shown:
     """A worker, an image in its arena, and what shows it."""
 
     def __init__(self, net: FamilyNet, **changes: object) -> None:
-        factor = qwen(net.spec).image_rules.factor
+        factor = qwen(net.spec).images.factor
         pixels = picture(7 * factor, 9 * factor, seed=1)
         self.arena = Arena.create(1 << 20)
         slot = PixelSlot(0, *pixels.shape[:2])
         self.arena.view(slot)[:] = pixels
         self.worker = Worker(net, replace(CONFIG, **changes), self.arena)  # type: ignore[arg-type]
-        self.grid = qwen(net.spec).grid(*pixels.shape[:2])
+        self.grid = qwen(net.spec).images.grid(*pixels.shape[:2])
         self.encode = Encode(KEY, self.grid, net.spec.num_patches(self.grid), slot)
         self.cost = 63 * 4 * net.vision.depth
         placeholder: int = net.spec.image_token_id  # type: ignore[attr-defined]

@@ -122,7 +122,7 @@ class Drawing:
 
     def result(self, plan: Plan, masks: Masks | None) -> StepResult:
         """What the worker answers."""
-        return StepResult(plan.step, *self._carry_out(plan, masks))
+        return StepResult(plan.step, self._carry_out(plan, masks))
 
     def seed_of(self, slot: int) -> int:
         """Of the sequence in a slot."""
@@ -135,9 +135,7 @@ class Drawing:
             self._masks = masks
         self._note(deltas)
 
-    def _carry_out(
-        self, plan: Plan, masks: Masks | None
-    ) -> tuple[tuple[int, ...], tuple[None, ...]]:
+    def _carry_out(self, plan: Plan, masks: Masks | None) -> tuple[int, ...]:
         for slot in plan.close:
             del self._slots[slot]
         for opened in plan.open:
@@ -171,7 +169,7 @@ class Drawing:
             assert end == len(tokens)
             tokens.append(token)
             drawn.append(token)
-        return tuple(drawn), (None,) * len(drawn)
+        return tuple(drawn)
 
     def draw(self, allowed: list[int], seed: int, position: int) -> int:
         rng = random.Random(f"{seed} {position}")

@@ -39,6 +39,7 @@ from saccade.core.plan import (
     Place,
     Plan,
     Row,
+    ScoreRun,
     StepResult,
 )
 from saccade.core.types import (
@@ -211,19 +212,19 @@ class Worker:
         self._check_budgets(plan)
         shown: dict[int, tuple[ImageKey, int]] = {}
         drawn: list[int] = []
-        scores: list[PromptScores] = []
+        scores: list[tuple[int, PromptScores]] = []
         guesses: list[HeadGuesses] = []
         first = 0
-        for row in plan.rows:
+        for place, row in enumerate(plan.rows):
             seat = self.seats[row.slot]
             seat.pages += row.pages
             self._forward(row, seat, first, shown)
             first += row.length
-            if row.scored:
-                start, end = row.scored
-                assert row.start < start < end <= row.start + row.length + 1
-                ids = array("i", seat.open.tokens[start:end]).tobytes()
-                scores.append(PromptScores(start, ids, ids, ids))
+            for extra in row.extras:
+                assert isinstance(extra, ScoreRun)
+                assert row.start < extra.first < extra.end <= row.start + row.length + 1
+                ids = array("i", seat.open.tokens[extra.first : extra.end]).tobytes()
+                scores.append((place, PromptScores(extra.first, ids, ids, ids)))
             if row.guess:
                 guesses.append(self._guess(plan, row, seat.history[-1]))
             if row.sample:
@@ -247,7 +248,7 @@ class Worker:
         assert {key for key, _ in shown.values()} <= self.tiers["device"] - self.encoding.keys()
         for seat in self.seats.values():
             seat.fresh = False
-        logprobs = tuple(TokenLogprobs(token, -1.0) for token in drawn)
+        logprobs = tuple((at, TokenLogprobs(token, -1.0)) for at, token in enumerate(drawn))
         return StepResult(
             plan.step,
             tuple(drawn),

@@ -366,7 +366,7 @@ def test_64_large_pictures_in_one_request_keep_to_the_budgets_of_patches_and_pix
             encoded.append(len(plan.encode))
             tokens = tuple(1 for row in plan.rows if row.sample)
             done = tuple((encode.key, 1.0, 0.0) for encode in plan.encode)
-            scheduler.apply(StepResult(plan.step, tokens, (None,) * len(tokens), encoded=done))
+            scheduler.apply(StepResult(plan.step, tokens, encoded=done))
         wanted += (key for key, _ in scheduler.take_notices().want)
         while wanted:
             assert scheduler.pixels_ready(wanted.pop(0)) == []

@@ -19,7 +19,13 @@ from saccade.kernels.libraries.installed import find_fa3
 from saccade.kernels.matrix import FP8
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.fp8 import to_fp8
-from saccade.kernels.reference.paged import AttentionBackend, PagedCache, PagedRows, PagedShape
+from saccade.kernels.reference.paged import (
+    AttentionBackend,
+    PagedCache,
+    PagedRows,
+    PagedShape,
+    plain_cache,
+)
 from saccade.kernels.reference.segments import Segments
 from saccade.kernels.tower_attention import varlen_attention
 from saccade.kernels.triton.attention import Tile
@@ -180,7 +186,7 @@ def caches_of(bench: Bench, slots: int, kept: torch.dtype) -> Iterator[PagedCach
         keys, values = (bench.noise(slots, bench.kv_heads, DIM) for _ in range(2))
         if kept == FP8:
             keys, values = to_fp8(keys), to_fp8(values)
-        yield PagedCache(keys, values)
+        yield plain_cache(keys, values)
 
 
 def library(
@@ -235,7 +241,7 @@ def bench_prefill(bench: Bench, shapes: Sequence[tuple[int, int, int]]) -> None:
         slots = (1 + count * -(-keys // PAGE)) * PAGE
         kv = [bench.noise(slots, bench.kv_heads, DIM) for _ in range(2)]
         q = bench.noise(count * new, bench.heads, DIM)
-        cache = PagedCache(kv[0], kv[1])
+        cache = plain_cache(kv[0], kv[1])
         ways: dict[str, list[Callable[[], torch.Tensor]]] = {
             name_of(tile): [partial(launch_paged, q, cache, rows, DIM**-0.5, prefill=tile)]
             for tile in bench.tiles(PREFILL_TILES)

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from saccade.kernels.reference.paged import PagedCache, PagedRows
+from saccade.kernels.reference.paged import PagedRows, plain_cache
 from saccade.kernels.triton.paged import launch_paged
 from saccade_bench.gpu_check.attention import DIM, HEADS, KV_HEADS, PAGE
 from saccade_bench.gpu_check.clock import copies_for, device_ms
@@ -83,7 +83,7 @@ class Cliffs:
             works = []
             for _ in range(copies_for(nbytes, self._device)):
                 kept, values = (self._noise(slots, kv_heads, dim) for _ in range(2))
-                cache = PagedCache(kept, values)
+                cache = plain_cache(kept, values)
                 works.append(partial(launch_paged, q, cache, rows, dim**-0.5))
             return Figure(metric, device_ms(works, self._device), "ms", floor=least)
 

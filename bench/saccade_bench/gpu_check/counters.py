@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from saccade.kernels.reference.paged import PagedCache
+from saccade.kernels.reference.paged import plain_cache
 from saccade.kernels.triton.paged import launch_paged
 from saccade.kernels.triton.segments import launch_segments
 from saccade_bench.gpu_check.attention import (
@@ -45,7 +45,7 @@ def call_each(device: torch.device) -> None:
     for new, keys in (([3650], [25_600]), ([1] * 64, [1024] * 64)):
         rows = rows_of(new, keys, device)
         slots = int(rows.page_table.max() + 1) * PAGE
-        cache = PagedCache(noise(slots, KV_HEADS, DIM), noise(slots, KV_HEADS, DIM))
+        cache = plain_cache(noise(slots, KV_HEADS, DIM), noise(slots, KV_HEADS, DIM))
         launch_paged(noise(sum(new), HEADS, DIM), cache, rows, DIM**-0.5)
     torch.cuda.synchronize()
 

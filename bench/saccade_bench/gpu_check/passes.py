@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from saccade.kernels.reference.layer import QKNorm
-from saccade.kernels.reference.paged import PagedCache
+from saccade.kernels.reference.paged import plain_cache
 from saccade.kernels.reference.rotary import rotary_tables
 from saccade.kernels.triton.layer import launch_add_norm, launch_gate, launch_turn_and_cache
 from saccade.kernels.triton.rotary import launch as launch_rotary
@@ -64,7 +64,7 @@ class Maker:
         kept = [self.noise(2 * rows, kv_heads, DIM) for _ in range(2)]
         cos, sin = rotary_tables(torch.randn(rows, DIM // 2, device=self.device))
         norm = QKNorm(self.noise(heads + kv_heads, DIM), 1e-6)
-        cache = PagedCache(kept[0], kept[1])
+        cache = plain_cache(kept[0], kept[1])
         return 2 * qkv.nbytes, partial(
             launch_turn_and_cache, qkv, kv_heads, cos, sin, norm, cache, slots, halves=True
         )

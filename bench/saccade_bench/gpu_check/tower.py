@@ -129,7 +129,7 @@ class TowerStage:
 
     def _patches(self, size: str) -> int:
         height, width = self._resized(size)
-        return height * width // qwen(self._model.spec).image_rules.patch ** 2
+        return height * width // qwen(self._model.spec).images.patch ** 2
 
     def _floor(self, size: str) -> float:
         """Milliseconds of its products, attention's included, at this machine's speed."""

@@ -16,7 +16,7 @@ from saccade.kernels.reference.delta import StateRows
 from saccade.kernels.reference.int4 import pack_int4
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.low_rank import Additions, Pair, Present
-from saccade.kernels.reference.paged import PagedCache, PagedRows
+from saccade.kernels.reference.paged import PagedCache, PagedRows, plain_cache, plain_shape
 from saccade.kernels.reference.rotary import rotary_tables
 from saccade.kernels.triton import delta as delta_gpu
 from saccade.kernels.triton import edits as edits_gpu
@@ -275,7 +275,8 @@ def _paged(
     rows = _rows([1] * singles or [TOKENS], singles)  # few tokens: keys are split
     if images:
         rows = replace(rows, sees=torch.ones(TOKENS, dtype=torch.int64))
-    paged_gpu.launch_paged(q, PagedCache(keys, values, window=window), rows, 0.1)
+    shape = replace(plain_shape(keys, values), window=window, both_ways=images)
+    paged_gpu.launch_paged(q, PagedCache(keys, values, shape=shape), rows, 0.1)
 
 
 def _states(lengths: Sequence[int], singles: int) -> StateRows:
@@ -305,7 +306,7 @@ def _conv(channels: int) -> None:
 def _turn(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
     qkv = torch.empty((TOKENS, heads + 2 * kv_heads, dim), dtype=HALF)
     keys = torch.empty((1024, kv_heads, dim), dtype=kept)
-    cache = PagedCache(keys, keys)
+    cache = plain_cache(keys, keys)
     weight = torch.empty((heads + kv_heads, dim), dtype=HALF)
     table = torch.empty((TOKENS, dim))
     slots = torch.zeros(TOKENS, dtype=torch.int64)

@@ -15,7 +15,7 @@ from pathlib import Path
 from saccade.core.config import GIB, EmbeddingBudgets, PageTierConfig
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
-from saccade.families.qwen_vl.config import ImageRules, smart_resize
+from saccade.families.qwen_vl.images import ImageRules, smart_resize
 from saccade.sched.limits import SchedulerLimits
 from saccade_bench.lab.options import MachineOptions, ProfileName
 from saccade_bench.lab.qwen import qwen
@@ -236,7 +236,7 @@ def _of_model(machine: Machine, spec: FamilySpec) -> Machine:
     """The sizes of a checkpoint in 16 bits."""
     return replace(
         machine,
-        rules=qwen(spec).image_rules,
+        rules=qwen(spec).images,
         kv_bytes=spec.kv_spec().token_bytes("bfloat16"),
         embedding_bytes=spec.embedding_width * 2,
         limits=replace(machine.limits, context_length=spec.context_length),

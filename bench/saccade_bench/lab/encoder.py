@@ -148,7 +148,7 @@ def _measure(
     if not options.without_transformers and find_spec("transformers"):
         from saccade_bench.lab.peer import TransformersTower
 
-        theirs = TransformersTower(folder, weights, qwen(spec).image_rules)
+        theirs = TransformersTower(folder, weights, qwen(spec).images)
     cases = _cases(spec, options, device)
     figures, done = [], count(1)
     with counted(f"{model} in {dtype}", len(cases) * (1 + options.repeats), still=True) as tell:

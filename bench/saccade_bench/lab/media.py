@@ -220,7 +220,7 @@ class Ours:
 
     def _patches(self, pixels: Pixels) -> torch.Tensor:
         """Rows of patches, as the engine makes them on its device: in this benchmark, the CPU."""
-        rules = qwen(self._spec).image_rules
+        rules = qwen(self._spec).images
         still = torch.from_numpy(pixels)[None]
         return self._ops.centre_patches(still, rules.patch, rules.merge, torch.bfloat16)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from saccade.families.qwen_vl.config import ImageRules
+from saccade.families.qwen_vl.images import ImageRules
 from saccade.kernels.reference.patchify import patchify
 from saccade.nn.weights import Part, Weights
 

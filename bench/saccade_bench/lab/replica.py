@@ -120,13 +120,11 @@ class Replica:
         done = [key for end, key in self._reads if end <= now]
         self._reads = [read for read in self._reads if read[0] > now]
         events: tuple[DiskEvent, ...] = tuple((key, "read") for key in done)
-        logprobs = (None,) * len(tokens)
         encoded = tuple((encode.key, 0.0, now) for encode in plan.encode)
         return self.scheduler.apply(
             StepResult(
                 plan.step,
                 tokens,
-                logprobs,
                 encoded=encoded,
                 disk=events,
                 pages=self._pages.ended(),

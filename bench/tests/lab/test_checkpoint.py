@@ -90,7 +90,7 @@ def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -
 def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path) -> None:
     theirs = reference(make_checkpoint(name, tmp_path, dtype=torch.float32))
     ours = load(tmp_path)
-    factor = qwen(ours.spec).image_rules.factor
+    factor = qwen(ours.spec).images.factor
     images = [picture(4 * factor, 6 * factor)]
     torch.testing.assert_close(
         encode(ours, [torch.from_numpy(image) for image in images])[0],

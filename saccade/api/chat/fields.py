@@ -280,15 +280,15 @@ class ChatCompletionRequest:
     """The body of POST /v1/chat/completions."""
 
     conversation: Conversation
-    thinking: ThinkingFields
     sampling: Sampling
     ending: Ending
-    restraint: Restraint
-    caching: PromptCaching
     reply: Reply
     answer: ChatAnswer
-    tool_use: ToolUse
-    structure: Structure
+    thinking: ThinkingFields | None
+    restraint: Restraint | None
+    caching: PromptCaching | None
+    tool_use: ToolUse | None
+    structure: Structure | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +298,10 @@ class CompletionRequest:
     text: TextPrompt
     sampling: Sampling
     ending: Ending
-    restraint: Restraint
-    caching: PromptCaching
     reply: Reply
-    structure: Structure
+    restraint: Restraint | None
+    caching: PromptCaching | None
+    structure: Structure | None
 
 
 @dataclass(frozen=True, slots=True)

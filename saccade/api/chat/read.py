@@ -35,11 +35,12 @@ from saccade.api.chat.fields import (
     ToolUse,
 )
 from saccade.core.errors import InvalidRequest
-from saccade.front.breakpoints import read_tool_marks
+from saccade.front.answer_rules import NO_ANSWER_RULES
+from saccade.front.breakpoints import NO_WISH, read_tool_marks
 from saccade.front.content import check_lengths, message_from_json
 from saccade.front.conversation import Chat
 from saccade.front.fields import too_long, unsupported
-from saccade.front.part_defaults import PartDefaults
+from saccade.front.part_defaults import NO_DEFAULTS, PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.grammar.grammars import OutputConstraint, read_wish
 from saccade.text.grammar.tools import ToolSet, read_tools
@@ -48,7 +49,7 @@ from saccade.text.grammar.tools import ToolSet, read_tools
 def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, Reply, ChatAnswer]:
     """The request in a chat's body. Raises InvalidRequest that names the field."""
     request = CHAT.read(body, context_length)
-    return chat_ask(request, context_length), request.reply, request.answer
+    return chat_request(request, context_length), request.reply, request.answer
 
 
 def read_completion(
@@ -56,7 +57,7 @@ def read_completion(
 ) -> tuple[list[GenerationRequest], Reply, TextPrompt]:
     """The requests in a text completion's body, one per prompt. Raises as `read_chat`."""
     request = COMPLETION.read(body, context_length)
-    return completion_asks(request, context_length), request.reply, request.text
+    return completion_requests(request, context_length), request.reply, request.text
 
 
 def read_tokenize(
@@ -65,10 +66,10 @@ def read_tokenize(
     """The prompt to count: a chat if messages are given, else one text. Raises as `read_chat`."""
     if "messages" in open_object(body):
         chat = TOKENIZE_CHAT.read(body, context_length)
-        ask = chat_ask(chat.request, context_length)
+        ask = chat_request(chat.request, context_length)
         return ask, chat.request.reply, chat.counting
     text = TOKENIZE_TEXT.read(body, context_length)
-    asks = completion_asks(text.request, context_length)
+    asks = completion_requests(text.request, context_length)
     if len(asks) > 1:
         raise InvalidRequest(
             f"prompt: {len(asks)} prompts; this path counts one at a time", "prompt"
@@ -84,7 +85,7 @@ def read_detokenize(body: bytearray, context_length: int) -> Tokens:
     return tokens
 
 
-def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationRequest:
+def chat_request(request: ChatCompletionRequest, context_length: int) -> GenerationRequest:
     """The request of a chat. Raises InvalidRequest for faults beyond the schema."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
@@ -95,28 +96,17 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationR
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
     if answer.logprobs:
         sampling["logprobs"] = answer.top_logprobs or 0
-    shown, wish = answer.prompt_logprobs is not None, request.caching.wish
-    _check_shown(request.reply, shown, False)
-    silent = silence(sampling, wish.prewarm or sampling.get("max_tokens") == 0)
-    continues = _continues(conversation)
-    # The conversation: refused by its length before a message is built.
-    check_lengths(conversation.messages, context_length, "messages")
-    view = None if request.reply.saccade is None else request.reply.saccade.documents
-    limits = PartDefaults.of(conversation.mm_processor_kwargs, conversation.media_io_kwargs, view)
-    chat = Chat(
-        messages=tuple(
-            message_from_json(message, f"messages[{i}]", limits)
-            for i, message in enumerate(conversation.messages)
-        ),
-        add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
-        continue_final_message=continues,
-        variables=conversation.chat_template_kwargs or {},
-        effort=request.thinking.effort,
-        thinks=request.thinking.thinks,
-        tool_marks=read_tool_marks(request.tool_use.tools),
-        offer=_offer(request.tool_use),
-        verbosity=request.thinking.verbosity,
-    )
+    cache = NO_WISH if request.caching is None else request.caching.wish
+    _check_shown(request.reply, answer.prompt_logprobs is not None, False)
+    silent = silence(sampling, cache.prewarm or sampling.get("max_tokens") == 0)
+    chat = _read_conversation(conversation, request.reply, context_length)
+    if request.thinking is not None:
+        thinking = request.thinking
+        chat = replace(
+            chat, effort=thinking.effort, thinks=thinking.thinks, verbosity=thinking.verbosity
+        )
+    if request.tool_use is not None:
+        chat = _with_tools(chat, request.tool_use)
     reply = request.reply
     return GenerationRequest(
         prompt=chat,
@@ -126,33 +116,49 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> GenerationR
         silent=silent,
         prompt_logprobs=answer.prompt_logprobs,
         separate_reasoning=answer.separate_reasoning is not False,
-        cache=wish,
-        wish=_wish(request.structure),
-        rules=request.restraint.read(),
+        cache=cache,
+        constraint=None if request.structure is None else _read_form(request.structure),
+        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.read(),
         prediction="" if answer.prediction is None else answer.prediction.text,
     )
 
 
-def _offer(use: ToolUse) -> ToolSet | None:
-    if not use.tools and use.tool_choice is None:
-        return None
-    return ToolSet(read_tools(use.tools), use.tool_choice, use.parallel_tool_calls is not False)
-
-
-def _wish(structure: Structure) -> OutputConstraint | None:
-    fields = msgspec.structs.asdict(structure)
-    return read_wish(fields) if any(each is not None for each in fields.values()) else None
-
-
-def _continues(conversation: Conversation) -> bool:
-    """True if the answer continues the last message."""
+def _read_conversation(conversation: Conversation, reply: Reply, context_length: int) -> Chat:
+    """Read the messages, refused by their length before one is built."""
     continues = bool(conversation.continue_final_message)
     if continues and conversation.add_generation_prompt:
         raise InvalidRequest(
             "add_generation_prompt and continue_final_message exclude each other",
             "continue_final_message",
         )
-    return continues
+    check_lengths(conversation.messages, context_length, "messages")
+    defaults, look = NO_DEFAULTS, conversation.mm_processor_kwargs
+    pace = conversation.media_io_kwargs
+    if look is not None or pace is not None or reply.saccade is not None:
+        view = None if reply.saccade is None else reply.saccade.documents
+        defaults = PartDefaults.of(look, pace, view)
+    return Chat(
+        messages=tuple(
+            [
+                message_from_json(message, f"messages[{i}]", defaults)
+                for i, message in enumerate(conversation.messages)
+            ]
+        ),
+        add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
+        continue_final_message=continues,
+        variables=conversation.chat_template_kwargs or {},
+    )
+
+
+def _with_tools(chat: Chat, tool_use: ToolUse) -> Chat:
+    marks = read_tool_marks(tool_use.tools)
+    tools = read_tools(tool_use.tools)
+    choice, parallel = tool_use.tool_choice, tool_use.parallel_tool_calls is not False
+    return replace(chat, tools=ToolSet(tools, choice, parallel), tool_marks=marks)
+
+
+def _read_form(structure: Structure) -> OutputConstraint | None:
+    return read_wish(msgspec.structs.asdict(structure))
 
 
 def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
@@ -166,7 +172,7 @@ def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
     return {"max_tokens": given}
 
 
-def completion_asks(request: CompletionRequest, context_length: int) -> list[GenerationRequest]:
+def completion_requests(request: CompletionRequest, context_length: int) -> list[GenerationRequest]:
     """The requests of a completion, one per prompt."""
     reply = request.reply
     _check_stream(reply)
@@ -177,22 +183,22 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Gen
     text, echo = request.text, bool(request.text.echo)
     tops = (text.prompt_logprobs, text.logprobs if echo else None)
     top = max((each for each in tops if each is not None), default=None)
-    wish = request.caching.wish
+    cache = NO_WISH if request.caching is None else request.caching.wish
     _check_shown(reply, top is not None, echo)
-    ask = GenerationRequest(
+    first = GenerationRequest(
         prompt="",
         sampling=sampling,
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
-        silent=silence(sampling, wish.prewarm or sampling["max_tokens"] == 0),
+        silent=silence(sampling, cache.prewarm or sampling["max_tokens"] == 0),
         prompt_logprobs=top,
-        cache=wish,
-        wish=_wish(request.structure),
-        rules=request.restraint.read(),
+        cache=cache,
+        constraint=None if request.structure is None else _read_form(request.structure),
+        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.read(),
     )
     return [
-        replace(ask, prompt=prompt)
-        for prompt in _prompts(request.text.prompt, ask.n, context_length)
+        replace(first, prompt=prompt)
+        for prompt in _prompts(request.text.prompt, first.n, context_length)
     ]
 
 

@@ -17,6 +17,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from saccade.api.trace.image_trace import ImageCost, Trace, tiers_of
 from saccade.core.types import CacheMiss, CacheMissReason, Guesses, Tier, TokenLogprobs
 from saccade.front.answer_update import AnswerUpdate, Finish
+from saccade.front.prepared import PreparedRequest
 from saccade.text.answer.detokenize import Vocabulary
 from saccade.text.answer.reader import AnswerEvent, Reasoned, gather
 from saccade.text.answer.tool_calls import CallArguments, CallEnded, CallStarted, Text
@@ -331,6 +332,15 @@ class UsageCounter:
             if event.caching is not None:
                 self.written.update(dict(event.caching.written))
                 self.missed = self.missed or event.caching.missed
+
+    @classmethod
+    def of(cls, prepared: Sequence[PreparedRequest]) -> UsageCounter:
+        """Begin to count for these prompts."""
+        prompt = sum([len(each.request.tokens) for each in prepared])
+        shown = [each for each in prepared if each.opened]
+        images = sum([each.shown_tokens(video=False) for each in shown])
+        videos = sum([each.shown_tokens(video=True) for each in shown])
+        return cls(prompt, prepared[0].n, images, videos)
 
     @property
     def usage(self) -> Usage:

@@ -51,7 +51,7 @@ from saccade.front.conversation import Chat, Message, MessageText, Part, tool_ca
 from saccade.front.fields import Reader
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.video_parts import (
-    NO_DEFAULTS,
+    NO_VIDEO_DEFAULTS,
     WISHES,
     AnyVideoPart,
     InputVideoPart,
@@ -90,7 +90,7 @@ def read_message(body: bytearray, context_length: int) -> AskedMessage:
     request = MESSAGES.read(body, context_length)
     thinking, drawing = request.inquiry.thinking, request.drawing
     return AskedMessage(
-        [message_ask(request, context_length)],
+        [message_request(request, context_length)],
         Reply(model=request.inquiry.model, stream=drawing.stream),
         drawing.max_tokens,
         thinking is None or thinking.display != "omitted",
@@ -100,10 +100,12 @@ def read_message(body: bytearray, context_length: int) -> AskedMessage:
 def read_count(body: bytearray, context_length: int) -> AskedMessage:
     """The request to count. Raises as `read_message`."""
     request = COUNT_TOKENS.read(body, context_length)
-    return AskedMessage([message_ask(request, context_length)], Reply(model=request.inquiry.model))
+    return AskedMessage(
+        [message_request(request, context_length)], Reply(model=request.inquiry.model)
+    )
 
 
-def message_ask(
+def message_request(
     request: CountTokensRequest | MessagesRequest, context_length: int
 ) -> GenerationRequest:
     """The request of a body. Raises InvalidRequest for faults beyond the schema."""
@@ -134,7 +136,7 @@ def message_ask(
     tools, tool_marks = _read_tools(inquiry.tools)
     chat = Chat(
         tuple(conversation.messages),
-        _offer(tools, inquiry.tool_choice),
+        _tool_set(tools, inquiry.tool_choice),
         add_generation_prompt=not continues,
         continue_final_message=continues,
         thinks=None if thinking is None else thinking.type != "disabled",
@@ -144,13 +146,13 @@ def message_ask(
     return GenerationRequest(
         chat,
         _sampling(request) if isinstance(request, MessagesRequest) else {},
-        wish=_wish(inquiry),
+        constraint=_constraint(inquiry),
         cache=CacheWish(diagnose=diagnose),
         names=FieldNames(names),
     )
 
 
-def _wish(inquiry: Inquiry) -> OutputConstraint | None:
+def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
     """The form of the answer, by its newer or older field."""
     config = inquiry.output_config
     if config is not None and config.format is not None:
@@ -172,7 +174,7 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _offer(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet | None:
+def _tool_set(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet | None:
     if choice is None:
         return ToolSet(tools) if tools else None
     if (choice.type == "tool") != (choice.name is not None):
@@ -370,7 +372,7 @@ def _video(block: VideoBlock, place: str) -> VideoSource:
             part = InputVideoPart(file_id=file_id, **wishes)
         case FramesSource(frames=frames):
             part = VideoPart(video=frames, **wishes)
-    return read_video(part, place, NO_DEFAULTS)
+    return read_video(part, place, NO_VIDEO_DEFAULTS)
 
 
 def _address(

@@ -152,7 +152,7 @@ class ResponsesRequest:
     asked: ResponseInput
     sampling: Sampling
     ending: ResponseEnding
-    restraint: Restraint
+    restraint: Restraint | None
     form: ResponseForm
     delivery: ResponseDelivery
 

@@ -29,7 +29,7 @@ from saccade.api.handlers import SMALL_BODY, Endpoint, RequestHandler, json_resp
 from saccade.api.paging import Paging
 from saccade.api.responses.fields import LOGPROBS, ReasoningConfig, ResponsesRequest, ResponseText
 from saccade.api.responses.items import Item, ReferenceItem, pack, pack_output, unpack
-from saccade.api.responses.read import ResponseInquiry, read_responses, response_ask
+from saccade.api.responses.read import ResponseInquiry, read_responses, response_request
 from saccade.api.responses.store import KeptTurn, Packed, ResponseStore
 from saccade.api.responses.write import Ended, ResponseEvent, ResponseStream
 from saccade.api.stream import AnswerContext
@@ -147,7 +147,7 @@ class ResponseTeller:
         return events
 
     def _end(self, how: Ended) -> list[ResponseEvent]:
-        used, tracer = self._told.tally.usage, self._told.tracer
+        used = self._told.tally.usage
         prompt = used.prompt_tokens_details
         tiers, guessed = prompt.cached_tokens_by_tier, used.completion_tokens_details
         usage = {
@@ -174,8 +174,8 @@ class ResponseTeller:
                 if self._comparable
                 else {"type": "comparison_response_not_found"}
             )
-        if tracer.wanted:
-            more["saccade"] = msgspec.to_builtins(tracer.trace)
+        if (trace := self._told.trace) is not UNSET:
+            more["saccade"] = msgspec.to_builtins(trace)
         events = self._stream.end(how, usage, **more)
         self._on_end(self._stream.response)
         return events
@@ -348,7 +348,7 @@ def exchange(
     turns = [] if before is None else before.chain()
     past = [unpack(item) for turn in turns for _, item in (*turn.items, *turn.answer)]
     items = [unpack(item) if isinstance(item, bytes) else item for item in given]
-    ask = response_ask(request, past, items)
+    ask = response_request(request, past, items)
     packed = tuple(pack(item) for item in items) if keeps else None
     delivery = request.delivery
     reply = Reply(model=delivery.model, stream=delivery.stream, saccade=delivery.saccade)

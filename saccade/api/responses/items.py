@@ -24,11 +24,12 @@ from saccade.front.content import (
 )
 from saccade.front.conversation import Message, MessageText, Part, tool_call
 from saccade.front.fields import Positive, Reader
+from saccade.front.image_parts import InputImagePart, read_image
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import WISHES, InputVideoPart, Rate, read_video
 from saccade.media.content import Detail
-from saccade.media.sources import ImageSource, KnownImage, SentFile
+from saccade.media.sources import SentFile
 
 LONGEST_ID = 256
 """Characters of an id that a client gives."""
@@ -267,9 +268,9 @@ class _Turn:
         if thoughts:
             self.thoughts = "\n".join([*([self.thoughts] if self.thoughts else []), *thoughts])
 
-    def say(self, content: str | Sequence[Content], place: str, limits: PartDefaults) -> None:
+    def say(self, content: str | Sequence[Content], place: str, defaults: PartDefaults) -> None:
         before = self.content
-        added, marks = _content(content, place, limits)
+        added, marks = _content(content, place, defaults)
         if before is None:
             self.content = added
         elif isinstance(before, str) and isinstance(added, str):
@@ -300,10 +301,10 @@ class _Turn:
 class ItemReader:
     """Items as messages. Raises InvalidRequest that names an item's own place."""
 
-    def __init__(self, limits: PartDefaults) -> None:
-        """`limits`: of images that have none of their own."""
+    def __init__(self, defaults: PartDefaults) -> None:
+        """`defaults`: of images that have none of their own."""
         self._messages: list[Message] = []
-        self._limits = limits
+        self._limits = defaults
         self._turn: _Turn | None = None
         self._thoughts: list[str] = []
 
@@ -365,7 +366,7 @@ def _listed(content: str | tuple[Part, ...], place: str) -> tuple[Part, ...]:
 
 
 def _content(
-    content: str | Sequence[Content], where: str, limits: PartDefaults
+    content: str | Sequence[Content], where: str, defaults: PartDefaults
 ) -> tuple[str | tuple[Part, ...], tuple[Mark, ...]]:
     """A content and the marks in it. Text of the model alone is one string, as in the model's
     original turns.
@@ -379,7 +380,7 @@ def _content(
             if isinstance(each, SaidContent | RefusalContent)
         )
         return "".join(said), ()
-    parts = tuple(_part(each, f"{where}[{i}]", limits) for i, each in enumerate(content))
+    parts = tuple(_part(each, f"{where}[{i}]", defaults) for i, each in enumerate(content))
     marks = (
         loose_mark({"prompt_cache_breakpoint": each.prompt_cache_breakpoint}, f"{where}[{i}]", i)
         for i, each in enumerate(content)
@@ -389,7 +390,7 @@ def _content(
     return parts, tuple(mark for mark in marks if mark is not None)
 
 
-def _part(content: Content, place: str, limits: PartDefaults) -> Part:
+def _part(content: Content, place: str, defaults: PartDefaults) -> Part:
     match content:
         case RefusalContent(refusal=text):
             return MessageText(text, place)
@@ -397,19 +398,22 @@ def _part(content: Content, place: str, limits: PartDefaults) -> Part:
             return MessageText(text, place)
         case VideoContent():
             fields = {name: getattr(content, name) for name in (*WISHES, "video_url", "file_id")}
-            return read_video(InputVideoPart(**fields), place, limits.video)
+            return read_video(InputVideoPart(**fields), place, defaults.video)
         case FileContent():
-            budget = limits.budget(content.detail, None, None)
+            budget = defaults.budget(content.detail, None, None)
             heading = f"{content.filename}\n" if content.filename else ""
             if content.file_url is not None:
-                return SentFile(image_url(content.file_url), place, budget, heading, limits.view)
+                return SentFile(image_url(content.file_url), place, budget, heading, defaults.view)
             names = ("file_id", "file_data")
             found = address(content.file_id, content.file_data, place, *names)
-            return SentFile(found, place, budget, heading, limits.view)
+            return SentFile(found, place, budget, heading, defaults.view)
         case ImageContent():
-            budget = limits.budget(content.detail, content.min_pixels, content.max_pixels)
-            if content.uuid and content.file_id is None and content.image_url is None:
-                return ImageSource(KnownImage(content.uuid), place, budget)
-            names = ("file_id", "image_url")
-            found = address(content.file_id, content.image_url, place, *names)
-            return ImageSource(found, place, budget, content.uuid or "")
+            image = InputImagePart(
+                image_url=content.image_url,
+                file_id=content.file_id,
+                uuid=content.uuid or None,
+                detail=content.detail,
+                min_pixels=content.min_pixels,
+                max_pixels=content.max_pixels,
+            )
+            return read_image(image, place, defaults)

@@ -25,6 +25,7 @@ from saccade.api.responses.fields import (
 from saccade.api.responses.items import Item, ItemReader, MessageItem, ReferenceItem, read_item
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
+from saccade.front.answer_rules import NO_ANSWER_RULES
 from saccade.front.breakpoints import read_cache_wish
 from saccade.front.content import check_lengths
 from saccade.front.conversation import Chat
@@ -87,7 +88,7 @@ _NAMES = FieldNames(
 )
 
 
-def response_ask(
+def response_request(
     request: ResponsesRequest, before: Sequence[Item], items: Sequence[Item]
 ) -> GenerationRequest:
     """The request for an answer. `before`: the conversation so far; `items`: the new items.
@@ -133,14 +134,14 @@ def response_ask(
         sampling,
         cache_salt=asked.cache_salt or "",
         silent=silence(sampling, cache.prewarm),
-        wish=_wish(text.format),
+        constraint=_constraint(text.format),
         cache=cache,
         names=_NAMES,
-        rules=request.restraint.read(),
+        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.read(),
     )
 
 
-def _wish(text: TextFormat | None) -> OutputConstraint | None:
+def _constraint(text: TextFormat | None) -> OutputConstraint | None:
     if text is None or text.type == "text":
         return None
     if text.type == "json_object":

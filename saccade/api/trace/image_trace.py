@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from saccade.core.types import CacheMiss, CacheReport, Guesses, GuessSource, Missed, Tier
 from saccade.front.answer_update import AnswerUpdate, FoundImage, Level
-from saccade.front.input_processor import PreparedRequest
+from saccade.front.prepared import PreparedRequest
 from saccade.media.opened import OpenedImage
 
 MOST_TOLD = 32

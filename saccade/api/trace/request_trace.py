@@ -20,7 +20,7 @@ from saccade.api.trace.image_trace import Leg, Tracer
 from saccade.core.errors import RequestError
 from saccade.edge.headers import request_id
 from saccade.front.answer_update import Level
-from saccade.front.input_processor import PreparedRequest
+from saccade.front.prepared import PreparedRequest
 
 OPERATIONS = {
     "/v1/chat/completions": "chat",

@@ -1,36 +1,28 @@
-"""DeepSeek-VL2's configuration, typed: what `config.json`, the processor's file and the tokenizer
-say; and that of its language model alone, DeepSeek-V2 (transformers' DeepseekV2ForCausalLM).
+"""The shapes of DeepSeek-VL2's language model and tower, as `config.json` says them; and of the
+language model alone, DeepSeek-V2 (transformers' DeepseekV2ForCausalLM).
 
 Knows nothing of torch.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from saccade.core.errors import CheckpointError
-from saccade.core.recipe import ImageRecipe
-from saccade.families.checkpoint import Checkpoint, Section, read_json
+from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
-    HALF,
-    read_colours,
     read_heads,
     read_rope,
     read_theta,
-    read_tokenizer,
     read_yarn,
     refuse_unsupported,
 )
-from saccade.nn.siglip_config import Colours, SiglipConfig
+from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import ExpertsConfig, LatentConfig, RopeConfig, TextConfig, yarn_scale
 
-IMAGE = "<image>"
 LATENT_EPS = 1e-6
 """Of the norms within attention, whatever the others' is."""
-MOST_TILES = 36
-"""In a candidate resolution; no checkpoint has one of more than 9."""
 Method = Literal["greedy", "group_limited_greedy", "noaux_tc"]
 Scoring = Literal["softmax", "sigmoid"]
 METHODS: dict[str, Method] = {name: name for name in get_args(Method)}
@@ -63,49 +55,24 @@ class DeepseekText:
     routing: Routing | None
 
     @property
+    def vocab_size(self) -> int:
+        return self.shape.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self.shape.context_length
+
+    @property
+    def hidden(self) -> int:
+        return self.shape.hidden
+
+    @property
     def rotary_dim(self) -> int:
         """Values of a head that are turned."""
         return self.latent.turned if self.latent else self.shape.head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateRules:
-    """The pixels of an image: `candidates` are the sizes (width, height), whole tiles of `side` x
-    `side`, of which the one that it fills best is cut into tiles. content: the token that stands
-    for an image in templates, and then once for each row of its embedding.
-    """
-
-    side: int
-    candidates: tuple[tuple[int, int], ...]
-    colours: Colours
-    content: int
-
-    @property
-    def fill(self) -> tuple[int, int, int]:
-        """Around an image: the mean colour."""
-        red, green, blue = (int(value * 255) for value in self.colours[0])
-        return red, green, blue
-
-    def fingerprint(self, family: str, recipe: ImageRecipe) -> bytes:
-        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
-        named = repr((family, self.colours, recipe)).encode()
-        return hashlib.blake2b(named, digest_size=16).digest()
-
-
 NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
-NO_TOKEN = -1
-"""Stands for no image: to a model without a tower, every token is text."""
-NO_IMAGES = CandidateRules(0, (), (HALF, HALF), NO_TOKEN)
-
-
-def parse_config(checkpoint: Checkpoint) -> tuple[SiglipConfig, DeepseekText, CandidateRules]:
-    """Raises CheckpointError naming file and field."""
-    config = checkpoint.config
-    if not config.has("language_config"):
-        return NO_TOWER, read_text(config), NO_IMAGES
-    text = read_text(config.section("language_config"))
-    vision = _vision(config, text.shape.hidden)
-    return vision, text, _images(checkpoint)
 
 
 # ---- the language model
@@ -222,10 +189,13 @@ def _experts(text: Section, layers: int) -> tuple[ExpertsConfig | None, Routing 
     return experts, routing
 
 
-# ---- images
+# ---- the vision tower
 
 
-def _vision(config: Section, out: int) -> SiglipConfig:
+def read_vision(config: Section, out: int) -> SiglipConfig:
+    """Return the vision tower, whose tokens have `out` values. Raises CheckpointError."""
+    if not config.has("language_config"):
+        return NO_TOWER
     vision, projector = config.section("vision_config"), config.section("projector_config")
     kind = projector.text("projector_type", default="downsample_mlp_gelu")
     if kind != "downsample_mlp_gelu" or projector.flag("token_pooling"):
@@ -268,49 +238,3 @@ def _vision(config: Section, out: int) -> SiglipConfig:
         out_hidden=out,
         fused=True,
     )
-
-
-def _images(checkpoint: Checkpoint) -> CandidateRules:
-    config = checkpoint.config
-    for name, wanted in (("tile_tag", "2D"), ("global_view_pos", "head")):
-        if (found := config.text(name, default=wanted)) != wanted:
-            raise CheckpointError(
-                f"{config.where}: {name} {found!r} is not supported ({wanted} is)"
-            )
-    processor = read_json(checkpoint.folder / "processor_config.json", required=False)
-    if not processor.flag("normalize", default=True):
-        raise CheckpointError(f"{processor.where}: normalize false is not supported")
-    side = config.section("vision_config").integer("image_size", default=384)
-    return CandidateRules(
-        side,
-        _candidates(config, side),
-        read_colours(processor, HALF, HALF),
-        _image_token(checkpoint),
-    )
-
-
-def _candidates(config: Section, side: int) -> tuple[tuple[int, int], ...]:
-    listed = config.data.get("candidate_resolutions", [[side, side]])
-    sizes = listed if isinstance(listed, list) else []
-    found = tuple(
-        (each[0], each[1])
-        for each in sizes
-        if isinstance(each, list)
-        and len(each) == 2
-        and all(isinstance(edge, int) and edge > 0 and not edge % side for edge in each)
-        and each[0] * each[1] <= MOST_TILES * side**2
-    )
-    if not found or len(found) != len(sizes):
-        raise CheckpointError(
-            f"{config.where}: candidate_resolutions must be pairs of multiples of {side} (the "
-            f"vision tower's image_size), of at most {MOST_TILES} tiles each"
-        )
-    return found
-
-
-def _image_token(checkpoint: Checkpoint) -> int:
-    path = checkpoint.folder / "tokenizer.json"
-    token = read_tokenizer(path).token_to_id(IMAGE)
-    if token is None:
-        raise CheckpointError(f"{path}: the tokenizer has no {IMAGE}")
-    return int(token)

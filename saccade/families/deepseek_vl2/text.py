@@ -9,7 +9,7 @@ import torch
 from saccade.families.deepseek_vl2.config import DeepseekText
 from saccade.families.deepseek_vl2.routing import route
 from saccade.kernels.matrix import Rows
-from saccade.nn.attention import AttentionShape, CausalAttention
+from saccade.nn.attention import CausalAttention, HeadsConfig
 from saccade.nn.decoder import Decoder, DecoderLayer, layer_name
 from saccade.nn.latent import LatentAttention
 from saccade.nn.mlp import GatedMLP
@@ -61,7 +61,7 @@ def _layer(
         if latent is not None:
             sizes = (config.hidden, config.heads)
             return LatentAttention(weights, f"{name}.self_attn", sizes, latent, shard, layer)
-        heads = AttentionShape(
+        heads = HeadsConfig(
             config.hidden, config.heads, config.kv_heads, config.head_dim, False, None
         )
         return CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)

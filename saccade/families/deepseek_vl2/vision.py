@@ -14,8 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from saccade.core.types import Grid
-from saccade.families.deepseek_vl2.config import CandidateRules
+from saccade.families.deepseek_vl2.images import CandidateRules
 from saccade.nn.linear import Column, Linear
+from saccade.nn.patches import split_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.siglip import SiglipTower
 from saccade.nn.siglip_config import SiglipConfig
@@ -60,7 +61,16 @@ class PaddedProjector:
 class DeepseekTower:
     """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`."""
 
-    __slots__ = ("config", "edge", "marks", "side", "tower")
+    __slots__ = (
+        "config",
+        "depth",
+        "edge",
+        "hidden",
+        "longest_segments",
+        "marks",
+        "side",
+        "tower",
+    )
 
     axes = 0
 
@@ -72,22 +82,12 @@ class DeepseekTower:
         alone = replace(config, merge=1)  # a tile's patches stand in reading order
         order = torch.arange(config.patches)
         projector = PaddedProjector(weights, config)
-        self.tower = SiglipTower(weights, alone, rules.colours, order, projector, shard)
+        self.tower = tower = SiglipTower(weights, alone, rules.colours, order, projector, shard)
+        self.hidden, self.depth = tower.hidden, tower.depth
+        self.longest_segments = tower.longest_segments
         names = ("image_newline", "view_seperator")
         parts = [weights.load(Part(name, (config.out_hidden,))) for name in names]
         self.marks = torch.stack(parts)  # [2, out]
-
-    @property
-    def hidden(self) -> int:
-        return self.tower.hidden
-
-    @property
-    def depth(self) -> int:
-        return self.tower.depth
-
-    @property
-    def longest_segments(self) -> tuple[int | None, ...]:
-        return self.tower.longest_segments
 
     def rows(self, patches: int) -> int:
         return patches // self.config.patches * self.edge**2
@@ -113,9 +113,8 @@ class DeepseekTower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """[M, out], of tiles, to [m, out] of each image, with newlines and separator."""
-        counts = [self.rows(fact.num_patches) for fact in facts]
         found = []
-        for fact, part in zip(facts, embeddings[: sum(counts)].split(counts)):
+        for fact, part in zip(facts, split_images(self, embeddings, facts)):
             assert fact.restore is not None, "made by `grid_facts`"
             found.append(torch.cat((part, self.marks)).index_select(0, fact.restore))
         return found

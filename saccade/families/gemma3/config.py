@@ -29,7 +29,8 @@ LayerType = Literal["full_attention", "sliding_attention"]
 @dataclass(frozen=True, slots=True)
 class GemmaText:
     """The language model. `shape.rope` is of layers that see all tokens, `local_rope` of those with
-    windows. windows: by layer, as `KVSpec`'s. query_scalar: scores are divided by its root.
+    windows. windows: by layer, as `AttentionShape`'s. query_scalar: scores are divided by its
+    root.
     """
 
     shape: TextConfig

@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.core.family import Cuts, KVSpec, Templates, heads_cache
-from saccade.families.base_spec import NO_TEMPLATES, BaseSpec, plain_cuts
+from saccade.families.base_spec import BLIND, NO_TEMPLATES, BaseSpec, Placeholder, plain_cuts
 from saccade.families.checkpoint import Checkpoint, read_json
 from saccade.families.config_readers import read_token, text_section
 from saccade.families.gemma3.config import GemmaText, read_text, read_vision
 from saccade.families.gemma3.images import NO_IMAGES, SquareRules, read_images
-from saccade.families.placeholder import BLIND, Placeholder
 from saccade.nn.siglip_config import SiglipConfig
 
 BOI = "<start_of_image>"
@@ -29,9 +28,13 @@ class Gemma3Spec(BaseSpec):
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         shape = self.text.shape
-        layer = heads_cache(shape.kv_heads, shape.head_dim, ranks)
-        both_ways = (self.sees_images,) * shape.layers
-        return KVSpec((layer,) * shape.layers, self.text.windows, both_ways)
+        sizes = shape.kv_heads, shape.head_dim, ranks
+        return KVSpec(
+            tuple(
+                heads_cache(*sizes, window=window, both_ways=self.sees_images)
+                for window in self.text.windows
+            )
+        )
 
     @property
     def cuts(self) -> Cuts:

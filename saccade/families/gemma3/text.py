@@ -1,7 +1,8 @@
 """The language model of Gemma 3: norms before and after attention and MLP, windows in most layers,
 each kind of layer with rotary tables of its own.
 
-Norms hold what their weights are more than 1. Windows are the attention's to know (`KVSpec`).
+Norms hold what their weights are more than 1. Windows are the attention's to know
+(`AttentionShape`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from saccade.families.gemma3.config import GemmaText
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.rotary import Rotation
-from saccade.nn.attention import AttentionShape, CausalAttention
+from saccade.nn.attention import CausalAttention, HeadsConfig
 from saccade.nn.decoder import MultiRope
 from saccade.nn.embedding import TokenEmbedding, make_head
 from saccade.nn.mlp import GatedMLP
@@ -33,7 +34,7 @@ class GemmaLayer:
             sizes = (shape.hidden, shape.rms_eps)
             return RMSNorm(weights, f"{name}.{part}", *sizes, around_one=True)
 
-        heads = AttentionShape(
+        heads = HeadsConfig(
             hidden=shape.hidden,
             heads=shape.heads,
             kv_heads=shape.kv_heads,

@@ -1,0 +1,10 @@
+"""Gemma 4, with or without a tower."""
+
+from saccade.families.family import Family
+
+FAMILY = Family(
+    spec="saccade.families.gemma4.spec:gemma4_spec",
+    model="saccade.families.gemma4.net:Gemma4Model",
+    architectures=("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"),
+    model_types=("gemma4", "gemma4_text"),
+)

@@ -1,24 +1,17 @@
-"""Gemma 4's configuration, typed: what `config.json` and the image processor's file say, for
-transformers' Gemma4ForConditionalGeneration and the text-only Gemma4ForCausalLM.
+"""The shapes of Gemma 4's language model and tower, as `config.json` says them for transformers'
+Gemma4ForConditionalGeneration and the text-only Gemma4ForCausalLM.
 
 Knows nothing of torch.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
-from saccade.core.recipe import ImageRecipe, Resample
-from saccade.families.checkpoint import Checkpoint, Section
-from saccade.families.config_readers import read_resample, text_section
+from saccade.families.checkpoint import Section
 from saccade.families.gemma4.layers import LayerShape, Rope, read_layers, read_ropes
 from saccade.nn.text_config import ExpertsConfig
-
-BUDGETS = (70, 140, 280, 560, 1120)
-"""Most tokens of an image, as the model was trained for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,49 +93,13 @@ class TowerConfig:
         return self.patch * self.merge
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetRules:
-    """The pixels of an image, which keeps its shape within `budget` tokens, and its tokens:
-    `begin`, `content` for each row of its embedding, `end`. In prompts `content` stands for an
-    image.
-    """
-
-    budget: int
-    resample: Resample
-    begin: int
-    content: int
-    end: int
-
-    def fingerprint(self, family: str, recipe: ImageRecipe) -> bytes:
-        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
-        return hashlib.blake2b(repr((family, recipe)).encode(), digest_size=16).digest()
-
-
 NO_TOWER = TowerConfig(
     0, 0, TowerHeads(0, 0, 1.0), 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 0, False, False, 0
 )
-NO_TOKEN = -1
-"""Stands for no image: to a model without a tower, every token is text."""
-NO_IMAGES = BudgetRules(0, "bicubic", NO_TOKEN, NO_TOKEN, NO_TOKEN)
 
 
-def parse_config(checkpoint: Checkpoint) -> tuple[TowerConfig, Gemma4Text, BudgetRules]:
-    """Raises CheckpointError naming file and field."""
-    config = checkpoint.config
-    text = _text(config, text_section(config))
-    if not config.has("vision_config"):
-        return NO_TOWER, text, NO_IMAGES
-    vision = _vision(config.section("vision_config"), text.hidden)
-    rules = _images(checkpoint, vision, text.vocab_size)
-    if rules.budget * vision.merge > vision.places:
-        raise CheckpointError(
-            f"{config.where}: {vision.places} positions are too few for images of {rules.budget} "
-            f"tokens ({rules.budget * vision.merge} patches in a row)"
-        )
-    return vision, text, rules
-
-
-def _text(config: Section, text: Section) -> Gemma4Text:
+def read_text(config: Section, text: Section) -> Gemma4Text:
+    """Return the language model. Raises CheckpointError."""
     if text.flag("attention_bias"):
         raise CheckpointError(f"{text.where}: attention_bias is not supported")
     sight = text.text("use_bidirectional_attention", default="")
@@ -219,7 +176,11 @@ def _silent(config: Section, text: Section, vocab: int) -> Silent:
     return Silent(tokens, padding)
 
 
-def _vision(vision: Section, out: int) -> TowerConfig:
+def read_vision(config: Section, out: int) -> TowerConfig:
+    """Return the vision tower, whose tokens have `out` values. Raises CheckpointError."""
+    if not config.has("vision_config"):
+        return NO_TOWER
+    vision = config.section("vision_config")
     kind = vision.text("model_type", default="gemma4_vision")
     if kind != "gemma4_vision":
         raise CheckpointError(f"{vision.where}: model_type {kind!r} is not supported")
@@ -257,41 +218,3 @@ def _vision(vision: Section, out: int) -> TowerConfig:
         standardised=vision.flag("standardize"),
         out=out,
     )
-
-
-def _images(checkpoint: Checkpoint, vision: TowerConfig, vocab: int) -> BudgetRules:
-    processor, config = checkpoint.processor, checkpoint.config
-    for name in ("do_resize", "do_rescale"):
-        if not processor.flag(name, default=True):
-            raise CheckpointError(f"{processor.where}: {name} false is not supported")
-    scale = processor.number("rescale_factor", default=1 / 255)
-    if not math.isclose(scale, 1 / 255) or processor.flag("do_normalize"):
-        raise CheckpointError(
-            f"{processor.where}: pixels are supported from 0 to 1 alone (rescale_factor 1/255, "
-            "do_normalize false)"
-        )
-    sizes = tuple(
-        processor.integer(name, default=default)
-        for name, default in (("patch_size", 16), ("pooling_kernel_size", 3))
-    )
-    if sizes != (vision.patch, vision.merge):
-        raise CheckpointError(
-            f"{processor.where}: {sizes[1]} patches of {sizes[0]} pixels, but the vision tower was "
-            f"made for {vision.merge} of {vision.patch}"
-        )
-    budget = processor.integer("max_soft_tokens", default=280)
-    if not 1 <= budget <= BUDGETS[-1]:
-        raise CheckpointError(
-            f"{processor.where}: max_soft_tokens must be from 1 to {BUDGETS[-1]}, not {budget}"
-        )
-    tokens = (
-        config.integer("boi_token_id", default=255999),
-        config.integer("image_token_id", default=258880),
-        config.integer("eoi_token_id", "eoi_token_index", default=258882),
-    )
-    for token in tokens:
-        if not 0 <= token < vocab:
-            raise CheckpointError(
-                f"{config.where}: image token {token} is beyond the vocabulary of {vocab} tokens"
-            )
-    return BudgetRules(budget, read_resample(processor, 3), *tokens)

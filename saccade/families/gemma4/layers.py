@@ -18,8 +18,8 @@ ROPES = {FULL: ("proportional", 1e6, 0.25), NEAR: ("default", 1e4, 1.0)}
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """window: as `KVSpec`'s. source: the layer whose keys and values this one sees: its own, or an
-    earlier one's. same_values: values are made of the keys' projection.
+    """window: as `AttentionShape`'s. source: the layer whose keys and values this one sees: its
+    own, or an earlier one's. same_values: values are made of the keys' projection.
     """
 
     window: int | None

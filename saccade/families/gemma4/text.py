@@ -1,7 +1,7 @@
 """The language model of Gemma 4: layers of two shapes, the last of which may see keys and values
 of earlier ones; a second embedding of each token goes into every layer.
 
-Windows are the attention's to know (`KVSpec`), and the images that see themselves.
+Windows are the attention's to know (`AttentionShape`), and the images that see themselves.
 """
 
 from __future__ import annotations

@@ -14,23 +14,22 @@ import numpy as np
 import torch
 
 from saccade.core.types import Grid
-from saccade.families.gemma4.config import BUDGETS, TowerConfig
+from saccade.families.gemma4.config import TowerConfig
+from saccade.families.gemma4.images import BUDGETS
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
 from saccade.kernels.reference.rotary import Rotation, rotary_tables
-from saccade.kernels.tower_attention import Backend, varlen_attention
+from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import activation
 from saccade.nn.norm import RMSNorm
-from saccade.nn.patches import merged_order, together
+from saccade.nn.patches import block_pieces, merged_order, split_images
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
 
 TOWER = "vision_tower"
-PROJECTION = 4
-"""A block's projection to queries, keys and values is about this part of its cost, or less."""
 HALF = 127.5
 """Mean and deviation of bytes: pixels are taken from -1 to 1."""
 
@@ -154,27 +153,16 @@ class TowerBlock:
     def __call__(
         self, x: torch.Tensor, rotations: Sequence[Axes], cuts: Sequence[Cut], attention: Backend
     ) -> Pieces:
-        """x [N, hidden] -> [N, hidden], cut by cut, each with its rotation; costs N."""
-        projected = []
-        for cut, rotation in zip(cuts, rotations, strict=True):
-            yield _share(cut)
-            projected.append(self._project(x[cut.rows], rotation))
-        qkv = together(projected)  # [N, 3 H, D]
-        heads, found = qkv.shape[1] // 3, []
-        for cut in cuts:
-            yield cut.rows.stop - cut.rows.start - _share(cut)
-            attended = varlen_attention(
-                qkv[cut.rows, :heads],
-                qkv[cut.keys, heads : 2 * heads],
-                qkv[cut.keys, 2 * heads :],
-                cut.segments,
-                1.0,
-                attention,
-            )
-            mixed = self.mixed_norm(self.out(attended.flatten(1)))
-            y, normed = self.mlp_norm.add(x[cut.rows], mixed)
-            found.append(y + self.out_norm(self.mlp(normed)))
-        return together(found)
+        """As `nn.patches.block_pieces`, each cut with its rotation."""
+
+        def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
+            return self._project(rows, rotations[cut])
+
+        return block_pieces(x, cuts, attention, 1.0, project, self._finish)
+
+    def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        y, normed = self.mlp_norm.add(rows, self.mixed_norm(self.out(attended)))
+        return y + self.out_norm(self.mlp(normed))
 
     def _project(self, x: torch.Tensor, rotation: Axes) -> torch.Tensor:
         """x [N, hidden] -> queries, keys and values [N, 3 H, D]"""
@@ -190,11 +178,6 @@ class TowerBlock:
         self.ops.rotate_(rotation.column, turned[..., :half])
         self.ops.rotate_(rotation.row, turned[..., half:])
         return qkv
-
-
-def _share(cut: Cut) -> int:
-    """Of a block's cost, that of the projection."""
-    return (cut.rows.stop - cut.rows.start) // PROJECTION
 
 
 class UnitNorm:
@@ -248,15 +231,19 @@ class Gemma4Tower:
         "bytes_scale",
         "config",
         "connector",
+        "depth",
+        "hidden",
         "layers",
         "linear",
         "ops",
         "positions",
     )
     axes = 2
+    longest_segments = (None,)
 
     def __init__(self, weights: Weights, config: TowerConfig, shard: Shard) -> None:
         self.config, self.ops, device = config, weights.ops, weights.device
+        self.hidden, self.depth = config.hidden, config.depth
         self.bytes_scale = torch.full((3,), HALF, device=device)
         name, patch, hidden = f"{TOWER}.patch_embedder", config.patch, config.hidden
         matrix = weights.load(Part(f"{name}.input_proj.weight", (hidden, 3 * patch**2)))
@@ -275,20 +262,8 @@ class Gemma4Tower:
         angles = longest[:, None] * (1.0 / config.heads.theta**steps)  # [P, D / 4]
         self.axis_cos, self.axis_sin = rotary_tables(angles)  # [P, D / 2]
 
-    @property
-    def hidden(self) -> int:
-        return self.config.hidden
-
     def rows(self, patches: int) -> int:
         return patches // self.config.merge**2
-
-    @property
-    def depth(self) -> int:
-        return self.config.depth
-
-    @property
-    def longest_segments(self) -> tuple[int | None, ...]:
-        return (None,)
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         merge, device = self.config.merge, self.positions.device
@@ -322,5 +297,4 @@ class Gemma4Tower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """[M, out] to [m, out] of each image, in reading order, as they are."""
-        counts = [self.rows(fact.num_patches) for fact in facts]
-        return [part.clone() for part in embeddings[: sum(counts)].split(counts)]
+        return [part.clone() for part in split_images(self, embeddings, facts)]

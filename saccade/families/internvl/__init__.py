@@ -1,0 +1,10 @@
+"""InternVL 2.5, 3 and 3.5."""
+
+from saccade.families.family import Family
+
+FAMILY = Family(
+    spec="saccade.families.internvl.spec:internvl_spec",
+    model="saccade.families.internvl.net:InternVLModel",
+    architectures=("InternVLForConditionalGeneration",),
+    model_types=("internvl",),
+)

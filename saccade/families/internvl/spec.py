@@ -10,12 +10,11 @@ from pathlib import Path
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, KVSpec, Templates, heads_cache
-from saccade.families.base_spec import BaseSpec, plain_cuts
+from saccade.families.base_spec import BaseSpec, Placeholder, plain_cuts
 from saccade.families.checkpoint import Checkpoint, Section, read_json
 from saccade.families.internvl.config import InternVisionConfig, read_text, read_vision
 from saccade.families.internvl.images import TileRules, read_images
 from saccade.families.internvl.video import read_video
-from saccade.families.placeholder import Placeholder
 from saccade.nn.text_config import TextConfig
 
 TEMPLATES = Templates(

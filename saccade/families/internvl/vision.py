@@ -15,13 +15,11 @@ import torch
 from saccade.core.types import Grid
 from saccade.families.internvl.config import InternVisionConfig
 from saccade.families.internvl.images import TileRules
-from saccade.kernels.matrix import DenseMatrix
-from saccade.kernels.reference.patchify import patchify
-from saccade.kernels.tower_attention import Backend, varlen_attention
+from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear, share
 from saccade.nn.mlp import MLP, activation
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.patches import merged_order, together
+from saccade.nn.patches import PatchKernel, block_pieces, merged_order, split_images
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -31,8 +29,6 @@ TOWER = "vision_tower"
 PROJECTOR = "multi_modal_projector"
 PROJECTOR_EPS = 1e-5
 QK_NORM_EPS = 1e-6
-PROJECTION = 4
-"""A block's projection to queries, keys and values is about this part of its cost, or less."""
 
 
 class WideNorm:
@@ -90,61 +86,31 @@ class InternVisionBlock:
         self.scales = [weights.load(Part(f"{name}.lambda_{i}", (hidden,))) for i in (1, 2)]
 
     def __call__(self, x: torch.Tensor, cuts: Sequence[Cut], attention: Backend) -> Pieces:
-        """x [N, hidden] -> [N, hidden], cut by cut; costs N."""
-        projected = []
-        for cut in cuts:
-            yield _share(cut)
-            projected.append(self._project(x[cut.rows]))
-        qkv = together(projected)  # [N, 3 H, D]
-        found = []
-        for cut in cuts:
-            yield cut.rows.stop - cut.rows.start - _share(cut)
-            attended = varlen_attention(
-                qkv[cut.rows, : self.heads],
-                qkv[cut.keys, self.heads : 2 * self.heads],
-                qkv[cut.keys, 2 * self.heads :],
-                cut.segments,
-                self.scale,
-                attention,
-            )
-            delta = self.out(attended.flatten(1)) * self.scales[0]
-            y, normed = self.norm2.add(x[cut.rows], delta)
-            found.append(torch.addcmul(y, self.mlp(normed), self.scales[1]))
-        return together(found)
+        """As `nn.patches.block_pieces`."""
+        return block_pieces(x, cuts, attention, self.scale, self._project, self._finish)
 
-    def _project(self, x: torch.Tensor) -> torch.Tensor:
-        qkv = self.qkv(self.norm1(x))
+    def _project(self, rows: torch.Tensor, _cut: int) -> torch.Tensor:
+        qkv = self.qkv(self.norm1(rows))
         for part, norm in zip(qkv.chunk(3, dim=1), self.qk_norms):
             part.copy_(norm(part))
-        return qkv.view(x.shape[0], 3 * self.heads, -1)
+        return qkv.view(len(rows), 3 * self.heads, -1)
 
-
-def _share(cut: Cut) -> int:
-    """Of a block's cost, that of the projection."""
-    return (cut.rows.stop - cut.rows.start) // PROJECTION
+    def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        y, normed = self.norm2.add(rows, self.out(attended) * self.scales[0])
+        return torch.addcmul(y, self.mlp(normed), self.scales[1])
 
 
 class TileEmbed:
     """The pixels of tiles to rows: class token and patches, with their learned positions."""
 
-    __slots__ = ("config", "dtype", "first", "linear", "mean", "positions", "std")
+    __slots__ = ("config", "first", "kernel", "positions")
 
     def __init__(self, weights: Weights, config: InternVisionConfig, rules: TileRules) -> None:
         name, hidden = f"{TOWER}.embeddings", config.hidden
         self.config = config
-        self.dtype = weights.dtype
-        self.mean, self.std = (
-            torch.tensor(values, device=weights.device) * 255.0
-            for values in (rules.mean, rules.std)
-        )
         self.first = weights.load(Part(f"{name}.cls_token", (1, 1, hidden)))
-        kernel = f"{name}.patch_embeddings.projection"
-        matrix = weights.load(Part(f"{kernel}.weight", (hidden, 3, config.patch, config.patch)))
-        self.linear = Linear(
-            weights.ops,
-            DenseMatrix(matrix.view(hidden, -1)),
-            weights.load(Part(f"{kernel}.bias", (hidden,))),
-        )
+        kernel, sizes = f"{name}.patch_embeddings.projection", (hidden, config.patch, config.merge)
+        self.kernel = PatchKernel(weights, kernel, sizes, (rules.mean, rules.std))
         table = weights.load(Part(f"{name}.position_embeddings", (1, config.rows, hidden)))[0]
         across = config.side // config.patch
         row, column = merged_order(across, across, config.merge)
@@ -154,10 +120,8 @@ class TileEmbed:
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 [tiles * side, side, 3] -> [tiles * rows, hidden]"""
         config = self.config
-        patches = patchify(
-            pixels, config.patch, config.merge, 1, self.mean, self.std, self.dtype
-        ).view(-1, config.patches, 3 * config.patch**2)
-        rows = torch.cat((self.first.expand(len(patches), -1, -1), self.linear(patches)), dim=1)
+        patches = self.kernel(pixels).view(-1, config.patches, config.hidden)
+        rows = torch.cat((self.first.expand(len(patches), -1, -1), patches), dim=1)
         rows += self.positions
         return rows.view(-1, config.hidden)
 
@@ -189,7 +153,17 @@ class InternVisionTower:
     positions are added before the first block.
     """
 
-    __slots__ = ("config", "device", "layers", "norm", "projector", "tile_embed")
+    __slots__ = (
+        "config",
+        "depth",
+        "device",
+        "hidden",
+        "layers",
+        "longest_segments",
+        "norm",
+        "projector",
+        "tile_embed",
+    )
 
     axes = 0
 
@@ -197,6 +171,8 @@ class InternVisionTower:
         self, weights: Weights, config: InternVisionConfig, rules: TileRules, shard: Shard
     ) -> None:
         self.config = config
+        self.hidden, self.depth = config.hidden, config.depth
+        self.longest_segments = (config.rows,)
         self.device = weights.device
         self.tile_embed = TileEmbed(weights, config, rules)
         self.layers = [
@@ -210,20 +186,8 @@ class InternVisionTower:
         )
         self.projector = Projector(weights, config, shard)
 
-    @property
-    def hidden(self) -> int:
-        return self.config.hidden
-
     def rows(self, patches: int) -> int:
         return patches // self.config.rows * self.config.tokens
-
-    @property
-    def depth(self) -> int:
-        return self.config.depth
-
-    @property
-    def longest_segments(self) -> tuple[int | None, ...]:
-        return (self.config.rows,)
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         (tiles,) = grid
@@ -251,8 +215,7 @@ class InternVisionTower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Tile by tile; nothing stands between them."""
-        counts = [self.rows(fact.num_patches) for fact in facts]
-        return [part.clone() for part in embeddings[: sum(counts)].split(counts)]
+        return [part.clone() for part in split_images(self, embeddings, facts)]
 
 
 def _norm(weights: Weights, name: str, config: InternVisionConfig) -> LayerNorm | RMSNorm:

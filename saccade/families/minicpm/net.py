@@ -23,7 +23,7 @@ class MiniCPMModel(FamilyModel):
     unused = ("mtp.",)  # heads that draft
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
-        return MiniCPMTower(weights, self.spec.vision, self.spec.slices, shard)
+        return MiniCPMTower(weights, self.spec.vision, self.spec.images, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
         return hybrid_model(weights, self.spec.text, self.spec.hybrid, shard, own_head=True)

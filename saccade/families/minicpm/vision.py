@@ -15,15 +15,13 @@ import torch
 from torch.nn import functional as F
 
 from saccade.core.types import Grid
-from saccade.families.minicpm.config import MergingTower, SliceRules
-from saccade.families.minicpm.spec import view_tokens
-from saccade.kernels.matrix import DenseMatrix
+from saccade.families.minicpm.config import MergingTower
+from saccade.families.minicpm.images import SliceRules, view_tokens
 from saccade.kernels.reference.activation import Activation
-from saccade.kernels.reference.patchify import patchify
 from saccade.kernels.reference.segments import Segments
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import merged_order, together
+from saccade.nn.patches import PatchKernel, merged_order, split_images, together
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.siglip import SiglipBlock
 from saccade.nn.siglip_config import SiglipConfig
@@ -98,34 +96,27 @@ class MiniCPMTower:
     __slots__ = (
         "config",
         "connector",
-        "dtype",
+        "depth",
+        "hidden",
+        "kernel",
         "layers",
-        "linear",
-        "mean",
         "merger",
         "norm",
         "positions",
-        "std",
         "within",
     )
     axes = 0
+    longest_segments = (None,)
 
     def __init__(
         self, weights: Weights, config: MergingTower, rules: SliceRules, shard: Shard
     ) -> None:
         siglip = config.siglip
-        self.config, self.dtype, hidden = config, weights.dtype, siglip.hidden
-        self.mean, self.std = (
-            torch.tensor(values, device=weights.device) * 255.0
-            for values in (rules.mean, rules.std)
-        )
-        name = f"{TOWER}.embeddings"
-        kernel = Part(f"{name}.patch_embedding.weight", (hidden, 3, siglip.patch, siglip.patch))
-        self.linear = Linear(
-            weights.ops,
-            DenseMatrix(weights.load(kernel).view(hidden, -1)),
-            weights.load(Part(f"{name}.patch_embedding.bias", (hidden,))),
-        )
+        self.config, self.depth, hidden = config, config.depth, siglip.hidden
+        self.hidden = hidden
+        name, sizes = f"{TOWER}.embeddings", (hidden, siglip.patch, siglip.merge)
+        colours = rules.mean, rules.std
+        self.kernel = PatchKernel(weights, f"{name}.patch_embedding", sizes, colours)
         table = Part(f"{name}.position_embedding.weight", (siglip.patches, hidden))
         self.positions = weights.load(table)
         order = nested(np.arange(siglip.merge**2), siglip.merge)
@@ -139,20 +130,8 @@ class MiniCPMTower:
         sizes = (hidden, FOUR * hidden, siglip.out_hidden)
         self.connector = FourToOne(weights, "merger.mlp.0", sizes, CONNECTOR_EPS, "gelu", shard)
 
-    @property
-    def hidden(self) -> int:
-        return self.config.siglip.hidden
-
     def rows(self, patches: int) -> int:
         return patches // self.config.siglip.merge**2
-
-    @property
-    def depth(self) -> int:
-        return self.config.blocks
-
-    @property
-    def longest_segments(self) -> tuple[int | None, ...]:
-        return (None,)
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         """`order` has, for each token, its block of the canvas."""
@@ -181,10 +160,9 @@ class MiniCPMTower:
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         siglip, order = self.config.siglip, facts.order
         assert order is not None and facts.position_embedding is not None, "made by `grid_facts`"
-        how = siglip.patch, siglip.merge, 1, self.mean, self.std, self.dtype
-        blocks = patchify(pixels, *how).view(-1, siglip.merge**2, 3 * siglip.patch**2)
+        blocks = self.kernel.cut(pixels).view(-1, siglip.merge**2, 3 * siglip.patch**2)
         patches = blocks.index_select(0, order).index_select(1, self.within)
-        return self.linear(patches.flatten(0, 1)) + facts.position_embedding
+        return self.kernel.linear(patches.flatten(0, 1)) + facts.position_embedding
 
     def blocks(self, pack: Pack) -> Pieces:
         config, x, (cuts,) = self.config, pack.rows, pack.cuts
@@ -196,9 +174,9 @@ class MiniCPMTower:
         return self.connector(self.norm(x))
 
     def _merged(self, merger: WindowMerger, x: torch.Tensor, cuts: Sequence[Cut]) -> Pieces:
-        """cuts: of the rows that come out. Costs what `MergingTower.blocks` has beside layers."""
+        """cuts: of the rows that come out. Costs what `MergingTower.depth` has beside layers."""
         config, found = self.config, []
-        each = FOUR * (config.blocks - config.insert - 1) - config.layers_after
+        each = FOUR * (config.depth - config.insert - 1) - config.layers_after
         for cut in cuts:
             yield each * (cut.rows.stop - cut.rows.start)
             found.append(merger(x[FOUR * cut.rows.start : FOUR * cut.rows.stop]))
@@ -206,8 +184,7 @@ class MiniCPMTower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """View by view; nothing stands between them."""
-        counts = [self.rows(fact.num_patches) for fact in facts]
-        return [part.clone() for part in embeddings[: sum(counts)].split(counts)]
+        return [part.clone() for part in split_images(self, embeddings, facts)]
 
 
 def nested(patches: np.ndarray, merge: int) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""Qwen-VL's configuration, typed: what `config.json` and the image processor's file say, in old and
-new transformers layouts.
+"""The shapes of Qwen-VL's language model and tower, as `config.json` says them in old and new
+transformers layouts.
 
 Old: text fields at the top level, `rope_theta` and `rope_scaling`; new: `text_config` and
 `rope_parameters`. Knows nothing of torch.
@@ -7,25 +7,17 @@ Old: text fields at the top level, `rope_theta` and `rope_scaling`; new: `text_c
 
 from __future__ import annotations
 
-import hashlib
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.core.errors import CheckpointError, ImageError
-from saccade.core.recipe import ImageRecipe
-from saccade.families.checkpoint import Checkpoint, Section
+from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
-    CLIP_MEAN,
-    CLIP_STD,
     EXPERT_COUNTS,
-    Colour,
     experts_config,
-    read_colours,
     read_heads,
     read_rope,
     refuse_unsupported,
-    text_section,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
 
@@ -41,67 +33,6 @@ PatchEmbedding = Literal["auto", "exact", "folded"]
 """The entry of pixels into the vision tower: normalised first, or by the first layer's weights.
 auto: folded where kernels are compiled for bfloat16 on a CPU, else exact.
 """
-MAX_ASPECT_RATIO = 200
-LONGEST_SIDE = 16384
-"""Patches on a side of an image, at most: with aspect ratios of at most 200, more than
---max-image-pixels lets in by default.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageRules:
-    """A family's way from an image to patches.
-
-    `min_pixels`, `max_pixels` bound height * width after resizing.
-    """
-
-    patch: int
-    merge: int
-    min_pixels: int
-    max_pixels: int
-    mean: Colour
-    std: Colour
-    resample: str = "bicubic"
-    temporal_patch: int = 2
-
-    @property
-    def factor(self) -> int:
-        """Heights and widths after resizing are multiples of this many pixels."""
-        return self.patch * self.merge
-
-    def fingerprint(self, family: str, recipe: ImageRecipe) -> bytes:
-        """16 bytes that differ whenever the pixels handed to the encoder may differ. The bounds
-        have no part in it but by the size that they lead to.
-        """
-        unit = (family, self.patch, self.merge, self.temporal_patch, self.mean, self.std)
-        named = repr((unit, self.resample, recipe)).encode()
-        return hashlib.blake2b(named, digest_size=16).digest()
-
-
-def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """(height, width) after resizing: multiples of the factor, pixel count within the rules, aspect
-    ratio about kept.
-
-    Python's `round` (half to even) is part of the rule: transformers uses it too. Raises ImageError
-    beyond an aspect ratio of 200.
-    """
-    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        ratio = max(height, width) / max(1, min(height, width))
-        raise ImageError(
-            f"the image is {width} x {height} px, an aspect ratio of {ratio:.10g}; the limit "
-            f"is {MAX_ASPECT_RATIO}: crop it or cut it up"
-        )
-    factor = rules.factor
-    rows, columns = round(height / factor), round(width / factor)
-    if rows * columns * factor * factor > rules.max_pixels:
-        beta = math.sqrt((height * width) / rules.max_pixels)
-        rows = max(1, math.floor(height / beta / factor))
-        columns = max(1, math.floor(width / beta / factor))
-    elif rows * columns * factor * factor < rules.min_pixels:
-        beta = math.sqrt(rules.min_pixels / (height * width))
-        rows = math.ceil(height * beta / factor)
-        columns = math.ceil(width * beta / factor)
-    return rows * factor, columns * factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,45 +68,19 @@ class VisionConfig:
 
 
 NO_VISION = VisionConfig("qwen3_vl", 0, 0, 0, 0, 0, "silu", 1, 1, 1, 1.0)
-NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-"""Of a checkpoint that has no vision tower."""
+"""That of a checkpoint without a vision tower."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedConfig:
-    """All that the JSON files say."""
-
-    family: str
-    vision: VisionConfig
-    text: TextConfig
-    image_rules: ImageRules
-
-
-def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
-    """Raises CheckpointError naming file and field."""
-    config = checkpoint.config
-    family = config.text("model_type")
-    variant = _variant(checkpoint)
-    text = _text(variant, config, text_section(config))
-    vision = vision_config(variant, config.section("vision_config"))
-    if vision.out_hidden != text.hidden:
-        raise CheckpointError(
-            f"{config.where}: the vision tower puts out {vision.out_hidden} values, the text "
-            f"model takes {text.hidden}"
-        )
-    return ParsedConfig(family, vision, text, image_rules(variant, vision, checkpoint.processor))
-
-
-def _variant(checkpoint: Checkpoint) -> Variant:
-    model_type = checkpoint.config.text("model_type")
+def read_variant(config: Section) -> Variant:
+    """Return how the model differs from its kin. Raises CheckpointError."""
+    model_type = config.text("model_type")
     if (variant := VARIANTS.get(model_type)) is not None:
         return variant
-    raise CheckpointError(
-        f"{checkpoint.config.where}: model_type {model_type!r} is no Qwen-VL model"
-    )
+    raise CheckpointError(f"{config.where}: model_type {model_type!r} is no Qwen-VL model")
 
 
-def vision_config(variant: Variant, vision: Section) -> VisionConfig:
+def read_vision(variant: Variant, config: Section, vision: Section, out: int) -> VisionConfig:
+    """Return the tower, whose tokens have `out` values. Raises CheckpointError."""
     first = variant == "qwen2_vl"
     # Qwen2-VL names the tower's own width `embed_dim`, and the text model's `hidden_size`.
     hidden = vision.count("embed_dim", default=1280) if first else vision.count("hidden_size")
@@ -198,7 +103,7 @@ def vision_config(variant: Variant, vision: Section) -> VisionConfig:
             f"{vision.where}: deepstack_visual_indexes {list(deepstack)} are not among its "
             f"{depth} layers"
         )
-    return VisionConfig(
+    tower = VisionConfig(
         variant=variant,
         depth=depth,
         hidden=hidden,
@@ -226,9 +131,16 @@ def vision_config(variant: Variant, vision: Section) -> VisionConfig:
         deepstack_layers=deepstack,
         position_side=int(positions**0.5),
     )
+    if tower.out_hidden != out:
+        raise CheckpointError(
+            f"{config.where}: the vision tower puts out {tower.out_hidden} values, the text "
+            f"model takes {out}"
+        )
+    return tower
 
 
-def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
+def read_text(variant: Variant, config: Section, text: Section) -> TextConfig:
+    """Return the language model. Raises CheckpointError."""
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
     hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
     head_dim = text.count("head_dim", default=128 if variant == "qwen3_vl" else hidden // heads)
@@ -268,34 +180,4 @@ def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
         )
     return RopeConfig(
         theta, (sections[0], sections[1], sections[2]), interleaved=variant == "qwen3_vl"
-    )
-
-
-def image_rules(variant: Variant, vision: VisionConfig, processor: Section) -> ImageRules:
-    for name, expected in (
-        ("patch_size", vision.patch),
-        ("merge_size", vision.merge),
-        ("temporal_patch_size", vision.temporal_patch),
-    ):
-        if (value := processor.integer(name, default=expected)) != expected:
-            raise CheckpointError(
-                f"{processor.where}: {name} is {value}, but the vision tower was made for "
-                f"{expected}"
-            )
-    newer = variant == "qwen3_vl"
-    size = processor.section("size")
-    least = size.integer("shortest_edge", "min_pixels", default=256 * 256 if newer else 56 * 56)
-    most = size.integer(
-        "longest_edge", "max_pixels", default=4096 * 4096 if newer else 28 * 28 * 16384
-    )
-    half = (0.5, 0.5, 0.5)
-    mean, std = read_colours(processor, *((half, half) if newer else (CLIP_MEAN, CLIP_STD)))
-    return ImageRules(
-        patch=vision.patch,
-        merge=vision.merge,
-        min_pixels=processor.integer("min_pixels", default=least),
-        max_pixels=processor.integer("max_pixels", default=most),
-        mean=mean,
-        std=std,
-        temporal_patch=vision.temporal_patch,
     )

@@ -31,7 +31,7 @@ class QwenVLModel(FamilyModel):
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
         spec = self.spec
-        return VisionTower(weights, spec.vision, spec.image_rules, shard, spec.patch_embed)
+        return VisionTower(weights, spec.vision, spec.images, shard, spec.patch_embed)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
         return attention_decoder(weights, self.spec.text, shard)

@@ -1,44 +1,38 @@
-"""What can be said of a Qwen-VL checkpoint without tensors: sizes, token counts, prompt expansion,
-rotary positions.
+"""What can be said of a Qwen-VL checkpoint without tensors: sizes, prompts, rotary positions.
 
 One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts): they differ in
-configuration only. Knows nothing of torch. Formulas follow transformers'
-`get_rope_index` of these models, and are tested against them.
+configuration only. Formulas of positions follow transformers' `get_rope_index` of these models, and
+are tested against them. Knows nothing of torch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.errors import ConfigError, ImageError, InvalidRequest
-from saccade.core.family import (
-    Cuts,
-    KVSpec,
-    LargestImage,
-    PixelBounds,
-    ScoreTemplates,
-    Templates,
-    heads_cache,
+from saccade.core.family import Cuts, KVSpec, ScoreTemplates, Templates, heads_cache
+from saccade.core.types import Grid, Span
+from saccade.families.base_spec import (
+    BaseSpec,
+    FamilyOptions,
+    Placeholder,
+    plain_cuts,
+    read_options,
 )
-from saccade.core.recipe import ImageRecipe, whole
-from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint, read_pooling
 from saccade.families.config_readers import text_section
 from saccade.families.qwen_vl.config import (
-    LONGEST_SIDE,
-    ImageRules,
     PatchEmbedding,
     VisionConfig,
-    parse_config,
-    smart_resize,
+    read_text,
+    read_variant,
+    read_vision,
 )
+from saccade.families.qwen_vl.images import ImageRules, read_images
 from saccade.families.qwen_vl.video import QwenVideo, read_video
 from saccade.nn.text_config import TextConfig
 
@@ -63,167 +57,43 @@ TEMPLATES = Templates(
 
 
 @dataclass(frozen=True, slots=True)
-class QwenVLSpec:
-    """CPU facts of one Qwen-VL checkpoint; implements `core.family.FamilySpec`."""
+class QwenOptions(FamilyOptions):
+    """patch_embed: the entry of pixels into the vision tower (`PatchEmbedding`)."""
 
-    family: str
+    patch_embed: PatchEmbedding = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenVLSpec(BaseSpec):
+    """CPU facts of one Qwen-VL checkpoint."""
+
     vision: VisionConfig
     text: TextConfig
-    image_rules: ImageRules
-    image_token_id: int
-    video_token_id: int
-    eos_token_ids: tuple[int, ...]
-    dtype: str
+    images: ImageRules
     video: QwenVideo | None = None
     patch_embed: PatchEmbedding = "auto"
 
-    templates = TEMPLATES
     position_axes = 3
 
     def with_options(self, options: Mapping[str, str]) -> QwenVLSpec:
-        spec = self
-        for name, value in options.items():
-            ways = {way: way for way in get_args(PatchEmbedding)}
-            if name != "patch_embed" or value not in ways:
-                raise ConfigError(
-                    f"--family-option {name}={value}: {self.family} has patch_embed, which is "
-                    f"{' or '.join(ways)}"
-                )
-            spec = replace(spec, patch_embed=ways[value])
-        return spec
+        chosen = read_options(QwenOptions, self.family, options)
+        return replace(self, patch_embed=chosen.patch_embed)
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
         return KVSpec((layer,) * self.text.layers)
 
     @property
-    def sees_images(self) -> bool:
-        return self.vision.depth > 0
-
-    @property
-    def encoder_blocks(self) -> int:
-        return self.vision.depth
-
-    @property
     def cuts(self) -> Cuts:
-        text, vision = self.text, self.vision
-        experts = text.experts
-        return Cuts(
-            text=((text.heads, "attention heads"), *self._widths),
-            heads=text.heads,
-            kv_heads=text.kv_heads,
-            encoder=(
-                (vision.heads, "vision attention heads"),
-                (vision.intermediate, "vision MLP values"),
-            ),
-            encoder_width=vision.hidden,
-            experts=experts.count if experts and experts.layers else 0,
-            expert_width=experts.width if experts and experts.layers else 0,
-        )
-
-    @property
-    def _widths(self) -> tuple[tuple[int, str], ...]:
-        """Widths of what stands between attentions, which are cut among ranks."""
-        text, experts = self.text, self.text.experts
-        mlp, some = (text.intermediate, "MLP values"), experts and experts.layers
-        return () if experts is not None and len(some or ()) == text.layers else (mlp,)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.text.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        return self.text.context_length
-
-    @property
-    def hidden_size(self) -> int:
-        return self.text.hidden
+        return plain_cuts(self.text, self.vision)
 
     @property
     def embedding_width(self) -> int:
         return self.text.hidden * (1 + len(self.vision.deepstack_layers))
 
     @property
-    def pixel_bounds(self) -> PixelBounds:
-        rules = self.image_rules
-        return PixelBounds(rules.factor**2, rules.min_pixels, rules.max_pixels, as_edges=True)
-
-    @property
-    def largest_image(self) -> LargestImage:
-        most = self.image_rules.max_pixels
-        return LargestImage(most, most // self.image_rules.factor**2)
-
-    @property
-    def sample(self) -> ImageRecipe:
-        side = 4 * self.image_rules.factor
-        return whole((side, side), self.grid(side, side))
-
-    @property
-    def patch_unit(self) -> int:
-        return self.vision.merge**2
-
-    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        size = self.image_size(height, width, self._rules(bounds))
-        return whole(size, self.grid(*size))
-
-    def settings(self, recipe: ImageRecipe) -> bytes:
-        return self.image_rules.fingerprint(self.family, recipe)
-
-    def _rules(self, bounds: PixelBounds) -> ImageRules:
-        return replace(self.image_rules, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
-
-    def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-        """(height, width) after resizing. Raises ImageError."""
-        size = smart_resize(height, width, rules)
-        if max(size) > LONGEST_SIDE * self.vision.patch:
-            raise ImageError(
-                f"the image is {width} x {height} px; the limit is "
-                f"{LONGEST_SIDE * self.vision.patch} px on a side"
-            )
-        return size
-
-    def grid(self, height: int, width: int) -> Grid:
-        """Of a resized image: frames on its canvas (a still image is one, a pair of a video two),
-        and patches along (height, width) of a frame.
-        """
-        assert height % self.image_rules.factor == 0 and width % self.image_rules.factor == 0
-        return 1, height // self.vision.patch, width // self.vision.patch
-
-    def num_tokens(self, grid: Grid) -> int:
-        return self.num_patches(grid) // self.vision.merge**2
-
-    def num_patches(self, grid: Grid) -> int:
-        return math.prod(grid[1:])
-
-    def expand_prompt(
-        self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
-    ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        pads = (self.image_token_id, self.video_token_id)
-        found = [at for at, token in enumerate(tokens) if token in pads]
-        if len(found) != len(images):
-            raise InvalidRequest(
-                f"the prompt has {len(found)} image placeholders for {len(images)} images",
-                param="messages",
-            )
-        expanded: list[int] = []
-        spans = []
-        done = 0
-        for number, (at, image) in enumerate(zip(found, images)):
-            expanded += tokens[done:at]
-            time = times[number] if times else None
-            spans.append(Span(len(expanded), image.num_tokens, number, time=time))
-            expanded += [tokens[at]] * image.num_tokens
-            done = at + 1
-        expanded += tokens[done:]
-        return tuple(expanded), tuple(spans)
-
-    def widened(self, at: int, spans: Sequence[Span], _images: Sequence[Image]) -> int:
-        for span in spans:
-            if span.start >= at:
-                break
-            at += span.length - 1
-        return at
+    def image_token_id(self) -> int:
+        return self.placeholder.marks[0]
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
         h, w = grid[1] // self.vision.merge, grid[2] // self.vision.merge
@@ -267,18 +137,31 @@ def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: 
 
 def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
     """Read a Qwen-VL checkpoint's facts. Raises CheckpointError naming file and field."""
-    parsed = parse_config(checkpoint)
-    text, pooling = text_section(checkpoint.config), read_pooling(checkpoint.folder)
+    config = checkpoint.config
+    variant, section = read_variant(config), text_section(config)
+    text = read_text(variant, config, section)
+    vision = read_vision(variant, config, config.section("vision_config"), text.hidden)
+    images = read_images(checkpoint.processor, vision)
+    pooling = read_pooling(checkpoint.folder)
     if pooling is not None and pooling.task == "embed":  # its files may have no head
-        parsed = replace(parsed, text=replace(parsed.text, tied=True))
+        text = replace(text, tied=True)
     return QwenVLSpec(
-        family=parsed.family,
-        vision=parsed.vision,
-        text=parsed.text,
-        image_rules=parsed.image_rules,
-        image_token_id=checkpoint.config.integer("image_token_id", default=151655),
-        video_token_id=checkpoint.config.integer("video_token_id", default=151656),
-        eos_token_ids=checkpoint.eos_token_ids(text),
-        dtype=checkpoint.dtype(text),
-        video=read_video(checkpoint, parsed.vision.variant, parsed.image_rules),
+        family=config.text("model_type"),
+        vision=vision,
+        text=text,
+        images=images,
+        placeholder=read_placeholder(checkpoint, 151655),
+        templates=TEMPLATES,
+        eos_token_ids=checkpoint.eos_token_ids(section),
+        dtype=checkpoint.dtype(section),
+        video=read_video(checkpoint, variant, images),
     )
+
+
+def read_placeholder(checkpoint: Checkpoint, usual: int) -> Placeholder:
+    """Return the tokens of an image and of a pair of a video's frames. usual: the first, where
+    config.json is silent. Raises CheckpointError.
+    """
+    config = checkpoint.config
+    image = config.integer("image_token_id", default=usual)
+    return Placeholder((image, config.integer("video_token_id", default=usual + 1)))

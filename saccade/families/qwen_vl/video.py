@@ -22,11 +22,11 @@ from saccade.core.types import Grid
 from saccade.core.video import MOST_FRAMES, FrameTimes, VideoWishes, images_of
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import read_colours
-from saccade.families.qwen_vl.config import (
+from saccade.families.qwen_vl.config import Variant
+from saccade.families.qwen_vl.images import (
     LONGEST_SIDE,
     MAX_ASPECT_RATIO,
     ImageRules,
-    Variant,
     smart_resize,
 )
 

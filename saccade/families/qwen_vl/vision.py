@@ -14,23 +14,22 @@ import numpy as np
 import torch
 
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.config import LONGEST_SIDE, ImageRules, PatchEmbedding, VisionConfig
+from saccade.families.qwen_vl.config import PatchEmbedding, VisionConfig
+from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
 from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
-from saccade.kernels.tower_attention import Backend, varlen_attention
+from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.patches import merged_order, together
+from saccade.nn.patches import block_pieces, merged_order, split_images
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 NORM_EPS = 1e-6
-PROJECTION = 4
-"""A block's projection to queries, keys and values is about this part of its cost, or less."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
 Norm = RMSNorm | LayerNorm
 
@@ -61,35 +60,18 @@ class VisionBlock:
         cuts: Sequence[Cut],
         attention: Backend,
     ) -> Pieces:
-        """x [N, hidden] -> [N, hidden], cut by cut, each with its rotation; costs N."""
-        projected = []
-        for cut, rotation in zip(cuts, rotations):
-            yield self._share(cut)
-            projected.append(self._project(x[cut.rows], rotation))
-        qkv = together(projected)  # [N, 3 H, D]
-        found = []
-        for cut in cuts:
-            yield cut.rows.stop - cut.rows.start - self._share(cut)
-            attended = varlen_attention(
-                qkv[cut.rows, : self.heads],
-                qkv[cut.keys, self.heads : 2 * self.heads],
-                qkv[cut.keys, 2 * self.heads :],
-                cut.segments,
-                self.scale,
-                attention,
-            )
-            y, normed = self.norm2.add(x[cut.rows], self.out(attended.flatten(1)))
-            found.append(y + self.mlp(normed))
-        return together(found)
+        """As `nn.patches.block_pieces`, each cut with its rotation."""
 
-    def _share(self, cut: Cut) -> int:
-        """Of a block's cost, that of the projection."""
-        return (cut.rows.stop - cut.rows.start) // PROJECTION
+        def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
+            qkv = self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1)
+            self.ops.rotate_(rotations[cut], qkv[:, : 2 * self.heads])
+            return qkv
 
-    def _project(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)
-        self.ops.rotate_(rotation, qkv[:, : 2 * self.heads])
-        return qkv
+        return block_pieces(x, cuts, attention, self.scale, project, self._finish)
+
+    def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        y, normed = self.norm2.add(rows, self.out(attended))
+        return y + self.mlp(normed)
 
 
 class PatchMerger:
@@ -223,7 +205,10 @@ class VisionTower:
         "config",
         "cos",
         "deepstack",
+        "depth",
+        "hidden",
         "layers",
+        "longest_segments",
         "merger",
         "ops",
         "patch_embed",
@@ -243,6 +228,9 @@ class VisionTower:
         device = weights.device
         self.ops = weights.ops
         self.config = config
+        self.hidden, self.depth = config.hidden, config.depth
+        near = ((config.window // config.patch) ** 2,) if config.window else ()
+        self.longest_segments: tuple[int | None, ...] = (None, *near)
         self.patch_embed = _patch_embed(weights, config, rules, patch_embed)
         self.position_table = None
         if config.position_side:
@@ -271,24 +259,8 @@ class VisionTower:
         self.cos, self.sin = rotary_tables(angles.repeat(1, 2))  # [P, D]
         self.axis = section_axes((quarter, quarter), interleaved=False).to(device)
 
-    @property
-    def hidden(self) -> int:
-        return self.config.hidden
-
     def rows(self, patches: int) -> int:
         return patches // self.config.merge**2
-
-    @property
-    def longest_segments(self) -> tuple[int | None, ...]:
-        return (
-            (None, (self.config.window // self.config.patch) ** 2)
-            if self.config.window
-            else (None,)
-        )
-
-    @property
-    def depth(self) -> int:
-        return self.config.depth
 
     def blocks(self, pack: Pack) -> Pieces:
         rotation = Rotation(self.cos, self.sin, pack.places, self.axis)
@@ -319,11 +291,9 @@ class VisionTower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Back in reading order."""
-        counts = [self.rows(fact.num_patches) for fact in facts]
-        parts = embeddings[: sum(counts)].split(counts)
         return [
             part.clone() if fact.restore is None else part.index_select(0, fact.restore)
-            for part, fact in zip(parts, facts)
+            for part, fact in zip(split_images(self, embeddings, facts), facts)
         ]
 
     def grid_facts(self, grid: Grid) -> GridFacts:

@@ -13,7 +13,7 @@ from pathlib import Path
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, KVSpec, Templates, heads_cache
 from saccade.core.types import Image
-from saccade.families.base_spec import BaseSpec, plain_cuts
+from saccade.families.base_spec import BaseSpec, Ids, ImagePiece, Placeholder, plain_cuts
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import (
     SiglipDefaults,
@@ -24,7 +24,6 @@ from saccade.families.config_readers import (
     read_tokenizer,
     refuse_unsupported,
 )
-from saccade.families.placeholder import Ids, ImagePiece, Placeholder
 from saccade.families.smolvlm.images import SplitRules, read_images
 from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import RopeConfig, TextConfig

@@ -18,7 +18,7 @@ NEUTRAL = frozenset(
     {"dropout", "position_ids", "use_cache", "cache_position", "is_causal", "sliding_window"}
 )
 """What layers say beside, and what changes nothing here: positions are turned already; windows are
-the caches' (`KVSpec.windows`), which `check.py` has compared with the layers' masks.
+the caches' (`AttentionShape.window`), which `check.py` has compared with the layers' masks.
 """
 TURNED = 2
 """Values of a head that are turned, by no angle."""

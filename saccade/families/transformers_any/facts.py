@@ -69,8 +69,8 @@ class SizeFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The language model. axes: of positions. windows: by layer, as `KVSpec`'s. near: tokens that
-    it turns by short factors, where it turns longer texts by long ones (longrope).
+    """The language model. axes: of positions. windows: by layer, as `AttentionShape`'s. near:
+    tokens that it turns by short factors, where it turns longer texts by long ones (longrope).
     """
 
     vocab_size: int
@@ -213,25 +213,13 @@ class Inspector:
         self._child = self._channel = None
 
 
-Pattern = tuple[tuple[int, int], ...]
-"""Where an image's rows stand, from the first on: (place, length) of each run."""
-
-
 class SizeBook:
-    """The facts of sizes, asked for once each, by any threads.
+    """The facts of sizes, asked for once each, by any threads."""
 
-    around: tokens before and behind all rows of an image, by the pattern of its rows.
-    """
-
-    def __init__(self, inspector: Inspector, content: int, known: Mapping[Size, SizeFacts]) -> None:
-        """content: the token that stands for a row."""
-        self.around: dict[Pattern, tuple[int, int]] = {}
+    def __init__(self, inspector: Inspector, known: Mapping[Size, SizeFacts]) -> None:
         self._inspector = inspector
-        self._content = content
-        self._known: dict[Size, SizeFacts] = {}
+        self._known = dict(known)
         self._lock = threading.Lock()
-        for facts in known.values():
-            self._keep(facts)
 
     def facts(self, size: Size) -> SizeFacts:
         """Raises ImageError where the processor refuses the size."""
@@ -246,14 +234,8 @@ class SizeBook:
             assert isinstance(answer, SizeFacts)
             if len(self._known) >= MOST_SIZES:
                 del self._known[next(iter(self._known))]
-            self._keep(answer)
+            self._known[size] = answer
             return answer
-
-    def _keep(self, facts: SizeFacts) -> None:
-        self._known[facts.size] = facts
-        spans = content_spans(facts.tokens, self._content)
-        after = len(facts.tokens) - spans[-1].end
-        self.around[pattern(spans)] = (spans[0].start, after)
 
 
 def content_spans(
@@ -319,11 +301,6 @@ def counted(
         done, position = end, int(positions[:, start:end].max()) + 1
     positions[:, done:] = np.arange(position, position + num_tokens - done)
     return positions, position + num_tokens - done
-
-
-def pattern(spans: Sequence[Span]) -> Pattern:
-    """That of one image's spans."""
-    return tuple((span.start - spans[0].start, span.length) for span in spans)
 
 
 def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:

@@ -6,7 +6,6 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
+from saccade.core.errors import CheckpointError, ConfigError, ImageError
 from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
 from saccade.core.pixel_tensors import PixelTensor, canvas_size
 from saccade.core.recipe import ImageRecipe, OwnProcessor
 from saccade.core.types import Grid, Image, Span
+from saccade.families.base_spec import check_count, fingerprint
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import text_section
 from saccade.families.transformers_any.facts import (
@@ -33,11 +33,11 @@ from saccade.families.transformers_any.facts import (
     box_positions,
     content_spans,
     counted,
-    pattern,
     processing,
     read_facts,
     with_images,
 )
+from saccade.families.transformers_any.proven import PROVEN
 
 MOST_PIXELS = 2**31 - 1
 """The processor's own bounds are not ours to narrow."""
@@ -99,6 +99,11 @@ class AnySpec:
         return replace(self, processor=processor, facts=facts, sizes=sizes)
 
     @property
+    def unproven(self) -> str:
+        name = self.facts.architecture
+        return "" if name in PROVEN else name
+
+    @property
     def templates(self) -> Templates:
         images = self.facts.images
         return Templates(spaced=images.mark if images and images.joints.spaced else "")
@@ -114,8 +119,9 @@ class AnySpec:
 
     def kv_spec(self, _ranks: int = 1) -> KVSpec:
         text = self.facts.text
-        layer = heads_cache(text.kv_heads, text.head_dim, 1)
-        return KVSpec((layer,) * text.layers, text.windows)
+        sizes = text.kv_heads, text.head_dim, 1
+        windows = text.windows or (None,) * text.layers
+        return KVSpec(tuple(heads_cache(*sizes, window=window) for window in windows))
 
     @property
     def cuts(self) -> Cuts:
@@ -195,8 +201,7 @@ class AnySpec:
 
     def settings(self, recipe: ImageRecipe) -> bytes:
         how = self.facts.model_type, self.processing, self.processor.choices
-        named = repr((*how, recipe.grid, recipe.tensors))
-        return hashlib.blake2b(named.encode(), digest_size=16).digest()
+        return fingerprint(*how, recipe.grid, recipe.tensors)
 
     def tensors(self, grid: Grid) -> tuple[PixelTensor, ...]:
         """Those on an image's canvas."""
@@ -219,31 +224,31 @@ class AnySpec:
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         known = self.facts.images
         found = [at for at, token in enumerate(tokens) if known and token == known.placeholder]
-        if len(found) != len(images):
-            raise InvalidRequest(
-                f"the prompt has {len(found)} image placeholders for {len(images)} images",
-                param="messages",
-            )
+        check_count(len(found), len(images))
         if known is None:
             return tuple(tokens), ()
-        shown = [self.sizes.facts((image.grid[1], image.grid[2])).tokens for image in images]
+        shown = [self._shown(image) for image in images]
         expanded, segments = with_images(tokens, known.placeholder, shown, known.joints.shared)
         spans: list[Span] = []
         for number, (start, _, written) in enumerate(segments):
             spans += content_spans(shown[number], known.content, start - written, number)
         return tuple(expanded), tuple(spans)
 
-    def widened(self, at: int, spans: Sequence[Span], _images: Sequence[Image]) -> int:
+    def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
         done = 0
-        for _, run in groupby(spans, lambda span: span.image):
-            of_image = list(run)
-            before, after = self.sizes.around[pattern(of_image)]
-            begin = max(done, of_image[0].start - before)  # two images may share a token
+        for number, run in groupby(spans, lambda span: span.image):
+            of_image, shown = list(run), self._shown(images[number])
+            runs = content_spans(shown, self.images.content)
+            begin = max(done, of_image[0].start - runs[0].start)  # two images may share a token
             if begin >= at:
                 break
-            done = of_image[-1].end + after
+            done = of_image[-1].end + len(shown) - runs[-1].end
             at += done - begin - 1
         return at
+
+    def _shown(self, image: Image) -> tuple[int, ...]:
+        """Return the tokens that an image becomes."""
+        return self.sizes.facts((image.grid[1], image.grid[2])).tokens
 
     @property
     def _box_axes(self) -> int:
@@ -287,7 +292,7 @@ def _ask(processor: OwnProcessor) -> tuple[ModelFacts, SizeBook]:
     inspector = Inspector(processor)
     facts = read_facts(processor, inspector)
     known = {each.size: each for each in facts.images.sizes} if facts.images else {}
-    return facts, SizeBook(inspector, facts.images.content if facts.images else -1, known)
+    return facts, SizeBook(inspector, known)
 
 
 def transformers_spec(checkpoint: Checkpoint) -> AnySpec:

@@ -6,10 +6,12 @@ in `attention_backends.py`). Knows nothing of sequences, slots of workers or pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+
+from saccade.core.family import AttentionShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class PagedRows:
     the first ones, have one token each (they decode); the rest may have any number. Launches depend
     on `singles`, T and R, and on no value on the device, so that a graph can be captured. work: on
     a GPU, of the decoding rows, made once a step for each size of window. sees: how many of its
-    sequence's keys each token sees in layers that are not causal (`PagedCache.both_ways`), in a
-    step with images whose tokens see each other's successors there, within a row never fewer than
+    sequence's keys each token sees in layers with `AttentionShape.both_ways`, in a step with
+    images whose tokens see each other's successors there, within a row never fewer than
     the token before; None: those up to its own.
     """
 
@@ -57,21 +59,27 @@ class PagedRows:
 class PagedCache:
     """Keys and values of one layer, [kv slots, kv heads, head dim] each; a kv slot is page *
     page_size + offset in page. The scales turn kept numbers into their values (8-bit caches).
-    window: the last tokens that a token of the layer sees, itself included; None: all. both_ways:
-    False: `PagedRows.sees` is not the layer's, whose tokens see those up to their own.
+    Latents are both, one tensor. `PagedRows.sees` is the layer's if its shape says `both_ways`.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     key_scale: float = 1.0
     value_scale: float = 1.0
-    window: int | None = None
-    both_ways: bool = True
+    shape: AttentionShape = field(kw_only=True)
 
-    @property
-    def latents(self) -> bool:
-        """True if one tensor is keys and values, which all heads of queries share."""
-        return self.values is self.keys
+
+def plain_shape(keys: torch.Tensor, values: torch.Tensor) -> AttentionShape:
+    """Return the shape of causal attention over a cache of these tensors."""
+    heads, dim = keys.shape[1:]
+    return AttentionShape(heads, dim, latent=values is keys)
+
+
+def plain_cache(
+    keys: torch.Tensor, values: torch.Tensor, key_scale: float = 1.0, value_scale: float = 1.0
+) -> PagedCache:
+    """Return the cache of a layer whose attention is causal."""
+    return PagedCache(keys, values, key_scale, value_scale, shape=plain_shape(keys, values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +99,8 @@ class PagedShape:
 
 class AttentionBackend(Protocol):
     """Causal (lower right) attention of packed rows: each to its own sequence, its own keys and
-    values, in the cache already, included. `PagedCache.window` and `PagedRows.sees` are for
-    backends that know them (`attention_backends.Registered.ranges`) alone.
+    values, in the cache already, included. What else `PagedCache.shape` asks is for backends that
+    know it (`attention_backends.Registered.knows`) alone.
     """
 
     def plan(self, rows: PagedRows) -> None:
@@ -147,11 +155,11 @@ def paged_attention_reference(
         v = (cache.values[slots].to(wide) * cache.value_scale).repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q[start:end].to(wide), k) * scale
         place = torch.arange(length - (end - start), length, device=q.device)
-        own = rows.sees if cache.both_ways else None
+        own = rows.sees if cache.shape.both_ways else None
         sees = place + 1 if own is None else own[start:end]
         hidden = at >= sees[:, None]
-        if cache.window is not None:
-            hidden |= at <= place[:, None] - cache.window
+        if cache.shape.window is not None:
+            hidden |= at <= place[:, None] - cache.shape.window
         scores = scores.masked_fill(hidden, -torch.inf)
         out[start:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
     return out

@@ -120,11 +120,11 @@ class SdpaAttention:
         return calls
 
     def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
-        host = self._host
+        host, window = self._host, cache.shape.window
         assert host is not None, "a step is planned first"
-        if not cache.both_ways:
+        if not cache.shape.both_ways:
             host = host.causally()
-        calls = self._calls if host.all_causal(cache.window) else self._ranged(host, cache.window)
+        calls = self._calls if host.all_causal(window) else self._ranged(host, window)
         if len(calls) == 1:
             attended = calls[0][1](q, cache)
         else:

@@ -26,11 +26,11 @@ class TritonAttention:
 
     def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
         assert self._rows is not None, "a step is planned first"
-        rows = self._shared.get(cache.window)
+        rows = self._shared.get(cache.shape.window)
         if rows is None:
             rows = self._rows
             if rows.singles:
-                work = share_keys(rows, head_groups(q, cache), window=cache.window)
+                work = share_keys(rows, head_groups(q, cache), window=cache.shape.window)
                 rows = replace(rows, work=work)
-            self._shared[cache.window] = rows
+            self._shared[cache.shape.window] = rows
         return launch_paged(q, cache, rows, self._scale)

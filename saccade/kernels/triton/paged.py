@@ -343,7 +343,7 @@ def launch_paged(
     if rows.singles:
         if rows.work is None or piece is not None:
             groups = head_groups(q, cache)
-            work = share_keys(rows, groups, piece or LEAST_PIECE, cache.window)
+            work = share_keys(rows, groups, piece or LEAST_PIECE, cache.shape.window)
             rows = replace(rows, work=work)
         launch_decode(q, cache, rows, scale, out)
     if len(rows.kv_lengths) > rows.singles and len(q) > rows.singles:
@@ -393,11 +393,12 @@ def launch_prefill(
 ) -> None:
     """Attention of the tokens behind the first `rows.singles`, to `out`."""
     heads, dim, kv_heads = q.shape[1], q.shape[2], head_groups(q, cache)
-    cut, group, tile = HeadCut.of(dim), heads // kv_heads, tile or prefill_tile(q, cache.window)
+    cut, group, window = HeadCut.of(dim), heads // kv_heads, cache.shape.window or 0
+    tile = tile or prefill_tile(q, cache.shape.window)
     block_m = max(tile.rows, triton.next_power_of_2(group))
     block_q = block_m // group
     first, count = rows.singles, len(rows.kv_lengths)
-    tokens, window = len(q) - first, cache.window or 0
+    tokens = len(q) - first
     splits = prefill_splits(tokens, most_keys(rows, tokens, window), piece)
     room = tokens * heads * splits if splits > 1 else 0
     parts = torch.empty(room * dim, dtype=torch.float32, device=q.device)
@@ -405,12 +406,12 @@ def launch_prefill(
     _prefill[kv_heads, tokens // block_q + count - first, splits](
         q,
         cache.keys,
-        None if cache.latents else cache.values,
+        None if cache.shape.latent else cache.values,
         rows.page_table,
         rows.lines,
         rows.q_starts,
         rows.kv_lengths,
-        rows.sees if cache.both_ways else None,
+        rows.sees if cache.shape.both_ways else None,
         out,
         parts,
         logs,

@@ -59,7 +59,7 @@ def decode_tile(q: torch.Tensor, cache: PagedCache) -> Tile:
         warps = 8 if cache.keys.element_size() == 1 else DECODE_WIDEST.warps
         return replace(DECODE_WIDEST, keys=64 // q.element_size(), warps=warps)
     tile = DECODE_LARGE if q.shape[2] * q.element_size() > 256 else DECODE
-    if not device.has_room(q.device) or (cache.window and tile is DECODE_LARGE):
+    if not device.has_room(q.device) or (cache.shape.window and tile is DECODE_LARGE):
         return replace(tile, stages=FEWER_STAGES)
     return tile
 
@@ -67,7 +67,7 @@ def decode_tile(q: torch.Tensor, cache: PagedCache) -> Tile:
 def head_groups(q: torch.Tensor, cache: PagedCache) -> int:
     """Programs for the heads of q: one for each head of keys; of latents, for `LATENT_HEADS`."""
     heads = q.shape[1]
-    return heads // gcd(heads, LATENT_HEADS) if cache.latents else cache.keys.shape[1]
+    return heads // gcd(heads, LATENT_HEADS) if cache.shape.latent else cache.keys.shape[1]
 
 
 @triton.jit
@@ -310,7 +310,8 @@ def launch_decode(
     """Attention of the first `rows.singles` tokens, to `out`, divided by `rows.work`."""
     work = rows.work
     assert work is not None, "a step's list is made first"
-    assert work.window == (cache.window or 0), "the list is that of layers with another window"
+    window = cache.shape.window or 0
+    assert work.window == window, "the list is that of layers with another window"
     count, heads, dim = rows.singles, q.shape[1], q.shape[2]
     kv_heads, cut, tile = head_groups(q, cache), HeadCut.of(dim), decode_tile(q, cache)
     group, room = heads // kv_heads, len(work.items)
@@ -320,7 +321,7 @@ def launch_decode(
     _decode[min(programs, room), kv_heads](
         q,
         cache.keys,
-        None if cache.latents else cache.values,
+        None if cache.shape.latent else cache.values,
         rows.page_table,
         rows.lines,
         rows.kv_lengths,

@@ -1,49 +1,58 @@
 """What can be said of a Qwen3.5 checkpoint without tensors. Images, prompts and positions are
-Qwen3-VL's; the language model's layers keep keys and values, or a state per sequence. Knows nothing
-of torch.
+Qwen3-VL's, whose extra levels the tower has not; the language model's layers keep keys and values,
+or a state per sequence. Knows nothing of torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from saccade.core.errors import ConfigError
 from saccade.core.family import Cuts, KVSpec, heads_cache
-from saccade.families.checkpoint import Checkpoint
+from saccade.families.base_spec import BLIND, plain_cuts, read_options
+from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import text_section
-from saccade.families.hybrid import hybrid_caches, hybrid_cuts
-from saccade.families.qwen_vl.qwen3_5.config import parse_config
-from saccade.families.qwen_vl.spec import QwenVLSpec
+from saccade.families.hybrid import hybrid_caches, hybrid_cuts, read_hybrid
+from saccade.families.qwen_vl.config import NO_VISION, read_vision
+from saccade.families.qwen_vl.images import NO_IMAGES, read_images
+from saccade.families.qwen_vl.spec import TEMPLATES, QwenOptions, QwenVLSpec, read_placeholder
 from saccade.families.qwen_vl.video import read_video
 from saccade.nn.hybrid_config import HybridConfig
 
-NO_TOKEN = -1
-"""Stands for no image: to a model without a tower, every token is text."""
+TEXT_ONLY = (
+    *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+    *("qwen3_5_text", "qwen3_5_moe_text"),
+)
+"""Architectures, and model types, of checkpoints that hold the language model alone. The fields of
+their config.json are those of the others' `text_config`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen35Options(QwenOptions):
+    """mtp: the head that drafts is loaded."""
+
+    mtp: Literal["on", "off"] = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Spec(QwenVLSpec):
-    """CPU facts of one Qwen3.5 checkpoint; implements `core.family.FamilySpec`. drafts: the head
-    that drafts is loaded.
-    """
+    """CPU facts of one Qwen3.5 checkpoint. drafts: the head that drafts is loaded."""
 
     hybrid: HybridConfig
     drafts: bool = False
 
     def with_options(self, options: Mapping[str, str]) -> Qwen35Spec:
-        others = dict(options)
-        wanted = others.pop("mtp", "off")
-        spec = QwenVLSpec.with_options(self, others)
-        assert isinstance(spec, Qwen35Spec)
-        if wanted not in ("on", "off"):
-            raise ConfigError(f"--family-option mtp={wanted}: on or off")
-        if wanted == "on" and self.hybrid.drafting != 1:
+        chosen = read_options(Qwen35Options, self.family, options)
+        drafts = chosen.mtp == "on"
+        if drafts and self.hybrid.drafting != 1:
             raise ConfigError(
                 "--family-option mtp=on: config.json says of no head that drafts with one layer "
                 "(mtp_num_hidden_layers) and the model's own embeddings"
             )
-        return replace(spec, drafts=wanted == "on")
+        return replace(self, patch_embed=chosen.patch_embed, drafts=drafts)
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         layers, text = hybrid_caches(self.text, self.hybrid, ranks), self.text
@@ -53,39 +62,33 @@ class Qwen35Spec(QwenVLSpec):
 
     @property
     def cuts(self) -> Cuts:
-        text, vision = self.text, self.vision
-        experts = text.experts
-        return Cuts(
-            text=hybrid_cuts(text, self.hybrid.delta),
-            heads=text.heads,
-            kv_heads=text.kv_heads,
-            encoder=(
-                (vision.heads, "vision attention heads"),
-                (vision.intermediate, "vision MLP values"),
-            ),
-            encoder_width=vision.hidden,
-            experts=experts.count if experts else 0,
-            expert_width=experts.width if experts else 0,
-        )
+        plain = plain_cuts(self.text, self.vision)
+        return replace(plain, text=hybrid_cuts(self.text, self.hybrid.delta))
 
 
 def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
     """Read a Qwen3.5 checkpoint's facts. Raises CheckpointError naming file and field."""
-    vision, text, hybrid, rules = parse_config(checkpoint)
-    section = text_section(checkpoint.config)
+    config = checkpoint.config
+    section = text_section(config)
+    text, hybrid = read_hybrid(config, section)
+    vision, images, placeholder, video = NO_VISION, NO_IMAGES, BLIND, None
+    if checkpoint.architecture() not in TEXT_ONLY:
+        # Some files name the levels that the tower has not got.
+        tower = config.section("vision_config")
+        tower = Section(tower.where, {**tower.data, "deepstack_visual_indexes": []})
+        vision = read_vision("qwen3_vl", config, tower, text.hidden)
+        images = read_images(checkpoint.processor, vision)
+        placeholder = read_placeholder(checkpoint, 248056)
+        video = read_video(checkpoint, "qwen3_vl", images)
     return Qwen35Spec(
         family="qwen3_5_moe" if text.experts else "qwen3_5",
         vision=vision,
         text=text,
-        hybrid=hybrid,
-        image_rules=rules,
-        image_token_id=checkpoint.config.integer("image_token_id", default=248056)
-        if vision.depth
-        else NO_TOKEN,
-        video_token_id=checkpoint.config.integer("video_token_id", default=248057)
-        if vision.depth
-        else NO_TOKEN,
+        images=images,
+        placeholder=placeholder,
+        templates=TEMPLATES,
         eos_token_ids=checkpoint.eos_token_ids(section),
         dtype=checkpoint.dtype(section),
-        video=read_video(checkpoint, "qwen3_vl", rules) if vision.depth else None,
+        video=video,
+        hybrid=hybrid,
     )

@@ -1,0 +1,170 @@
+"""A DeepSeek-VL2 image: it keeps its shape, within the candidate size that it fills best, cut into
+tiles; and is shown once more as a whole, first.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.family import LargestImage, PixelBounds
+from saccade.core.recipe import ImageRecipe, ImageView
+from saccade.core.types import Grid, Size
+from saccade.families.base_spec import fingerprint
+from saccade.families.checkpoint import Checkpoint, Section, read_json
+from saccade.families.config_readers import HALF, read_colours
+from saccade.nn.siglip_config import Colours, SiglipConfig
+
+CUT_IMAGES = 2
+"""In a prompt of more images, each is one tile."""
+LONGEST_ASPECT = 200
+"""Beyond this the published processor's image would vanish."""
+MOST_TILES = 36
+"""In a candidate resolution; no checkpoint has one of more than 9."""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRules:
+    """Implements `ImageLayout`: `candidates` are the sizes (width, height), whole tiles of `side` x
+    `side` pixels, of which the one that an image fills best is cut into tiles. The tower makes
+    `edge` x `edge` tokens of the `patches` of a tile.
+
+    The grid of an image is its rows and columns of tiles. On the canvas the tiles lie side by side,
+    the whole image under the first of the last row, and nothing beside that.
+    """
+
+    side: int
+    candidates: tuple[tuple[int, int], ...]
+    colours: Colours
+    edge: int
+    patches: int
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        tile = self.side**2
+        largest = max((width * height for width, height in self.candidates), default=0)
+        return PixelBounds(tile, tile, largest, CUT_IMAGES)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        side, sizes = self.side, self.candidates
+        found = [(self.num_tokens((h // side, w // side)), (h + side) * w) for w, h in sizes]
+        tokens, pixels = (max(each, default=0) for each in zip(*found)) if found else (0, 0)
+        return LargestImage(pixels, tokens)
+
+    @property
+    def sample(self) -> ImageRecipe:
+        return self._recipe((self.side, self.side), (self.side, self.side))
+
+    @property
+    def patch_unit(self) -> int:
+        return self.patches
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        if max(height, width) > LONGEST_ASPECT * min(height, width):
+            raise ImageError(
+                f"the image is {width} x {height} px: its longer edge is more than "
+                f"{LONGEST_ASPECT} times the shorter; crop it"
+            )
+        return self._recipe((height, width), self._best((height, width), bounds.max_pixels))
+
+    def _best(self, size: Size, most: int) -> Size:
+        """The candidate of which the image, within it, has most pixels (of its own at most); of
+        several the one that it leaves least of; of these the first.
+        """
+        height, width = size
+        best, chosen = (0, 0), (self.side, self.side)
+        for across, down in self.candidates:
+            if across * down > most:
+                continue
+            scale = min(across / width, down / height)
+            filled = min(int(width * scale) * int(height * scale), width * height)
+            found = (filled, filled - across * down)
+            if filled and (best == (0, 0) or found > best):
+                best, chosen = found, (down, across)
+        return chosen
+
+    def _recipe(self, size: Size, cut: Size) -> ImageRecipe:
+        side, (height, width) = self.side, cut
+        overall = padded(size, (side, side))
+        top, left = overall.at
+        views = (padded(size, cut), ImageView(overall.size, at=(height + top, left)))
+        red, green, blue = (int(value * 255) for value in self.colours[0])  # around an image
+        grid = (height // side, width // side)
+        return ImageRecipe(
+            (height + side, width), grid, views, (red, green, blue), "pillow_bicubic"
+        )
+
+    def settings(self, family: str, recipe: ImageRecipe) -> bytes:
+        return fingerprint(family, self.colours, recipe)
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Return the grid of a canvas."""
+        side = self.side
+        assert not height % side and not width % side and height > side
+        return height // side - 1, width // side
+
+    def num_tokens(self, grid: Grid) -> int:
+        """The whole image, a separator, the tiles; each line of tokens has one more for its end."""
+        edge, (rows, columns) = self.edge, grid
+        return edge * (edge + 1) + 1 + rows * edge * (columns * edge + 1)
+
+    def num_patches(self, grid: Grid) -> int:
+        return (grid[0] * grid[1] + 1) * self.patches
+
+
+NO_IMAGES = CandidateRules(0, (), (HALF, HALF), 0, 0)
+
+
+def padded(size: Size, into: Size) -> ImageView:
+    """An image in its own shape, in the middle of a larger one: in Pillow's arithmetic
+    (`ImageOps.pad`).
+    """
+    (height, width), (down, across) = size, into
+    inner = into
+    if width * down > across * height:
+        inner = (max(1, round(height / width * across)), across)
+    elif width * down < across * height:
+        inner = (down, max(1, round(width / height * down)))
+    if inner[1] != across:
+        return ImageView(inner, at=(0, round((across - inner[1]) * 0.5)))
+    return ImageView(inner, at=(round((down - inner[0]) * 0.5), 0))
+
+
+def read_images(checkpoint: Checkpoint, vision: SiglipConfig) -> CandidateRules:
+    """Return the tiles that the checkpoint's files ask for. Raises CheckpointError."""
+    config = checkpoint.config
+    for name, wanted in (("tile_tag", "2D"), ("global_view_pos", "head")):
+        if (found := config.text(name, default=wanted)) != wanted:
+            raise CheckpointError(
+                f"{config.where}: {name} {found!r} is not supported ({wanted} is)"
+            )
+    processor = read_json(checkpoint.folder / "processor_config.json", required=False)
+    if not processor.flag("normalize", default=True):
+        raise CheckpointError(f"{processor.where}: normalize false is not supported")
+    side = config.section("vision_config").integer("image_size", default=384)
+    # What is beyond the last whole token of a tile's edge is filled with zeros.
+    edge = -(-vision.across // vision.merge)
+    colours = read_colours(processor, HALF, HALF)
+    return CandidateRules(side, _candidates(config, side), colours, edge, vision.patches)
+
+
+def _candidates(config: Section, side: int) -> tuple[tuple[int, int], ...]:
+    listed = config.data.get("candidate_resolutions", [[side, side]])
+    sizes = listed if isinstance(listed, list) else []
+    found = tuple(
+        (each[0], each[1])
+        for each in sizes
+        if isinstance(each, list)
+        and len(each) == 2
+        and all(isinstance(edge, int) and edge > 0 and not edge % side for edge in each)
+        and each[0] * each[1] <= MOST_TILES * side**2
+    )
+    if not found or len(found) != len(sizes):
+        raise CheckpointError(
+            f"{config.where}: candidate_resolutions must be pairs of multiples of {side} (the "
+            f"vision tower's image_size), of at most {MOST_TILES} tiles each"
+        )
+    return found

@@ -1,0 +1,228 @@
+"""A MiniCPM-V 4.6 image: it keeps its shape; a large one is shown as a whole, and in a grid of
+slices. Sizes are in the arithmetic of transformers' image processor, to the last bit.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.family import LargestImage, PixelBounds
+from saccade.core.recipe import ImageRecipe, ImageView, Resample
+from saccade.core.types import Grid, Size
+from saccade.families.base_spec import fingerprint
+from saccade.families.checkpoint import Checkpoint
+from saccade.families.config_readers import HALF, Colour, read_colours, require_flags
+from saccade.families.minicpm.config import MergingTower, read_mode
+
+MARGIN = 1.25
+"""Slices have whole pixels: their shape may be so much further from a square."""
+LONGEST_ASPECT = 200
+"""Beyond this, views would be of one line, of thousands of tokens."""
+BLACK = (0, 0, 0)
+RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
+"""Pillow's numbers, and Pillow's resizing."""
+LARGEST_SCALE = 4096
+MOST_SLICES = 100
+"""No checkpoint has more than nine, of 448 x 448 pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRules:
+    """Implements `ImageLayout`: an image of more than `scale` x `scale` pixels is shown as a whole,
+    in about so many, and in up to `most` slices of about so many each. merge x merge patches of
+    `patch` x `patch` pixels become a token.
+
+    The grid of an image is the tokens down and across of the whole; where there are slices, also
+    their rows and columns, and the tokens down and across of one. On the canvas the slices lie side
+    by side under the whole image, and nothing beside the narrower of both.
+    """
+
+    scale: int
+    most: int
+    mean: Colour
+    std: Colour
+    resample: Resample
+    patch: int
+    merge: int
+
+    @property
+    def unit(self) -> int:
+        """Pixels along the edge of a token."""
+        return self.patch * self.merge
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        """In slices: each counts as `scale` x `scale` pixels, whatever its shape."""
+        area = self.scale**2
+        return PixelBounds(area, area, self.most * area)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        """Bounds, not reached."""
+        tokens = most_of_all(self.scale, self.unit, self.most, LONGEST_ASPECT)
+        # Beside the narrower of the whole image and its slices lies as much again, at most.
+        return LargestImage(2 * tokens * self.unit**2, tokens)
+
+    @property
+    def sample(self) -> ImageRecipe:
+        return self._recipe((self.scale,) * 2, (0, 0))
+
+    @property
+    def patch_unit(self) -> int:
+        return self.merge**2
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        if max(height, width) > LONGEST_ASPECT * min(height, width):
+            raise ImageError(
+                f"the image is {width} x {height} px: its longer edge is more than "
+                f"{LONGEST_ASPECT} times the shorter; crop it"
+            )
+        area = self.scale**2
+        most = min(self.most, max(1, bounds.max_pixels // area))
+        least = min(most, -(-bounds.min_pixels // area))
+        return self._recipe((height, width), slice_grid((height, width), self.scale, least, most))
+
+    def _recipe(self, size: Size, slices: tuple[int, int]) -> ImageRecipe:
+        scale, unit = self.scale, self.unit
+        rows, columns = slices
+        whole = view_size(size, scale, unit, enlarge=not rows)
+        views, grid, canvas = [ImageView(whole)], _tokens(whole, unit), whole
+        if rows:
+            height, width = slice_size(size, slices, scale, unit)
+            views.append(ImageView((rows * height, columns * width), at=(whole[0], 0)))
+            grid += (*slices, *_tokens((height, width), unit))
+            canvas = (whole[0] + rows * height, max(whole[1], columns * width))
+        covered = not rows or whole[1] == columns * width
+        return ImageRecipe(canvas, grid, tuple(views), None if covered else BLACK, self.resample)
+
+    def settings(self, family: str, recipe: ImageRecipe) -> bytes:
+        return fingerprint(family, (self.patch, self.merge), self.mean, self.std, recipe)
+
+    def num_tokens(self, grid: Grid) -> int:
+        return sum(view_tokens(grid))
+
+    def num_patches(self, grid: Grid) -> int:
+        return self.num_tokens(grid) * self.merge**2
+
+
+def _tokens(size: Size, unit: int) -> tuple[int, ...]:
+    return size[0] // unit, size[1] // unit
+
+
+def view_tokens(grid: Grid) -> list[int]:
+    """Tokens of the whole image, then of each slice."""
+    whole = [grid[0] * grid[1]]
+    return whole if len(grid) == 2 else whole + [grid[4] * grid[5]] * (grid[2] * grid[3])
+
+
+def slice_grid(size: Size, scale: int, least: int, most: int) -> tuple[int, int]:
+    """Rows and columns of slices, of about scale x scale pixels each; (0, 0): none.
+
+    The numbers of slices are those around the image's pixels, from `least` to `most`; the shape is
+    the one closest to the image's, and of several that of most rows.
+    """
+    height, width = size
+    shape = math.log(width / height)
+    multiple = max(min(math.ceil(width * height / (scale * scale)), most), least)
+    if multiple <= 1:
+        return 0, 0
+    best, smallest = (1, 1), math.inf
+    for count in (multiple - 1, multiple, multiple + 1):
+        if count == 1 or not least <= count <= most:
+            continue
+        for rows in range(1, count + 1):
+            if count % rows:
+                continue
+            error = abs(shape - math.log(count // rows / rows))
+            if error < smallest or (error == smallest and rows > best[0]):
+                best, smallest = (rows, count // rows), error
+    return best
+
+
+def view_size(size: tuple[float, float], scale: int, unit: int, *, enlarge: bool) -> Size:
+    """Of a view of an image, or of a slice, in its own shape: of about scale x scale pixels, or of
+    as many as it has if they are fewer, unless `enlarge`; in multiples of `unit`.
+    """
+    height, width = size
+    if height * width > scale * scale or enlarge:
+        shape = width / height
+        height = int(scale / math.sqrt(shape))
+        width = int(height * shape)
+    return _multiple(height, unit), _multiple(width, unit)
+
+
+def slice_size(size: Size, grid: tuple[int, int], scale: int, unit: int) -> Size:
+    """Of each slice of an image."""
+    height, width = (_multiple(edge, parts) / parts for edge, parts in zip(size, grid))
+    return view_size((height, width), scale, unit, enlarge=True)
+
+
+def _multiple(length: float, of: int) -> int:
+    """The nearest one, of two the even one (Python's `round`), at least 1 x `of`."""
+    return max(round(length / of) * of, of)
+
+
+def most_tokens(scale: int, unit: int, longest: float) -> int:
+    """No view has more tokens, of unit x unit pixels, than this, if one edge of the image is at
+    most `longest` times the other.
+    """
+    # The height decides: within it, the widest view is that of the widest image.
+    heights = range(int(scale / math.sqrt(longest)), int(scale * math.sqrt(longest)) + 2)
+    return max(
+        (
+            _multiple(height, unit) * _multiple(scale * scale / height, unit) // unit**2
+            for height in heights
+            if height
+        ),
+        default=1,
+    )
+
+
+def most_of_all(scale: int, unit: int, most: int, longest: float) -> int:
+    """The same of an image and up to `most` slices together."""
+    sliced = 0
+    for count in range(2, most + 1):
+        # A row, or a column, of as many slices might have been chosen.
+        shape = max(longest / count, count) * MARGIN
+        sliced = max(sliced, count * most_tokens(scale, unit, shape))
+    return most_tokens(scale, unit, longest) + sliced
+
+
+def read_images(checkpoint: Checkpoint, vision: MergingTower) -> SliceRules:
+    """Return the slices that the checkpoint's files ask for. Raises CheckpointError."""
+    processor = checkpoint.processor
+    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
+    if not math.isclose(processor.number("rescale_factor", default=1 / 255), 1 / 255):
+        raise CheckpointError(f"{processor.where}: rescale_factor is not supported but for 1/255")
+    patch = processor.integer("patch_size", default=14)
+    if patch != vision.siglip.patch:
+        raise CheckpointError(
+            f"{processor.where}: patch_size is {patch}, but the vision tower was made for "
+            f"{vision.siglip.patch}"
+        )
+    if (mode := read_mode(processor)) != read_mode(checkpoint.config):
+        raise CheckpointError(
+            f"{processor.where}: downsample_mode is {mode}, but {read_mode(checkpoint.config)} in "
+            "config.json"
+        )
+    scale = processor.count("scale_resolution", default=448)
+    most = processor.count("max_slice_nums", default=9)
+    for name, value, limit in (
+        ("scale_resolution", scale, LARGEST_SCALE),
+        ("max_slice_nums", most, MOST_SLICES),
+    ):
+        if value > limit:
+            raise CheckpointError(f"{processor.where}: {name} must be at most {limit}, not {value}")
+    if not processor.flag("slice_mode", default=True):
+        most = 1
+    number = processor.integer("resample", default=3)
+    if number not in RESAMPLES:
+        raise CheckpointError(
+            f"{processor.where}: resample {number} is not supported (1 and 3 are)"
+        )
+    mean, std = read_colours(processor, HALF, HALF)
+    return SliceRules(scale, most, mean, std, RESAMPLES[number], patch, vision.siglip.merge)

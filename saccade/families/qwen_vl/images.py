@@ -1,0 +1,151 @@
+"""A Qwen-VL image: it keeps its shape, in whole tokens, within bounds on its pixels.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.family import LargestImage, PixelBounds
+from saccade.core.recipe import ImageRecipe, whole
+from saccade.core.types import Grid, Size
+from saccade.families.base_spec import fingerprint
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, HALF, Colour, read_colours
+from saccade.families.qwen_vl.config import VisionConfig
+
+MAX_ASPECT_RATIO = 200
+LONGEST_SIDE = 16384
+"""Patches on a side of an image, at most: with aspect ratios of at most 200, more than
+--max-image-pixels lets in by default.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRules:
+    """Implements `ImageLayout`: merge x merge patches of `patch` x `patch` pixels become a token.
+    `min_pixels`, `max_pixels` bound height * width after resizing.
+
+    The grid of an image is the frames on its canvas (a still image is one, a pair of a video two),
+    and patches along (height, width) of a frame.
+    """
+
+    patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+    mean: Colour
+    std: Colour
+    resample: str = "bicubic"
+    temporal_patch: int = 2
+
+    @property
+    def factor(self) -> int:
+        """Heights and widths after resizing are multiples of this many pixels."""
+        return self.patch * self.merge
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        return PixelBounds(self.factor**2, self.min_pixels, self.max_pixels, as_edges=True)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        return LargestImage(self.max_pixels, self.max_pixels // self.factor**2)
+
+    @property
+    def sample(self) -> ImageRecipe:
+        side = 4 * self.factor
+        return whole((side, side), self.grid(side, side))
+
+    @property
+    def patch_unit(self) -> int:
+        return self.merge**2
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        within = replace(self, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
+        size = smart_resize(height, width, within)
+        if max(size) > LONGEST_SIDE * self.patch:
+            raise ImageError(
+                f"the image is {width} x {height} px; the limit is "
+                f"{LONGEST_SIDE * self.patch} px on a side"
+            )
+        return whole(size, self.grid(*size))
+
+    def settings(self, family: str, recipe: ImageRecipe) -> bytes:
+        """The bounds have no part in it but by the size that they lead to."""
+        unit = (family, self.patch, self.merge, self.temporal_patch, self.mean, self.std)
+        return fingerprint(unit, self.resample, recipe)
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Return the grid of a canvas of one frame."""
+        assert height % self.factor == 0 and width % self.factor == 0
+        return 1, height // self.patch, width // self.patch
+
+    def num_tokens(self, grid: Grid) -> int:
+        return self.num_patches(grid) // self.merge**2
+
+    def num_patches(self, grid: Grid) -> int:
+        return math.prod(grid[1:])
+
+
+NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+"""Those of a checkpoint without a vision tower."""
+
+
+def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
+    """(height, width) after resizing: multiples of the factor, pixel count within the rules, aspect
+    ratio about kept.
+
+    Python's `round` (half to even) is part of the rule: transformers uses it too. Raises ImageError
+    beyond an aspect ratio of 200.
+    """
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        ratio = max(height, width) / max(1, min(height, width))
+        raise ImageError(
+            f"the image is {width} x {height} px, an aspect ratio of {ratio:.10g}; the limit "
+            f"is {MAX_ASPECT_RATIO}: crop it or cut it up"
+        )
+    factor = rules.factor
+    rows, columns = round(height / factor), round(width / factor)
+    if rows * columns * factor * factor > rules.max_pixels:
+        beta = math.sqrt((height * width) / rules.max_pixels)
+        rows = max(1, math.floor(height / beta / factor))
+        columns = max(1, math.floor(width / beta / factor))
+    elif rows * columns * factor * factor < rules.min_pixels:
+        beta = math.sqrt(rules.min_pixels / (height * width))
+        rows = math.ceil(height * beta / factor)
+        columns = math.ceil(width * beta / factor)
+    return rows * factor, columns * factor
+
+
+def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
+    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    for name, expected in (
+        ("patch_size", vision.patch),
+        ("merge_size", vision.merge),
+        ("temporal_patch_size", vision.temporal_patch),
+    ):
+        if (value := processor.integer(name, default=expected)) != expected:
+            raise CheckpointError(
+                f"{processor.where}: {name} is {value}, but the vision tower was made for "
+                f"{expected}"
+            )
+    newer = vision.variant == "qwen3_vl"
+    size = processor.section("size")
+    least = size.integer("shortest_edge", "min_pixels", default=256 * 256 if newer else 56 * 56)
+    most = size.integer(
+        "longest_edge", "max_pixels", default=4096 * 4096 if newer else 28 * 28 * 16384
+    )
+    mean, std = read_colours(processor, *((HALF, HALF) if newer else (CLIP_MEAN, CLIP_STD)))
+    return ImageRules(
+        patch=vision.patch,
+        merge=vision.merge,
+        min_pixels=processor.integer("min_pixels", default=least),
+        max_pixels=processor.integer("max_pixels", default=most),
+        mean=mean,
+        std=std,
+        temporal_patch=vision.temporal_patch,
+    )

@@ -1,0 +1,142 @@
+"""A request while it is prepared, and what comes of it.
+
+    Prompt            tokens, spans and images, in the engine's terms
+    Preparation       what the steps (`front/steps/`) have found so far
+    PreparedRequest   what can go to the engine
+
+Knows nothing of the work that the steps do.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from saccade.core.client import Client
+from saccade.core.token_rules import NO_RULES, TokenRules
+from saccade.core.types import Caching, Request, SamplingParams, Span
+from saccade.front.compiler import MakeConstraint
+from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
+from saccade.media.fairness import MemoryBudget
+from saccade.media.opened import Opened, OpenedImage
+from saccade.text.answer.reader import PLAIN, ReadAs
+from saccade.text.answer.reasoning import Where
+from saccade.text.grammar.grammars import OutputConstraint
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
+    the images by their places. `reasoning`: the state in which the prompt leaves a reasoning model.
+
+    breakpoints: as in `Caching`. landmarks: (tokens, place) of the ends of a chat's parts, in
+    order; only for requests that ask for reasons of cache misses.
+    """
+
+    tokens: tuple[int, ...]
+    spans: tuple[Span, ...] = ()
+    opened: tuple[OpenedImage, ...] = ()
+    places: tuple[str, ...] = ()
+    reasoning: Where | None = None
+    breakpoints: tuple[tuple[int, int], ...] = ()
+    landmarks: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Preparation:
+    """A request with what its steps have found; a plain text leaves the most as it is here.
+
+    Prompt: `readable` is the most tokens that are read, `kept` the most that stay (None: all).
+    Answer: `reading` says how answers are read, `ignored` names fields that the model has no switch
+    for.
+    """
+
+    request: GenerationRequest
+    context_length: int
+    client: Client
+    budget: MemoryBudget
+    arrival: float
+    # the prompt
+    readable: int
+    kept: int | None = None
+    encoded: EncodedPrompt = EncodedPrompt([])  # noqa: RUF009 - frozen
+    opened: tuple[Opened, ...] = ()
+    prompt: Prompt = Prompt(())
+    # the answer
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009 - frozen
+    constraint: OutputConstraint | MakeConstraint | None = None
+    grammar: str = ""
+    rules: TokenRules = NO_RULES
+    prediction: tuple[int, ...] = ()
+    reading: ReadAs = PLAIN
+    ignored: tuple[str, ...] = ()
+
+    def kept_of(self, tokens: int) -> int:
+        """Return how many of so many tokens stay."""
+        return tokens if self.kept is None else min(tokens, self.kept)
+
+    def finish(self) -> PreparedRequest:
+        """Make the request that can go to the engine."""
+        request, prompt, cache = self.request, self.prompt, self.request.cache
+        made = Request(
+            secrets.token_hex(12),
+            prompt.tokens,
+            prompt.spans,
+            tuple([each.image for each in prompt.opened]),
+            self.sampling,
+            self.client.salt(request.cache_salt),
+            self.arrival,
+            self.client.share(request.cache_salt),
+            grammar=self.grammar,
+            caching=Caching(
+                prompt.breakpoints,
+                cache.diagnose,
+                cache.family,
+                request.adapter,
+                prediction=self.prediction,
+            ),
+            prompt_logprobs=request.prompt_logprobs,
+            rules=self.rules,
+            priority=request.rules.priority,
+        )
+        return PreparedRequest(
+            made,
+            prompt.opened,
+            prompt.places,
+            request.n,
+            self.reading,
+            prompt.landmarks,
+            request.silent,
+            self.ignored,
+        )
+
+
+Step = Callable[[Preparation], Awaitable[None]]
+"""One step of preparing. Raises a RequestError that names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that can go to the engine, and the number of wanted answers (seeds count up from
+    the first).
+
+    `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
+    "messages[2].content[0]". `reading`: the reading of the answers. `landmarks`: as in `Prompt`.
+    `silent`: as in `GenerationRequest`. `ignored`: fields that the model has no switch for.
+    """
+
+    request: Request
+    opened: tuple[OpenedImage, ...] = ()
+    places: tuple[str, ...] = ()
+    n: int = 1
+    reading: ReadAs = PLAIN
+    landmarks: tuple[tuple[int, str], ...] = ()
+    silent: bool = False
+    ignored: tuple[str, ...] = ()
+
+    def shown_tokens(self, video: bool) -> int:
+        """Tokens of the prompt in place of videos, or of still images."""
+        return sum(
+            span.length for span in self.request.spans if self.opened[span.image].of_video == video
+        )

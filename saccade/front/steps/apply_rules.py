@@ -1,0 +1,78 @@
+"""A request's rules beside sampling (`AnswerRules`): the cut of its prompt, and rules of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from saccade.core.errors import InvalidRequest
+from saccade.front.answer_rules import reasoning_tags
+from saccade.front.conversation import Chat
+from saccade.front.prepared import Preparation, Prompt
+from saccade.front.steps.limit_answer import LimitAnswer
+from saccade.text.prompt.template import Tokenizer
+
+READABLE = 8
+"""A prompt that is to be cut may have so many times the context."""
+
+
+class ApplyRules:
+    """For requests with any of these rules."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: LimitAnswer) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+
+    async def begin(self, preparation: Preparation) -> None:
+        """Say how much of the prompt is read, and how much stays."""
+        most, context = preparation.request.rules.truncate_prompt_tokens, preparation.context_length
+        if most is not None:
+            answer = max(1, preparation.request.sampling.get("max_tokens", 1))
+            preparation.kept = max(1, context - answer) if most == -1 else most
+            preparation.readable = READABLE * context
+
+    async def check(self, preparation: Preparation) -> None:
+        """Raises InvalidRequest for tokens that the model does not have."""
+        for name, ids in preparation.request.rules.named_tokens():
+            self._limits.check_tokens(name, ids)
+
+    async def apply(self, preparation: Preparation) -> None:
+        """Cut the prompt, and make the rules ones of tokens."""
+        rules, length = preparation.request.rules, len(preparation.prompt.tokens)
+        if surplus := length - preparation.kept_of(length):
+            preparation.prompt = cut(preparation.prompt, surplus)
+        preparation.rules = rules.tokens(self._tokenizer, self._reasons(preparation))
+        preparation.reading = replace(
+            preparation.reading,
+            special=not rules.skip_special_tokens,
+            with_stop=rules.include_stop_str_in_output,
+        )
+        if rules.thinking_token_budget is not None and reasoning_tags(self._tokenizer) is None:
+            preparation.ignored += ("thinking_token_budget",)
+
+    def _reasons(self, preparation: Preparation) -> bool:
+        """Tell whether the answer begins within reasoning. A chat's content may have the tags as
+        text; in any other prompt the tags are the client's intent.
+        """
+        prompt, tags = preparation.prompt, reasoning_tags(self._tokenizer)
+        if isinstance(preparation.request.prompt, Chat) or tags is None:
+            return prompt.reasoning == "open"
+        last = next((token for token in reversed(prompt.tokens) if token in tags), None)
+        return last == tags[0]
+
+
+def cut(prompt: Prompt, count: int) -> Prompt:
+    """Drop the first `count` tokens. Raises InvalidRequest if an image would go."""
+    if lost := next((span for span in prompt.spans if span.start < count), None):
+        left = len(prompt.tokens) - lost.start
+        raise InvalidRequest(
+            f"truncate_prompt_tokens: {prompt.places[lost.image]} would be cut off: keep at least "
+            f"{left} tokens, or leave it out",
+            "truncate_prompt_tokens",
+        )
+    return replace(
+        prompt,
+        tokens=prompt.tokens[count:],
+        spans=tuple(replace(span, start=span.start - count) for span in prompt.spans),
+        breakpoints=tuple((at - count, ttl) for at, ttl in prompt.breakpoints if at > count),
+        landmarks=tuple((at - count, place) for at, place in prompt.landmarks if at > count),
+    )

@@ -1,0 +1,72 @@
+"""Where a prompt is kept in the caches: marks of its parts, as places between its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from saccade.core.family import FamilySpec
+from saccade.front.breakpoints import Mark, choose
+from saccade.front.prepared import Preparation, Prompt
+from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
+from saccade.text.prompt.message_offsets import TOOLS, Landmark
+
+
+class KeepPrompt:
+    """For requests with marks, or with wishes for the caches."""
+
+    def __init__(self, spec: FamilySpec) -> None:
+        self._spec = spec
+
+    async def check(self, preparation: Preparation) -> None:
+        """Raises InvalidRequest for too many marks."""
+        self.breakpoints_of(preparation.request)
+
+    async def place(self, preparation: Preparation) -> None:
+        """Find the breakpoints, and the ends of parts if misses are to be explained."""
+        prompt = preparation.prompt
+        preparation.prompt = self.placed(preparation.request, preparation.encoded, prompt)
+
+    def placed(self, request: GenerationRequest, encoded: EncodedPrompt, prompt: Prompt) -> Prompt:
+        """Return the prompt with its breakpoints and landmarks."""
+        spans, images = prompt.spans, [each.image for each in prompt.opened]
+        ends = encoded.landmarks
+        found = [(self._spec.widened(at, spans, images), mark) for at, mark in ends]
+        marks, chat = self.breakpoints_of(request), request.chat
+        landmarks = (
+            (at, chat.place_of(mark.message, mark.part))
+            for at, mark in found
+            if mark.message != TOOLS or (chat.tools and chat.tools.tools)
+        )
+        return replace(
+            prompt,
+            breakpoints=_breakpoints(marks, request, found, len(prompt.tokens)),
+            landmarks=tuple(landmarks) if request.cache.diagnose else (),
+        )
+
+    @staticmethod
+    def breakpoints_of(request: GenerationRequest) -> Sequence[Mark]:
+        """Return the marks that count. Raises InvalidRequest for too many."""
+        return choose(request.chat.marks, request.cache)
+
+
+def _breakpoints(
+    marks: Sequence[Mark],
+    request: GenerationRequest,
+    found: Sequence[tuple[int, Landmark]],
+    length: int,
+) -> tuple[tuple[int, int], ...]:
+    """Return tokens and seconds of marks, by tokens; of several at one place, the longest."""
+    ends = {(each.message, each.part): at for at, each in found}
+    points: dict[int, int] = {}
+    for mark in marks:
+        message = TOOLS if mark.message is None else mark.message
+        if mark.place == request.cache.place:
+            at = length
+        elif mark.part is not None or mark.message is None:
+            at = ends.get((message, mark.part), 0)
+        else:  # after all of it that the template shows
+            at = max((at for at, each in found if each.message <= message), default=0)
+        if at:
+            points[at] = max(points.get(at, 0), mark.seconds or request.cache.default)
+    return tuple(sorted(points.items()))

@@ -1,0 +1,117 @@
+"""A request's files, opened and replaced by the parts visible to a model: of a PDF each page's text
+and image, in order; of an image the image.
+
+Owns the words around pages, and the place of marks of a file's part. Knows nothing of reading
+files, or of templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from saccade.core.client import Client
+from saccade.front.breakpoints import Mark
+from saccade.front.conversation import Chat, Message, MessageText, Part
+from saccade.front.fields import too_long
+from saccade.front.prepared import Preparation
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.media.documents import OpenedPage
+from saccade.media.fairness import MemoryBudget, Requester
+from saccade.media.media import Media
+from saccade.media.sources import ImageSource, SentFile
+
+
+class OpenFiles:
+    """For requests with files."""
+
+    def __init__(self, media: Media) -> None:
+        self._media = media
+
+    async def open(self, preparation: Preparation) -> None:
+        """Replace the files by their pages, which must fit beside the text."""
+        told = len(preparation.encoded.tokens) + 1
+        client, budget = preparation.client, preparation.budget
+        (preparation.request,) = await self.opened(
+            [preparation.request], client, budget, preparation.context_length, told
+        )
+        self._media.check_sources(preparation.request.chat.sources)
+
+    async def opened(
+        self,
+        requests: Sequence[GenerationRequest],
+        client: Client,
+        budget: MemoryBudget,
+        context_length: int,
+        told: int = 0,
+        most: int = 1,
+    ) -> list[GenerationRequest]:
+        """Return the requests with all files opened: the visible part of each in its place.
+
+        No page is read for a chat whose pages, with `told` tokens beside them, are more than `most`
+        contexts. Raises a RequestError that names the field.
+        """
+        files = list({id(file): file for each in requests for file in each.chat.files}.values())
+        if not files:
+            return [*requests]
+
+        def fits(tokens: Sequence[int]) -> None:
+            of_file = {id(file): count for file, count in zip(files, tokens, strict=True)}
+            for request in requests:
+                shown = request.chat.files
+                least = told + sum(of_file[id(file)] for file in shown)
+                if shown and least > most * context_length:
+                    param = request.names["messages"]
+                    raise too_long(param, f"at least {least} tokens", context_length, True)
+
+        salt = requests[0].cache_salt
+        requester = Requester.of(client, salt, budget)
+        sources = (source for each in requests for source in each.chat.sources)
+        others = sum(isinstance(source, ImageSource) for source in sources)
+        opened = await self._media.open_files(files, client.salt(salt), requester, others, fits)
+        parts: PartsOfFiles = {
+            id(file): (found,) if isinstance(found, ImageSource) else _pages(file, found)
+            for file, found in zip(files, opened, strict=True)
+        }
+        return [
+            replace(each, prompt=with_parts(each.chat, parts)) if each.chat.files else each
+            for each in requests
+        ]
+
+
+PartsOfFiles = Mapping[int, tuple[Part, ...]]
+"""By the identity of a `SentFile`, what stands in its place."""
+
+
+def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
+    """The heading, then of each page its number, its text and its image."""
+    parts: list[Part] = []
+    said = file.heading
+    for number, page in enumerate(pages, 1):
+        place = f"{file.param}.pages[{number - 1}]"
+        told = f"{page.text}\n" if page.text else ""
+        parts.append(MessageText(f"{said}Page {number} of {len(pages)}\n{told}", place))
+        said = "\n"
+        if page.image is not None:
+            parts.append(ImageSource(page.image, place, file.budget))
+    return tuple(parts)
+
+
+def with_parts(chat: Chat, parts: PartsOfFiles) -> Chat:
+    """The chat with its files replaced. A mark of a file's part stands after its last page."""
+    messages = tuple(
+        _with_parts(message, parts) if message.media else message for message in chat.messages
+    )
+    return replace(chat, messages=messages)
+
+
+def _with_parts(message: Message, parts: PartsOfFiles) -> Message:
+    content: list[Part] = []
+    ends = []
+    for part in message.parts:
+        content += parts[id(part)] if isinstance(part, SentFile) else (part,)
+        ends.append(len(content) - 1)
+    marks: list[Mark] = [
+        mark if mark.part is None else replace(mark, part=ends[mark.part]) for mark in message.marks
+    ]
+    return replace(message, content=tuple(content), marks=tuple(marks))

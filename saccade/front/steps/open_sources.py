@@ -1,0 +1,63 @@
+"""A request's images and videos: checked, then opened; videos say what stands around their images.
+
+Nothing is decoded. Knows nothing of fetching (`media/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from saccade.core.client import Client
+from saccade.front.adapters import salted
+from saccade.front.prepared import Preparation
+from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
+from saccade.media.fairness import MemoryBudget, Requester
+from saccade.media.media import Media
+from saccade.media.opened import Opened, OpenedVideo
+from saccade.media.sources import Source
+
+
+class OpenSources:
+    """For requests with images or videos."""
+
+    def __init__(self, media: Media, prompts: PromptEncoder) -> None:
+        self._media = media
+        self._prompts = prompts
+
+    async def check(self, preparation: Preparation) -> None:
+        """Refuse what this model does not see, before anything is fetched."""
+        self._media.check_sources(preparation.request.chat.sources)
+
+    async def open(self, preparation: Preparation) -> None:
+        """Open all, and tell the prompt what stands around the images of videos."""
+        request, client, budget = preparation.request, preparation.client, preparation.budget
+        opened = await self.opened(request, request.chat.sources, client, budget)
+        preparation.encoded = await self.told(
+            request, preparation.encoded, opened, preparation.readable
+        )
+        preparation.opened = opened
+
+    async def opened(
+        self,
+        request: GenerationRequest,
+        sources: Sequence[Source],
+        client: Client,
+        budget: MemoryBudget,
+    ) -> tuple[Opened, ...]:
+        """Open these for the asking client. Raises a RequestError."""
+        salt = client.salt(request.cache_salt)
+        if request.adapter.tower:
+            salt = salted(salt, request.adapter)
+        requester = Requester.of(client, request.cache_salt, budget)
+        return await self._media.open_all(sources, salt, requester)
+
+    async def told(
+        self,
+        request: GenerationRequest,
+        encoded: EncodedPrompt,
+        opened: Sequence[Opened],
+        readable: int,
+    ) -> EncodedPrompt:
+        """Return the prompt with a placeholder for each image of a video, and the text around."""
+        texts = [each.text for each in opened if isinstance(each, OpenedVideo)]
+        return await self._prompts.encode(request, readable, texts) if texts else encoded

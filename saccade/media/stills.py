@@ -1,0 +1,40 @@
+"""Still images: one source is one image, on a canvas of its own."""
+
+from __future__ import annotations
+
+from saccade.core.family import FamilySpec
+from saccade.media.content import identify_soon
+from saccade.media.decode_queue import Job, PixelLimits
+from saccade.media.opened import Kind, OpenedImage, SeenFrame, jobs_of
+from saccade.media.source_reader import Reads, SourceRead
+from saccade.media.sources import DrawnPage, ImageSource
+
+
+class Stills:
+    """Answers `MediaKind`; pages of documents are drawn as stills."""
+
+    def __init__(self, spec: FamilySpec, limits: PixelLimits) -> None:
+        self._spec = spec
+        self._limits = limits
+
+    def check(self, source: ImageSource) -> None:
+        """A model that sees images sees every still."""
+
+    def begin(self, source: ImageSource, reads: Reads) -> None:
+        reads.read(source.url)
+
+    async def card(self, source: ImageSource, reads: Reads) -> SourceRead:
+        return await reads.read(source.url)
+
+    async def units(self, source: ImageSource, card: SourceRead, reads: Reads) -> OpenedImage:
+        encoded, probe, salt = card.encoded, card.probe, reads.salt
+        found = await identify_soon(encoded.digest, probe, source.budget, salt, self._spec)
+        self._limits.check(found.recipe.canvas, probe, len(encoded.data), found.recipe)
+        if source.uuid:
+            reads.reader.remember(salt, source.uuid, card)
+        frame = SeenFrame(encoded.digest, encoded, probe, found.recipe)
+        kind: Kind = "document" if isinstance(source.url, DrawnPage) else "still"
+        return OpenedImage(kind, found.image, (frame,), reads.asker, card.times, source.budget)
+
+    async def pixels(self, image: OpenedImage) -> list[Job] | None:
+        return jobs_of(image) if image.there else None
