@@ -87,6 +87,7 @@ class Session:
         prompt: Sequence[int],
         pixels: Sequence[np.ndarray],
         page_size: int | None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.net = net
         images = images_of(net.spec, pixels)
@@ -98,7 +99,7 @@ class Session:
         )
         self.done = 0
         size = 512
-        caches = allocate_caches(net.spec.kv_spec(), size, 1, torch.float32, CPU)
+        caches = allocate_caches(net.spec.kv_spec(), size, 1, dtype, CPU)
         self.kv = keys_and_values(caches)
         for keys, values in self.kv.values():
             keys.fill_(torch.nan), values.fill_(torch.nan)

@@ -35,10 +35,11 @@ from saccade_bench.fixtures.tiny import Reference, Tiny, picture, tinies
 from saccade_bench.fixtures.tiny import reference as load_reference
 from saccade_bench.lab.qwen import grids
 from tests.families.answers import CASES, NEW_TOKENS, Model, check, check_crew
-from tests.families.every import EVERY, SEEING
+from tests.families.every import EVERY, OFTEN, SEEING
 from tests.families.forwarding import CPU, LOGITS, Session, encode, images_of, load, pixels, prompt
 from tests.families.image_files import check_pixels
 from tests.families.text_alone import check_text_alone, cut_out
+from tests.helpers.breadth import broad
 
 Answered = Callable[[str], Model]
 References = Callable[..., Reference]
@@ -179,8 +180,7 @@ def test_bfloat16_agrees_on_the_first_token(family: str, reference: References) 
     theirs = reference(family)
     net = load_net(load_spec(theirs.folder), theirs.folder, dtype=torch.bfloat16, device=CPU)
     images = pixels(theirs, 1)
-    session = Session(net, prompt(theirs, 1), images, page_size=16)
-    session.kv = {i: (k.bfloat16(), v.bfloat16()) for i, (k, v) in session.kv.items()}
+    session = Session(net, prompt(theirs, 1), images, 16, torch.bfloat16)
     assert session.prefill()[-1].argmax() == theirs.logits(session.tokens, images)[-1].argmax()
 
 
@@ -208,7 +208,7 @@ def test_images_are_encoded_alike_alone_in_company_and_in_graphs(
 
 @pytest.mark.sparse
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", broad(SHARED, keep=OFTEN))
 def test_slices_padded_to_whole_units_change_no_answer(
     family: str, reference: References, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:

@@ -68,8 +68,7 @@ def test_matrices_of_few_bits_answer_nearly_as_whole_ones(
     ways: tuple[tuple[QuantizationMode, LoadTally | None], ...] = (("none", None), (mode, tally))
     for each, counted in ways:
         net = load_net(spec, folder, dtype=HALF, device=CPU, quantization=each, tally=counted)
-        session = Session(net, list(range(20, 60)), [], 16)
-        session.kv = {i: (k.to(HALF), v.to(HALF)) for i, (k, v) in session.kv.items()}
+        session = Session(net, list(range(20, 60)), [], 16, HALF)
         found.append(session.prefill())
     products = 4 * spec.kv_spec().kv_layers
     assert f"{products + (mode == 'int8')} matrices of the language model in {mode}" in tally.line(

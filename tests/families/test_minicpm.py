@@ -353,8 +353,7 @@ def test_matrices_of_fewer_bits_answer_nearly_as_whole_ones(
     (wanted,) = theirs.embeddings(images)
     assert embedding.dtype == HALF
     assert 0 < (embedding.float() - wanted).norm() / wanted.norm() < 0.02
-    session = Session(net, list(range(20, 60)), [], 16)
-    session.kv = {i: (k.to(HALF), v.to(HALF)) for i, (k, v) in session.kv.items()}
+    session = Session(net, list(range(20, 60)), [], 16, HALF)
     answer, exact = session.prefill().float(), theirs.logits(session.tokens)
     assert 0 < (answer - exact).norm() / exact.norm() < (0.2 if mode == "int8" else 0.1)
     made = "17 matrices of the language model in int8"
