@@ -1,5 +1,5 @@
-"""The commands: `saccade serve`, `route`, `deploy`, `chat`, `batch`, `demo`, `version`, and the
-commands joined by entry points of other distributions (`tools/brought.py`).
+"""The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`, and the commands
+joined by entry points of other distributions (`tools/brought.py`).
 
 Options come from the dataclasses of `core/options.py`.
 """
@@ -40,6 +40,7 @@ from saccade.core.options import (
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
 from saccade.core.serve_options import ServeOptions
+from saccade.core.tuning import GONE as GONE_VALUES
 from saccade.core.tuning import Tuning, basic_options, tuning_values
 from saccade.tools.brought import join
 
@@ -92,6 +93,10 @@ REPLACED = {
     "--encoders-file": "--encoders FILE",
 }
 """Options of earlier versions, and the words that say the same now."""
+GONE = {
+    "batch": "upload the file to /v1/files with purpose=batch, and name its id in POST /v1/batches"
+}
+"""Commands of earlier versions, and what does their work now."""
 
 
 class BasicOptions(DefaultFormatter):
@@ -117,6 +122,8 @@ def check_spelling(tokens: Sequence[str]) -> None:
         if name.startswith("--") and field in TUNING:
             value = value or (after if after and not after.startswith("-") else "VALUE")
             raise ConfigError(f"{name} is a tuning value now: --tune {field}={value}")
+        if name.startswith("--") and field in GONE_VALUES:
+            raise ConfigError(f"{name} is gone: {GONE_VALUES[field]}")
         if name in REPLACED:
             raise ConfigError(f"{name} is gone: use {REPLACED[name]}")
         shared = name == "--embedding-cache-shared" and "--embedding-cache-dir" not in tokens
@@ -320,41 +327,6 @@ def chat(
 
 
 @app.command
-def batch(
-    file: ExistingFile,
-    /,
-    *,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    model: str = "demo",
-    output: Path | None = None,
-) -> int:
-    """Answer a file of requests, one to a line as OpenAI's Batch API has them, with a progress bar.
-    An image that stands in many lines is encoded once.
-
-    Parameters
-    ----------
-    file:
-        Lines such as {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body":
-        {...}}; all with the same url.
-    base_url:
-        Send it to this server (for example http://127.0.0.1:8000, with or without /v1) instead of
-        starting one of our own, which ends with the file.
-    api_key:
-        The server's key.
-    model:
-        Without --base-url: the model of the server that is started, as for saccade serve.
-    output:
-        Where the answers go, in the order of the lines; errors go beside it. Default: FILE with
-        .answers before its suffix.
-    """
-    from saccade.tools.batch import run_batch
-
-    answers = output or file.with_suffix(f".answers{file.suffix}")
-    return run_batch(file, base_url, api_key, model, answers)
-
-
-@app.command
 def demo(
     *,
     port: int = 8000,
@@ -396,7 +368,9 @@ def run() -> int:
     if sys.argv[1:2] != ["serve"]:  # whose server takes Ctrl-C over, once it can end in order
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if sys.argv[1:2] in (["serve"], ["route"]):
+        if (command := next(iter(sys.argv[1:]), "")) in GONE:
+            raise ConfigError(f"saccade {command} is gone: {GONE[command]}")
+        if command in ("serve", "route"):
             check_spelling(sys.argv[2:])
         check_words(sys.argv[1:])
         status: int | None = app(result_action="return_value")

@@ -204,35 +204,35 @@ class _Api:
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            ask, reply, answer = await self.door.read(read_chat, body)
+            request, reply, answer = await self.door.read(read_chat, body)
             shape = ChatShape(
                 self.front.vocabulary,
                 bool(answer.logprobs),
-                ask.chat.tools is not None and ask.chat.tools.open,
+                request.chat.tools is not None and request.chat.tools.open,
                 answer.include_reasoning is not False,
             )
             tell = self._choices(shape, reply, PromptView(top=answer.prompt_logprobs))
-            await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
+            await while_connected(receive, self.door.answer(send, reply, tell, [request], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            asks, reply, prompt = await self.door.read(read_completion, body)
+            requests, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
             view = PromptView(top=prompt.prompt_logprobs)
             if prompt.echo:
-                read = partial(texts_of, asks, self.front.intake)
+                read = partial(texts_of, requests, self.front.intake)
                 texts = await self.front.intake.in_thread(read)
                 view = PromptView(texts, prompt.logprobs, prompt.prompt_logprobs)
             tell = self._choices(shape, reply, view)
-            await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
+            await while_connected(receive, self.door.answer(send, reply, tell, requests, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            ask, reply, counting = await self.door.read(read_tokenize, body)
+            request, reply, counting = await self.door.read(read_tokenize, body)
             self.door.model_of(reply.model)
             context_length = self.front.check_ready().context_length
             prompt = await while_connected(
-                receive, self.front.intake.read(ask, context_length, held.client, held)
+                receive, self.front.intake.read(request, context_length, held.client, held)
             )
             images = [
                 ImageCost.of(opened, place)

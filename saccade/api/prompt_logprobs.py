@@ -61,15 +61,15 @@ def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
     return _SCORE_BYTES * values
 
 
-def texts_of(asks: Sequence[GenerationRequest], intake: InputProcessor) -> list[str]:
+def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> list[str]:
     """The echo of each prompt: the given text, or the text of the tokens."""
     most = intake.spec.vocab_size  # a token beyond is refused later
     return [
-        ask.prompt
-        if isinstance(ask.prompt, str)
-        else intake.tokenizer.decode([token for token in ask.prompt if token < most])
-        for ask in asks
-        if not isinstance(ask.prompt, Chat)
+        request.prompt
+        if isinstance(request.prompt, str)
+        else intake.tokenizer.decode([token for token in request.prompt if token < most])
+        for request in requests
+        if not isinstance(request.prompt, Chat)
     ]
 
 

@@ -28,9 +28,6 @@ class AnswerOptions:
     say. last: embeddings are the last state of a chat model, which nobody has trained for that, so
     they are not calibrated. none: there are none.
     """
-    readout_cache_mb: int = tuned(
-        64, "MiB of memory for embeddings, ranks and decisions that may be asked again; 0: none."
-    )
     lora: tuple[str, ...] = ()
     """An adapter as PEFT writes it (LoRA), NAME=FOLDER; repeat the option for several. Requests
     choose one by the field model. More are loaded by POST /v1/load_lora_adapter.
@@ -44,5 +41,5 @@ class AnswerOptions:
 
     def __post_init__(self) -> None:
         at_least(1, self, "default_max_tokens")
-        at_least(0, self, "readout_cache_mb", "max_loras")
+        at_least(0, self, "max_loras")
         named(self, "lora")

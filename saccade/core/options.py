@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Literal
 
 from saccade.core.bounds import MOST_IMAGE_WORKERS, above, at_least, at_most, named
 from saccade.core.claims import check_folder
@@ -23,7 +24,6 @@ from saccade.core.config import (
     EncoderMode,
     KVDtype,
     LanguageAttention,
-    PageView,
     QuantizationMode,
     Role,
     TowerQuantization,
@@ -36,6 +36,14 @@ from saccade.core.tuning import basic, option, tuned
 
 MOST_RUNNING = 65_536
 """Requests side by side: each has its place in tables that are made at the start."""
+
+TOOL_FORMATS = Path(__file__).parents[1] / "text" / "answer" / "formats"
+"""A module for each way to write tool calls: listed for its name, imported by `text/` alone."""
+if TYPE_CHECKING:
+    ToolParser = str
+else:
+    ToolParser = Literal["auto", *(each.name for each in iter_modules([TOOL_FORMATS])), "none"]
+ReasoningParser = Literal["auto", "think", "channel", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +94,12 @@ class ModelOptions:
     # prompts and answers
     chat_template: str | None = basic(None)
     """A file with a chat template to use instead of the checkpoint's."""
-    special_tokens_in_content: bool = tuned(
-        False,
-        "Read the names of special tokens inside messages (<|im_end|>) as these tokens. Otherwise "
-        "they are plain text: special tokens come from the chat template and /v1/completions only.",
-    )
-    tool_parser: Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "gemma", "none"] = (
-        "auto"
-    )
-    """The model's way to write tool calls. hermes: JSON within <tool_call>. xml: <function=NAME>
-    within <tool_call>. glm: <arg_key> within <tool_call>. mistral: behind [TOOL_CALLS]. llama3:
-    JSON at the answer's begin, or behind <|python_tag|>. gemma: call:NAME{...} behind <|tool_call>.
+    tool_parser: ToolParser = "auto"
+    """The model's way to write tool calls (docs/structured-output.md describes each).
     none: tools are refused. auto: as the chat template shows.
     """
-    reasoning_parser: Literal["auto", "think", "channel", "none"] = "auto"
-    """The model's way to write reasoning. think: within think tags. channel: within Gemma 4's.
+    reasoning_parser: ReasoningParser = "auto"
+    """The model's way to write reasoning. think: within think tags. channel: within <|channel>.
     none: reasoning is part of the answer. auto: as the chat template shows.
     """
     # the rest of the model
@@ -148,7 +147,6 @@ class EngineOptions:
     the rows beside it, so that no answer changes. always: also where last bits may differ, and for
     models with a state per sequence (not on cuda).
     """
-    speculative_tokens: int = tuned(7, "Most guesses of a sequence in a step.")
     # kernels
     attention_backend: Literal["auto", LanguageAttention] = "auto"
     """Attention of the language model. triton: our own kernels (cuda). x86: compiled for the
@@ -182,7 +180,6 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         positive = (
-            "speculative_tokens",
             "max_running_requests",
             "chunked_prefill_size",
             "page_size",
@@ -237,16 +234,10 @@ class CacheOptions:
         "MiB of each rank's host memory for KV that leaves the device. Derived: on a GPU a tenth "
         "of what is free; on a CPU, whose memory that is already, 0.",
     )
-    pinned_share: float = tuned(
-        0.5,
-        "Share of the KV cache and of each tier of it, and of the device's embedding cache, that "
-        "requests may pin (prompt_cache_breakpoint, cache_control); 0: no pins.",
-    )
 
     def __post_init__(self) -> None:
         sizes = "embedding_cache_device_mb", "embedding_cache_host_mb", "embedding_cache_disk_mb"
-        at_least(0, self, *sizes, "kv_cache_host_mb", "pinned_share")
-        at_most(1, self, "pinned_share")
+        at_least(0, self, *sizes, "kv_cache_host_mb")
         at_least(1, self, "kv_cache_disk_mb")
         if self.kv_cache_dir is not None:
             check_folder("--kv-cache-dir", self.kv_cache_dir, PAGES)
@@ -321,11 +312,6 @@ class MediaOptions:
         "largest image at least.",
     )
     max_pages: int = tuned(200, "Most pages of a PDF; one of more is refused.")
-    documents: PageView = tuned(
-        "both",
-        "What the model sees of a PDF's pages where the request does not say: text, images or "
-        "both.",
-    )
     # clocks and memory
     fetch_timeout: float = tuned(10.0, "Seconds for fetching one image by URL, redirects included.")
     decode_timeout: float = tuned(20.0, "Seconds for decoding one image.")
@@ -467,11 +453,9 @@ class ResponseOptions:
         "MiB of memory for responses and their conversations (the least recently used go first); "
         "0: no response is kept.",
     )
-    max_responses: int = tuned(10_000, "Most responses kept at a time.")
-    responses_ttl: float = tuned(86_400.0, "Seconds that a response is kept after its last use.")
 
     def __post_init__(self) -> None:
-        at_least(0, self, "responses_mb", "max_responses", "responses_ttl")
+        at_least(0, self, "responses_mb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,13 +515,9 @@ class RoleOptions:
         10.0,
         "Seconds for an embedding from an encoder, first to last byte; then this server encodes.",
     )
-    encoder_connections: int = tuned(
-        16, "Images asked of one encoder at a time; more wait, within encoder_timeout."
-    )
 
     def __post_init__(self) -> None:
         above(0, self, "encoder_timeout")
-        at_least(1, self, "encoder_connections")
         named(self, "encoders")
         for path in self._files:
             if len(self.encoders) > 1:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from select import POLLIN, poll
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from saccade.core.tied import tied
 
@@ -28,21 +28,15 @@ STDOUT = 1
 
 
 @contextmanager
-def own_server(
-    *options: str,
-    output: IO[str] | None = None,
-    shown: bool = False,
-    starter: int | None = None,
-) -> Iterator[subprocess.Popen[bytes]]:
+def own_server(*options: str, starter: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Run `saccade serve OPTION...` within the context, which belongs to the main thread.
 
-    `output` takes what the server prints. `shown` ends the command with whoever reads what it
-    prints, `starter` with another process.
+    The command ends with whoever reads what it prints, and with `starter`, another process.
     """
     command = tied([sys.executable, "-m", "saccade", "serve", *options])
-    with endings_raised(), _watched(starter, shown):
+    with endings_raised(), _watched(starter):
         # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
-        server = subprocess.Popen(command, start_new_session=True, stdout=output)
+        server = subprocess.Popen(command, start_new_session=True)
         try:
             yield server
         finally:
@@ -90,16 +84,16 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _watched(starter: int | None, shown: bool) -> Iterator[None]:
+def _watched(starter: int | None) -> Iterator[None]:
     """Within the context, what no signal tells ends this process as SIGTERM does: the end of
-    `starter`, and of whoever reads what is `shown`.
+    `starter`, and of whoever reads what is printed.
     """
     over = os.eventfd(0)
     gone = [_opened(starter)] if starter is not None else []
     told = poll()
     for each in (over, *gone):
         told.register(each, POLLIN)
-    if shown and _is_read():
+    if _is_read():
         told.register(STDOUT, 0)  # errors and hang-ups are always told
 
     def wait() -> None:

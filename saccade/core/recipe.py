@@ -1,21 +1,19 @@
-"""The way from an image to the pixels of a vision tower: resized, cropped, cut into tiles, padded.
-Data only: families write recipes (`FamilySpec.recipe`), image workers carry them out
-(`media/decode.py`).
+"""The way from an image to the pixels of a vision tower: operations that image workers carry out.
 
-Knows nothing of formats, patches or tokens.
+Data only: families write recipes (`FamilySpec.recipe`), and `media/pixel_operations.py` has what
+they name. Knows nothing of formats, patches or tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import re
+from dataclasses import dataclass, field
 
-from saccade.core.pixel_tensors import PixelTensor
 from saccade.core.types import Grid, Size
 
-Resample = Literal["bicubic", "bilinear", "lanczos", "pillow_bicubic", "pillow_lanczos"]
-"""Those of torch, with antialias, and two of Pillow: their values differ by 1 here and there."""
-BY_PILLOW: frozenset[Resample] = frozenset({"pillow_bicubic", "pillow_lanczos"})
+Resample = str
+"""The name of a function that resizes: one of `media/pixel_operations.py`."""
+_FAMILY = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +49,36 @@ class ImageView:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnProcessor:
-    """A checkpoint's own processor of images. folder: the checkpoint's. choices: a JSON object of
-    the fields in which the processor is to differ from its files.
+class OwnPixels:
+    """An operation of one family: `draw` of its `saccade/families/FAMILY/pixels.py`, which makes
+    another image of an upright one. Raises ValueError for a name that is no folder's.
+
+    family: the folder's name. argument: for `draw`, in the family's own words. size: (height,
+    width) of the image that it makes. source_bytes, other_bytes: the memory that it takes, for each
+    pixel of the image and besides.
     """
 
-    folder: str
-    choices: str = "{}"
+    family: str
+    argument: str
+    size: Size
+    source_bytes: int = field(default=0, repr=False)
+    other_bytes: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        if not _FAMILY.fullmatch(self.family):
+            raise ValueError(f"{self.family[:100]!r} is no family's folder")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRecipe:
-    """The pixels made of an upright image of one size.
+    """The operations that make pixels of an upright image of one size, in this order.
+
+    own: the family's own comes first. through: sizes that the image is resized to in turn. fill:
+    colour of the canvas outside of views; None if they cover it. views: parts of the image so far,
+    resized by `resample` and placed; none: it is the canvas itself, of the family's own making.
 
     canvas: (height, width) of all pixels together, as in the arena. grid: numbers by which the
-    family recognises the result and derives tokens, positions and cost. fill: colour of the canvas
-    outside of views; None if views cover the canvas. through: sizes that the whole image is resized
-    to in turn, before views are made of the last. processor: makes the pixels, as `tensors`, in
-    place of views; None: the views do.
+    family recognises the result and derives tokens, positions and cost.
     """
 
     canvas: Size
@@ -77,13 +87,21 @@ class ImageRecipe:
     fill: tuple[int, int, int] | None = None
     resample: Resample = "bicubic"
     through: tuple[Size, ...] = ()
-    processor: OwnProcessor | None = None
-    tensors: tuple[PixelTensor, ...] = ()
+    own: OwnPixels | None = None
+
+    def __repr__(self) -> str:
+        """Return the text that names stored embeddings: another text makes all of them useless."""
+        own = "" if self.own is None else f", own={self.own!r}"
+        return (
+            f"ImageRecipe(canvas={self.canvas!r}, grid={self.grid!r}, views={self.views!r}, "
+            f"fill={self.fill!r}, resample={self.resample!r}, through={self.through!r}, "
+            f"processor=None, tensors=(){own})"
+        )
 
     @property
     def plain(self) -> bool:
         """True if the canvas is the whole image, resized."""
-        return self.views == (ImageView(self.canvas),) and not self.through
+        return self.views == (ImageView(self.canvas),) and not (self.through or self.own)
 
 
 def whole(size: Size, grid: Grid = ()) -> ImageRecipe:

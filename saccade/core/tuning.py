@@ -18,6 +18,18 @@ from saccade.core.errors import ConfigError
 T = TypeVar("T")
 BASIC, TUNING = "basic", "tuning"
 """Keys of a field's metadata; the second one's value is the meaning of the tuning value."""
+GONE = {
+    "documents": "a request says what is seen of a PDF: saccade.documents, else both",
+    "encoder_connections": "an encoder is asked for 16 images at a time",
+    "max_responses": "10,000 responses are kept, within --tune responses_mb=MIB",
+    "pinned_share": "requests may pin half of each cache",
+    "readout_cache_mb": "64 MiB keep what embeddings, ranks and decisions have read",
+    "responses_ttl": "a response is kept for a day after its last use",
+    "special_tokens_in_content": "special tokens in messages are plain text; /v1/completions has "
+    "them",
+    "speculative_tokens": "7 tokens are guessed at most; --speculative off guesses none",
+}
+"""Tuning values of earlier versions, and what holds without them."""
 
 
 def basic(default: T) -> T:
@@ -96,6 +108,8 @@ class Tuning:
         self._values: dict[str, object] = {}
         for each in given:
             name, _, text = each.partition("=")
+            if name in GONE:
+                raise ConfigError(f"--tune {name} is gone: {GONE[name]}")
             if name not in known or not text:
                 raise ConfigError(
                     f"--tune {each}: give NAME=VALUE; the names are {', '.join(sorted(known))}"

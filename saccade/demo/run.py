@@ -91,7 +91,7 @@ def run(
     port = free_port(port)
     console.print(f"[bold]saccade serve demo --port {port}[/bold]")
     with (
-        own_server("demo", "--port", str(port), shown=True, starter=starter) as server,
+        own_server("demo", "--port", str(port), starter=starter) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         wait_until_ready(client, server)

@@ -49,7 +49,7 @@ from saccade.engine.engine import Engine
 from saccade.engine.grammar_loader import GrammarLoader
 from saccade.engine.language import LanguageHalf
 from saccade.engine.ranks import pick_device, resolve_parallel, share_hardware
-from saccade.engine.sizing import pick_dtype, resolve, resolve_tower, tower_budget
+from saccade.engine.sizing import MOST_GUESSES, pick_dtype, resolve, resolve_tower, tower_budget
 from saccade.engine.startup_report import LoadFacts, describe
 from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import Workers, WorkersLost
@@ -61,6 +61,10 @@ from saccade.sched.protocol import Scheduler
 from saccade.sched.scheduler import GenerationScheduler
 from saccade.sched.tower_pace import TowerPace
 
+PINNED_SHARE = 0.5
+"""Of the KV cache and of each tier of it, and of the device's embedding cache: what requests may
+pin.
+"""
 FLUSH_SECONDS = 2.0
 """A front that does not read gets so long before the engine goes."""
 
@@ -115,7 +119,7 @@ async def serve(
     # Load the model, and meanwhile the lexicon.
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
     load = plan_load(boot, spec, devices)
-    size, share = load.parallel.size, boot.caches.pinned_share
+    size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
     keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
     reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
@@ -145,7 +149,7 @@ async def serve(
     if config.encoder.role == "encode":
         scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
     else:
-        given = saved, boot.arena_bytes, share, begun.pages, drafts
+        given = saved, boot.arena_bytes, PINNED_SHARE, begun.pages, drafts
         scheduler = generation = build_scheduler(config, spec, *given, exact=begun.exact)
         language = LanguageHalf(generation, guides)
     engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
@@ -196,7 +200,7 @@ def build_scheduler(
     """The deciding half of the engine: page pool, caches, scheduler.
 
     `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
-    `CacheOptions.pinned_share`. `drafts`: `DraftLimits.tokens`. `exact`: as
+    `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `exact`: as
     `SchedulerLimits.exact_rows`. `paced`: the tower's budget follows pauses, on an accelerator.
     """
     pool = PagePool(config.kv_pages, config.page_size)
@@ -282,7 +286,7 @@ def draft_tokens(
             why = "states between guesses are kept on CPUs alone"
         elif options.speculative == "auto":
             why = "a model with a state per sequence is guessed for with --speculative always"
-    return (0, why) if why else (options.speculative_tokens, "")
+    return (0, why) if why else (MOST_GUESSES, "")
 
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:

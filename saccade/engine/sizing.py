@@ -54,6 +54,8 @@ from saccade.engine.claims import (
 )
 from saccade.kernels.libraries.installed import FA3_INSTALL, find_fa3, has_fa4
 
+MOST_GUESSES = 7
+"""Of a sequence in a step."""
 VIT_GRAPH_SIZES = (
     128,
     256,
@@ -288,7 +290,7 @@ def count_between(engine: EngineOptions, state_bytes: int, left: int, *, cuda: b
     """
     if cuda or not state_bytes or engine.speculative != "always":
         return 0
-    most = PLANS_IN_FLIGHT * engine.speculative_tokens
+    most = PLANS_IN_FLIGHT * MOST_GUESSES
     return max(0, min(most, left // BETWEEN_PART // state_bytes))
 
 

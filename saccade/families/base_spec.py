@@ -134,6 +134,25 @@ class LanguageShape(Protocol):
     def hidden(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ShapedText:
+    """A language model that has more than a `TextConfig`, its `shape`."""
+
+    shape: TextConfig
+
+    @property
+    def vocab_size(self) -> int:
+        return self.shape.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self.shape.context_length
+
+    @property
+    def hidden(self) -> int:
+        return self.shape.hidden
+
+
 class TowerShape(Protocol):
     """What a spec says of its vision tower. depth: blocks that every patch passes; 0: no tower."""
 

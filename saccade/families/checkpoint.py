@@ -147,6 +147,11 @@ class Section:
     def has(self, name: str) -> bool:
         return self.data.get(name) is not None
 
+    def filled(self, absent: Mapping[str, Any]) -> Section:
+        """Return this section with values for the fields that it does not have."""
+        missing = {name: value for name, value in absent.items() if not self.has(name)}
+        return Section(self.where, {**self.data, **missing})
+
     def section(self, name: str) -> Section:
         """The object under `name`; empty if missing."""
         value = self.data.get(name)

@@ -17,7 +17,7 @@ from saccade.core.errors import CheckpointError
 from saccade.core.recipe import Resample
 from saccade.families.checkpoint import Section
 from saccade.nn.siglip_config import SiglipConfig
-from saccade.nn.text_config import ExpertsConfig, Yarn, yarn_scale
+from saccade.nn.text_config import ExpertsConfig, RopeConfig, TextConfig, Yarn, yarn_scale
 
 Colour = tuple[float, float, float]
 """A value for red, green and blue, of 0 to 1."""
@@ -80,6 +80,46 @@ def read_heads(text: Section) -> tuple[int, int]:
             f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
         )
     return heads, kv_heads
+
+
+def read_text_config(
+    text: Section,
+    rope: RopeConfig,
+    head_dim: int,
+    *,
+    tied: bool,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    experts: ExpertsConfig | None = None,
+) -> TextConfig:
+    """Return a language model whose sizes have the names that most files give them. Raises
+    CheckpointError for a field that is missing or of another kind.
+    """
+    heads, kv_heads = read_heads(text)
+    return TextConfig(
+        vocab_size=text.count("vocab_size"),
+        hidden=text.count("hidden_size"),
+        intermediate=text.integer("intermediate_size"),
+        layers=text.layers("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_eps=text.number("rms_norm_eps"),
+        rope=rope,
+        context_length=text.count("max_position_embeddings"),
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        tied=tied,
+        experts=experts,
+    )
+
+
+def read_head_dim(text: Section) -> int:
+    """Return `head_dim`, or what a head gets where all share `hidden_size`. Raises
+    CheckpointError.
+    """
+    hidden, (heads, _) = text.count("hidden_size"), read_heads(text)
+    return text.count("head_dim", default=hidden // heads)
 
 
 def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour, Colour]:

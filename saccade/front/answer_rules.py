@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.token_rules import NO_RULES, NoRepeat, ThinkingBudget, TokenRules
-from saccade.text.answer.reasoning import CHANNEL, THINK
+from saccade.text.answer.answer_format import THOUGHTS
 from saccade.text.prompt.template import Tokenizer
 
 MAX_ALLOWED_TOKENS = 16_384
@@ -105,7 +105,7 @@ NO_ANSWER_RULES = AnswerRules()
 
 def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
     """The tokens that open and close reasoning; None for a tokenizer without such tokens."""
-    for tags in (THINK, CHANNEL):
+    for tags in THOUGHTS:
         opened, closed = (tokenizer.backend.token_to_id(tag) for tag in (tags.open, tags.close))
         if opened is not None and closed is not None:
             return opened, closed

@@ -36,6 +36,9 @@ from saccade.text.answer.answer_format import find_manner
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
 log = logging.getLogger("saccade")
+
+READOUT_BYTES = 64 * MIB
+"""Memory for what embeddings, ranks and decisions have read."""
 UNPROVEN = "a few prompts were compared with transformers' own answers at load, no more"
 UNUSUAL = 61, 67
 """A size that nobody has asked about, so that the process that answers starts before images do."""
@@ -58,7 +61,7 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
     # The engine decides this, once it sees the device; what works on no device need not wait for
     # it.
     check_role(role.role, spec, serving.answers)
-    if spec.sees_images and spec.sample.processor:
+    if spec.sees_images and spec.sample.own is not None:
         spec.recipe(*UNUSUAL, spec.pixel_bounds)
     half = options.dtype != "float32"
     resolve_encoder(engine, spec, cuda=options.device != "cpu", half=half)
@@ -78,7 +81,6 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
         template,
         Media(spec, serving.media, arena, metrics, role, cards=_cards(serving.caches)),
         defaults,
-        options.special_tokens_in_content,
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
         find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
@@ -86,7 +88,7 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
         folder, options, engine, serving.parallel, arena, words, serving.caches, role.role
     )
     scoring = find_scoring(answers.pooling, read_pooling(folder), spec, tokenizer)
-    readouts = ReadoutCache(answers.readout_cache_mb * MIB)
+    readouts = ReadoutCache(READOUT_BYTES)
     most = serving.server.max_queued_requests
     adapters = AdapterBook(EngineChanges(link.send), answers.max_loras, read_names(answers.lora))
     return RequestManager(intake, link, metrics, most, scoring, readouts, adapters)

@@ -48,21 +48,17 @@ class InputProcessor:
         template: ChatTemplate,
         media: Media,
         defaults: SamplingParams,
-        special_tokens_in_content: bool = False,
         compiler: Compiler | None = None,
         answer_format: AnswerFormat = SILENT,
     ) -> None:
-        """`special_tokens_in_content`: special tokens in clients' messages are special. `compiler`:
-        None: one of the tokenizer's own vocabulary. `answer_format`: the model's way to write calls
-        and reasoning.
+        """`compiler`: None: one of the tokenizer's own vocabulary. `answer_format`: the model's way
+        to write calls and reasoning.
         """
         self.spec = spec
         self.tokenizer = tokenizer
         self.media = media
         self.answer_format = answer_format
-        self.prompts = PromptEncoder(
-            spec, tokenizer, template, answer_format, special_tokens_in_content
-        )
+        self.prompts = PromptEncoder(spec, tokenizer, template, answer_format)
         compiler = compiler or Compiler(
             tokenizer.backend.to_str(), spec.vocab_size, spec.eos_token_ids
         )

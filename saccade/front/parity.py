@@ -43,7 +43,7 @@ async def check_parity(front: RequestManager, model: str, options: ServeOptions)
     if dtype not in SLACK:
         raise CheckpointError(f"--check-parity: set --dtype; the checkpoint says {dtype}")
     sizes: tuple[Size | None, ...] = (None,) * len(TEXTS)
-    processor = spec.sample.processor if spec.sees_images else None
+    processor = spec.processor if isinstance(spec, AnySpec) and spec.sees_images else None
     if processor:
         sizes = (*sizes, *SIZES)
     far = spec.facts.text.near if isinstance(spec, AnySpec) and spec.long else None

@@ -132,14 +132,13 @@ class PromptEncoder:
         tokenizer: Tokenizer,
         template: ChatTemplate,
         answer_format: AnswerFormat,
-        special_tokens_in_content: bool,
     ) -> None:
         """As `InputProcessor`."""
         self._spec = spec
         self._tokenizer = tokenizer
         self.template = template
         self._answer_format = answer_format
-        self._literals = None if special_tokens_in_content else Literals(tokenizer)
+        self._literals = Literals(tokenizer)
         self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -183,8 +182,6 @@ class PromptEncoder:
         """The tokens of a chat's text, or of a part. Raises InvalidRequest that names `param`."""
         self._check_length(rendered.text, param, context_length, True)
         try:
-            if self._literals is None:
-                return self._tokenizer.encode(rendered.text, special, context_length)
             return self._literals.encode(rendered, special, context_length)
         except TooManyTokens as error:
             raise too_long(param, str(error), context_length, True) from None
@@ -231,12 +228,7 @@ class PromptEncoder:
         except InvalidRequest:  # of a template that knows some texts by heart
             flagged = ""
         found = landmarks.find(plain.text, flagged, places)
-        ends = (
-            self._tokenizer.ends(rendered.text, special)
-            if self._literals is None
-            else self._literals.ends(rendered, special)
-        )
-        ends = list(accumulate(ends, max))
+        ends = list(accumulate(self._literals.ends(rendered, special), max))
         return EncodedPrompt(
             tokens, where, tuple((bisect_right(ends, moved(each.end)), each) for each in found)
         )
@@ -294,10 +286,7 @@ class PromptEncoder:
         }
 
     def _render(self, given: Any) -> Rendered:
-        if self._literals is not None:
-            return self._literals.render(self.template, **given)
-        text = self.template.render(**given)
-        return Rendered(text, text)
+        return self._literals.render(self.template, **given)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
         """The template's variables: those named by the client, and the template's own for effort,

@@ -146,11 +146,11 @@ def identify(
 async def identify_soon(
     digest: bytes, probe: Probe, budget: Budget, salt: str, spec: FamilySpec
 ) -> SizedImage:
-    """As `identify`; in a thread for models whose own processor is asked, in another process, what
-    becomes of a size.
+    """As `identify`; in a thread for models with an operation of their own: what becomes of a size
+    may be asked of another process.
     """
     name = partial(identify, digest, probe, budget, salt, spec)
-    if not spec.sample.processor:
+    if spec.sample.own is None:
         return name()
     return await asyncio.get_running_loop().run_in_executor(_SIZES, name)
 

@@ -26,19 +26,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import PIL.Image
 import pyspng  # type: ignore[import-untyped]
 import simplejpeg
 
-from saccade.core.recipe import BY_PILLOW, Box, ImageRecipe, ImageView, Resample
+from saccade.core.recipe import Box, ImageRecipe, ImageView, OwnPixels, Resample
 from saccade.media import heif, netpbm
 from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
 from saccade.media.header import jpeg_segments
 from saccade.media.header_parsers import MAX_PARTS, PNG_SIGNATURE
+from saccade.media.pixel_operations import RESAMPLERS, Pixels, own_module
 from saccade.media.reasons import Undecodable
 
-Pixels = npt.NDArray[np.uint8]
 Strips = Callable[[int, int], Pixels]
 """RGB rows [top, bottom) of an upright image, [rows, width, 3]."""
 
@@ -62,10 +61,6 @@ STRIP_PIXELS = 1 << 20
 BACKWARDS = (3, 4, 7, 8)
 """Orientations whose upright rows run against the stored rows, or columns."""
 
-PILLOWS: dict[str, PIL.Image.Resampling] = {
-    "pillow_bicubic": PIL.Image.Resampling.BICUBIC,
-    "pillow_lanczos": PIL.Image.Resampling.LANCZOS,
-}
 FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO", "PPM"),
     *heif.FORMATS,
@@ -248,14 +243,13 @@ class Resizing:
 
 def draw_into(targets: Sequence[Target], upright: tuple[int, int], strips: Strips) -> None:
     """Write the image by each target's recipe on its canvas."""
-    if targets[0][1].processor:
-        _draw_as_processors(targets, strips(0, upright[0]))
-        return
+    if any(recipe.own for _, recipe in targets):
+        strips = _strips_of_array(strips(0, upright[0]))  # all of it, once
     parts: list[Resizing] = []
     tiled: list[tuple[Pixels, ImageView, Pixels]] = []
     for canvas, recipe in targets:
-        if recipe.through:
-            _draw_through(canvas, recipe, upright, strips)
+        if recipe.own or recipe.through:
+            _draw_in_turn(canvas, recipe, upright, strips)
             continue
         if recipe.fill is not None:
             canvas[:] = recipe.fill
@@ -273,27 +267,28 @@ def draw_into(targets: Sequence[Target], upright: tuple[int, int], strips: Strip
             canvas[top : top + cut.shape[0], left : left + cut.shape[1]] = cut
 
 
-def _draw_through(
+def _draw_in_turn(
     canvas: Pixels, recipe: ImageRecipe, upright: tuple[int, int], strips: Strips
 ) -> None:
-    """Write the image on its canvas by way of the recipe's sizes."""
+    """Write the image on its canvas by way of other images, each made of the one before."""
+    if own := recipe.own:
+        pixels = np.empty((*own.size, 3), np.uint8) if recipe.views else canvas
+        _draw_own(own, pixels, strips(0, upright[0]))
+        upright, strips = own.size, _strips_of_array(pixels)
     for size in recipe.through:
         pixels = np.empty((*size, 3), np.uint8)
         resize_into([Resizing(pixels, Box(0, 0, *upright), recipe.resample)], upright, strips)
         upright, strips = size, _strips_of_array(pixels)
-    draw_into([(canvas, replace(recipe, through=()))], upright, strips)
+    if recipe.views:
+        draw_into([(canvas, replace(recipe, own=None, through=()))], upright, strips)
 
 
-def _draw_as_processors(targets: Sequence[Target], pixels: Pixels) -> None:
-    """Write what the checkpoint's own processor makes of an image. Raises Undecodable."""
-    # here, not above: it is not there without the extra; the worker has loaded it
-    from saccade.families.transformers_any.processor import draw
-
-    for canvas, recipe in targets:
-        try:
-            draw(canvas, recipe, pixels)
-        except ValueError as error:
-            raise Undecodable("processor") from error
+def _draw_own(own: OwnPixels, out: Pixels, pixels: Pixels) -> None:
+    """Write what a family's own operation makes of an image. Raises Undecodable."""
+    try:
+        own_module(own).draw(out, own.argument, pixels)
+    except ValueError as error:
+        raise Undecodable("processor") from error
 
 
 def _place(canvas: Pixels, view: ImageView) -> Pixels:
@@ -313,7 +308,7 @@ def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Str
     """
     height, width = upright
     step = max(1, STRIP_PIXELS // width)
-    if step >= height or any(part.resample in BY_PILLOW for part in parts):
+    if step >= height or not all(RESAMPLERS[part.resample].by_strips for part in parts):
         image = strips(0, height)
         for part in parts:
             box = part.box
@@ -342,22 +337,7 @@ def _narrow(part: Resizing) -> Pixels:
 
 
 def resize(target: Pixels, pixels: Pixels, resample: Resample = "bicubic") -> None:
-    # here, not above: every module of this room imports without it; the worker has loaded it before
-    # its first job
-    import torch
-
     if pixels.shape == target.shape:
         target[:] = pixels
-        return
-    if resample in BY_PILLOW:
-        height, width, _ = target.shape
-        shown = PIL.Image.fromarray(np.ascontiguousarray(pixels))
-        target[:] = np.asarray(shown.resize((width, height), PILLOWS[resample]))
-        return
-    image = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))[None].permute(
-        0, 3, 1, 2
-    )  # [1, 3, H, W] over channels-last memory
-    resized = torch.nn.functional.interpolate(
-        image, size=target.shape[:2], mode=resample, antialias=True, align_corners=False
-    )
-    target[:] = resized[0].permute(1, 2, 0).numpy()
+    else:
+        RESAMPLERS[resample].resize(target, pixels)

@@ -15,8 +15,9 @@ from typing import Generic, TypeVar
 
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError
-from saccade.core.recipe import BY_PILLOW, ImageRecipe
+from saccade.core.recipe import ImageRecipe
 from saccade.media.content import VIDEO, Probe
+from saccade.media.pixel_operations import RESAMPLERS
 
 BYTES_PER_PIXEL = {
     "JPEG": 10,
@@ -43,12 +44,6 @@ and a photo of 48 Mpx has 192.
 """
 RESIZE_BYTES = 12
 """Memory per pixel of a target: the result of the second pass, before it is copied."""
-PILLOW_BYTES = 7
-"""Of a pixel that Pillow resizes: as it is handed over, and as Pillow keeps it."""
-PROCESSED_BYTES = 24
-"""The same per pixel of the source, where a checkpoint's own processor makes the pixels."""
-TENSOR_COPIES = 8
-"""And so many times the bytes of its tensors."""
 STRIP_BYTES = 48 * MIB
 """Memory for the strip that is being converted and resized."""
 
@@ -98,22 +93,23 @@ class Job:
 
 def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[ImageRecipe]) -> int:
     """Memory for decoding an image of `nbytes` by these recipes."""
-    height, width = probe.upright
+    pixels = probe.height * probe.width
     usual = BYTES_PER_PIXEL.get(probe.format, 0)
     per_pixel = BYTES_PER_PIXEL.get(f"{probe.format} {probe.mode}", usual)
-    recipes = list(recipes)
     resized = 0
     for recipe in recipes:
-        if recipe.resample in BY_PILLOW:
-            resized += PILLOW_BYTES * height * width
+        height, width = probe.upright
+        if own := recipe.own:
+            resized += own.source_bytes * pixels + own.other_bytes
+            resized += 3 * math.prod(own.size) if recipe.views else 0
+            height, width = own.size
+        resized += RESAMPLERS[recipe.resample].source_bytes * height * width
         for size in recipe.through:
             resized += 3 * height * size[1] + (RESIZE_BYTES + 3) * math.prod(size)
         for view in recipe.views:
             kept = RESIZE_BYTES + 3 * bool(view.tiles)
             resized += 3 * height * view.size[1] + kept * math.prod(view.size)
-    tensors = [each.nbytes for recipe in recipes for each in recipe.tensors]
-    made = PROCESSED_BYTES * height * width + TENSOR_COPIES * sum(tensors) if tensors else 0
-    return STRIP_BYTES + 2 * nbytes + per_pixel * height * width + resized + made
+    return STRIP_BYTES + 2 * nbytes + per_pixel * pixels + resized
 
 
 def check_memory(probe: Probe, nbytes: int, recipe: ImageRecipe, budget: int) -> None:

@@ -213,7 +213,7 @@ class Documents:
 
     def shows(self, view: PageView | None) -> bool:
         """True if the view has images."""
-        return (view or self._options.documents) != "text"
+        return view != "text"
 
     def check(self, source: SentFile) -> None:
         """What a file is shows in its bytes."""
@@ -248,7 +248,7 @@ class Documents:
         if isinstance(card, ImageSource):
             return card
         file, drawn, begun = card.file, card.drawn, card.begun
-        view = source.view or self._options.documents
+        view = source.view or "both"
         known = await self._known(file, drawn, view != "images", reads.salt, reads.asker)
         pages = []
         for index, size in enumerate(drawn):

@@ -46,6 +46,8 @@ log = logging.getLogger("saccade")
 
 SENT_AT_ONCE = 16 * DISK_BLOCK
 """Bytes of an encoded image that go with the first question; more only if the encoder lacks it."""
+ASKED_AT_ONCE = 16
+"""Images, of one encoder; more wait, within `encoder_timeout`."""
 AWAY_SECONDS = 1.0
 LONGEST_AWAY_SECONDS = 60.0
 """An encoder that fails is not asked for so long, twice as long after each failure that follows."""
@@ -84,11 +86,11 @@ class Asked:
 class _Encoder:
     """One encoder. `away_until`: not asked before. `away`: seconds of the last pause."""
 
-    def __init__(self, url: str, most: int) -> None:
+    def __init__(self, url: str) -> None:
         self.name, host, port = parse_worker(url, "--encoders")
         self.authority = self.name.removeprefix("http://")
         self.upstream = Upstream(host, port)
-        self.places = asyncio.Semaphore(most)
+        self.places = asyncio.Semaphore(ASKED_AT_ONCE)
         self.away_until = 0.0
         self.away = 0.0
 
@@ -208,8 +210,8 @@ class Encoders:
 
     def _name(self, urls: Sequence[str]) -> None:
         """Ask these encoders from now on. Raises ConfigError."""
-        most, before = self._options.encoder_connections, self._encoders
-        every = [before.get(url) or _Encoder(url, most) for url in urls]
+        before = self._encoders
+        every = [before.get(url) or _Encoder(url) for url in urls]
         self._encoders = {each.name: each for each in every}
         for name in before.keys() - self._encoders.keys():
             before[name].upstream.drop()

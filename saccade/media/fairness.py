@@ -46,7 +46,7 @@ class Requester:
 
     client: str = ""
     owner: str = ""
-    room: MemoryBudget = BOUNDLESS
+    budget: MemoryBudget = BOUNDLESS
     tenant: str = ""
     request: str = field(default_factory=lambda: str(next(_requests)))
 

@@ -28,7 +28,7 @@ class _Seat:
     def reserve(self, nbytes: int) -> None:
         """Have `nbytes` counted in all. Raises as `Room.reserve` does."""
         if nbytes != self.reserved:
-            self.asker.room.reserve(nbytes - self.reserved)
+            self.asker.budget.reserve(nbytes - self.reserved)
             self.reserved = nbytes
 
 

@@ -89,8 +89,8 @@ class Media:
         self.encoders = Encoders(role, arena, metrics)
         self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
         self._fetcher = Fetcher(options, metrics)
-        processor = spec.sample.processor if spec.sees_images else None
-        pool = DecodePool(arena, options, metrics, stocks, processor)
+        own = spec.sample.own if spec.sees_images else None
+        pool = DecodePool(arena, options, metrics, stocks, own)
         self._decoders = Decoders(pool, metrics)
         self.seen = SeenFiles(cards, options.max_image_pixels)
         self.documents = Documents(spec, options, metrics, self.seen.disk, stocks)
@@ -230,7 +230,7 @@ class Media:
     ) -> OpenedImage:
         """Name an image and its cost, without decoding it.
 
-        Bytes from elsewhere are counted in the asker's room before the read. Raises ImageError
+        Bytes from elsewhere are counted in the asker's budget before the read. Raises ImageError
         (TooLarge, NotFound) with `param` set for a failed fetch, bytes of no image, or a passed
         limit; Overloaded without room or a turn.
         """

@@ -41,8 +41,9 @@ import PIL.Image
 from saccade.core.arena import Arena
 from saccade.core.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.core.gc_freeze import settle
-from saccade.core.recipe import OwnProcessor
+from saccade.core.recipe import OwnPixels
 from saccade.media import heif, thread_gate
+from saccade.media.pixel_operations import own_module
 from saccade.media.sandbox import confine
 from saccade.media.thread_gate import ThreadGate
 from saccade.media.video import has_decoder
@@ -511,14 +512,14 @@ def main() -> int:
     libc.mallopt(M_ARENA_MAX, 1)  # a second thread's would take 64 MiB of a worker's address space
     PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as all else here: a worker may begin no thread
-    warm_up(boot.decodes, boot.processor)
+    warm_up(boot.decodes, boot.own)
     settle()
     return stock(link)
 
 
-def warm_up(decode: bool, processor: OwnProcessor | None) -> None:
+def warm_up(decode: bool, own: OwnPixels | None) -> None:
     """Load the workers' libraries, once for all: workers may open no file. For decoding a second or
-    two. processor: as `Boot` has it.
+    two. own: as in `Boot`.
     """
     from saccade.media.decode import FORMATS
     from saccade.media.header import probe
@@ -551,10 +552,8 @@ def warm_up(decode: bool, processor: OwnProcessor | None) -> None:
     for image in images:
         canvas = np.empty((32, 32, 3), np.uint8)
         decode_into([(canvas, whole((32, 32)))], memoryview(image), (64, 64), 1)
-    if processor:
-        from saccade.families.transformers_any import processor as own
-
-        own.warm_up(processor)
+    if own is not None:
+        own_module(own).warm_up(own.argument)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from saccade.core.arena import Arena
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.core.recipe import OwnProcessor
+from saccade.core.recipe import OwnPixels
 from saccade.media.content import Probe
 from saccade.media.decode_queue import THREADS, Job, JobQueue, decoding_bytes
 from saccade.media.fairness import Requester
@@ -77,12 +77,12 @@ class DecodePool:
         options: MediaOptions,
         metrics: Metrics,
         stocks: Stocks | None = None,
-        processor: OwnProcessor | None = None,
+        own: OwnPixels | None = None,
     ) -> None:
         """`stocks`: shared with other pools, and ended by their maker; else of this pool alone, and
-        with `processor` loaded, as `worker.Boot` names it.
+        with `own` loaded, as in `worker.Boot`.
         """
-        self._own_stocks = Stocks.preloading(processor) if stocks is None else None
+        self._own_stocks = Stocks.preloading(own) if stocks is None else None
         stocks = stocks or self._own_stocks
         assert stocks is not None
         self._options = options

@@ -172,7 +172,7 @@ class SourceReader:
         """
         stored = await self._files.find(id, asker.owner)
         if (held := self._encoded.get(stored.digest)) is not None:
-            asker.room.reserve(len(held.data))
+            asker.budget.reserve(len(held.data))
             return held.data
 
         async def read(flight: ByteFlight) -> bytes:

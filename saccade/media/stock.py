@@ -19,7 +19,7 @@ import msgspec
 
 from saccade.core.child import Child
 from saccade.core.environment import image_environment
-from saccade.core.recipe import OwnProcessor
+from saccade.core.recipe import OwnPixels
 from saccade.media import nursery
 from saccade.media.worker import EXIT_STATUS, Boot, NurseryWanted
 
@@ -57,9 +57,9 @@ class NurseryLink:
 class Stock:
     """A process that forks nurseries."""
 
-    def __init__(self, decodes: bool, processor: OwnProcessor | None = None) -> None:
+    def __init__(self, decodes: bool, own: OwnPixels | None = None) -> None:
         """As `Boot`."""
-        self._boot = Boot(decodes, processor)
+        self._boot = Boot(decodes, own)
         self._lock = threading.Lock()
         self._child: Child | None = None
 
@@ -116,9 +116,9 @@ class Stocks:
     decoders: Stock = field(default_factory=lambda: Stock(decodes=True))
 
     @classmethod
-    def preloading(cls, processor: OwnProcessor | None) -> Stocks:
-        """The second has loaded a processor, as `Boot` names it, too."""
-        return cls(decoders=Stock(True, processor))
+    def preloading(cls, own: OwnPixels | None) -> Stocks:
+        """The second has loaded a family's own operation, too: `own`, as in `Boot`."""
+        return cls(decoders=Stock(True, own))
 
     def start(self) -> None:
         self.readers.start()

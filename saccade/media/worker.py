@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.child import Channel, Codec, Disconnected
-from saccade.core.recipe import ImageRecipe, OwnProcessor
+from saccade.core.recipe import ImageRecipe, OwnPixels
 from saccade.media.content import Probe
 from saccade.media.reasons import Reason, Undecodable, Unreadable
 
@@ -62,12 +62,12 @@ MOST_DESCRIPTORS = 253
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """The order to a stock at its start: workers decode, or read headers only. processor: the
-    one that makes pixels in place of views; None: none does.
+    """The order to a stock at its start: workers decode, or read headers only. own: the family's
+    operation that recipes name; None: none.
     """
 
     decodes: bool
-    processor: OwnProcessor | None = None
+    own: OwnPixels | None = None
 
 
 @dataclass(frozen=True, slots=True)

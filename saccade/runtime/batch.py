@@ -370,16 +370,9 @@ class Batcher:
 
     def idle(self, frame: Frame) -> Batch:
         """A step of padding alone. The embeddings are nobody's: [0, 0]."""
-        host, total, width = self._staging.next(), frame.tokens, 2 + self._axes
-        host[: width * total] = 0
-        q_starts = lay_out([], frame)
-        owners = [0] * frame.rows
-        words = append(host, width * total, owners, [*q_starts, *owners])
-        shown = pad_splices(np.empty(0, np.int64), frame, frame.singles)
-        host[words : words + len(shown)] = shown
-        self._staging.send(words + len(shown))
-        layout = Layout(self._axes, total, frame.rows, 0, 0, frame.splices)
-        there = Fields.of(self._staging.on_device, layout)
+        placed = place_rows([], 0, frame)
+        there = self._stage([], placed, placed.splice_rows([]), DrawnRows([], [], [], [], {}))
+        assert not len(there.places), "pages of an opened slot go with its rows"
         return self._batch(there, frame.singles, self._no_rows)
 
     def build(

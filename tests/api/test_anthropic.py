@@ -18,6 +18,7 @@ from saccade.edge.refusal import error_body
 from saccade.front.conversation import Chat, MessageText, tool_call
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.sources import Base64, FileId, ImageSource
+from saccade.text.answer.answer_format import FORMATS
 from saccade.text.answer.reader import AnswerReader
 from saccade.text.answer.tool_calls import CallArguments, CallStarted
 from saccade.text.grammar.grammars import OutputConstraint
@@ -43,7 +44,7 @@ def client_of(answer: Any) -> anthropic.Anthropic:
 
 
 def read(body: dict[str, Any]) -> GenerationRequest:
-    return read_message(bytearray(msgspec.json.encode(body)), CONTEXT).asks[0]
+    return read_message(bytearray(msgspec.json.encode(body)), CONTEXT).requests[0]
 
 
 def chat_of(ask: GenerationRequest) -> Chat:
@@ -62,12 +63,12 @@ def sent(**fields: Any) -> GenerationRequest:
     client = client_of(answer)
     message = client.messages.create(**{"model": "m", "max_tokens": 9, **fields})
     assert isinstance(message, Message)
-    return read_message(bytearray(bodies[0]), CONTEXT).asks[0]
+    return read_message(bytearray(bodies[0]), CONTEXT).requests[0]
 
 
 def events_of(text: str, finish: Any = "stop", stop: str | None = None, **how: Any) -> list[Any]:
     """The stream of an answer that came letter by letter."""
-    reader = AnswerReader("either", "hermes", {}, make_id=lambda: "toolu_1", **how)
+    reader = AnswerReader("either", FORMATS["hermes"], {}, make_id=lambda: "toolu_1", **how)
     stream = MessageStream("msg_1", "m")
     events = stream.begin(USAGE)
     for letter in text:
@@ -259,7 +260,7 @@ def test_tokens_are_counted_of_the_same_chat() -> None:
 
     asked = {"model": "m", "messages": [user(text("q"), image(BASE64))], "tools": [TOOL]}
     client_of(answer).messages.count_tokens(**asked)  # type: ignore[arg-type]
-    counted = read_count(bytearray(bodies[0]), CONTEXT).asks[0]
+    counted = read_count(bytearray(bodies[0]), CONTEXT).requests[0]
     assert chat_of(counted) == chat_of(sent(**asked))
 
 

@@ -34,7 +34,7 @@ def read_response(body: bytearray) -> GenerationRequest:
 
 READ: dict[str, Read] = {
     "chat": lambda body: read_chat(body, CONTEXT)[0],
-    "messages": lambda body: read_message(body, CONTEXT).asks[0],
+    "messages": lambda body: read_message(body, CONTEXT).requests[0],
     "responses": read_response,
 }
 HI = [{"role": "user", "content": "Hi"}]

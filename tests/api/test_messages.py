@@ -15,7 +15,7 @@ import pytest
 from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.text.answer.answer_format import AnswerFormat
+from saccade.text.answer.answer_format import FORMATS, AnswerFormat
 from saccade.text.answer.reasoning import THINK
 from saccade.text.prompt.template import ChatTemplate
 from saccade_bench.attacks import raw
@@ -296,7 +296,9 @@ def able() -> Iterator[Served]:
     off = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
     sources = {"default": plain + off, "tool_use": calling + off}
     template = ChatTemplate(sources, TOKENIZER.named_tokens, shows_calls=False)
-    with serving(manner=AnswerFormat("hermes", THINK), context=4096, template=template) as served:
+    with serving(
+        manner=AnswerFormat(FORMATS["hermes"], THINK), context=4096, template=template
+    ) as served:
         yield served
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from saccade.api.responses.handlers import cache_diagnostics
 from saccade.api.responses.read import read_responses, response_request
-from saccade.api.responses.store import KeptTurn, ResponseStore
+from saccade.api.responses.store import KEPT_SECONDS, KeptTurn, ResponseStore
 from saccade.api.responses.write import ResponseStream
 from saccade.core.client import Client
 from saccade.core.errors import ImageError, NotFound
@@ -24,6 +24,7 @@ from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
 from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.sources import ImageSource
+from saccade.text.answer.answer_format import FORMATS
 from saccade.text.answer.reader import AnswerReader
 from saccade.text.grammar.grammars import OutputConstraint
 from tests.helpers.asking import eventually
@@ -496,7 +497,7 @@ def test_a_client_that_leaves_stops_its_response(served: Served) -> None:
 def told(answer: str, finish: Any = "stop") -> tuple[list[Any], dict[str, Any]]:
     """The events of an answer that came letter by letter, and the response."""
     tools = {"look": FUNCTION["parameters"]}
-    reader = AnswerReader("either", "hermes", tools, make_id=lambda: "call_1")
+    reader = AnswerReader("either", FORMATS["hermes"], tools, make_id=lambda: "call_1")
     response: dict[str, Any] = {"id": "resp_1", "status": "in_progress", "output": []}
     stream = ResponseStream(response)
     events = stream.begin()
@@ -562,9 +563,11 @@ def turn(size: int, before: KeptTurn | None = None, name: str = "i") -> KeptTurn
     return KeptTurn(((name, b"x" * size),), (), before)
 
 
-def store(clock: Any = lambda: 0.0, **options: Any) -> tuple[ResponseStore, Metrics]:
+def store(
+    clock: Any = lambda: 0.0, most: int = 10_000, **options: Any
+) -> tuple[ResponseStore, Metrics]:
     metrics = Metrics()
-    return ResponseStore(ResponseOptions(**options), metrics, clock), metrics
+    return ResponseStore(ResponseOptions(**options), metrics, clock, most), metrics
 
 
 ANNA, BEN = Client("anna", limited=True), Client("ben", limited=True)
@@ -611,7 +614,7 @@ def test_a_turn_is_kept_once_and_until_the_last_that_continues_it_goes() -> None
 
 def test_a_response_is_kept_for_a_time_after_its_last_use() -> None:
     now = [0.0]
-    kept, metrics = store(lambda: now[0], responses_ttl=10.0)
+    kept, metrics = store(lambda: now[0] * KEPT_SECONDS / 10.0)
     kept.keep(ALONE, "a", b"{}", turn(10))
     kept.keep(ALONE, "b", b"{}", turn(10))
     now[0] = 9.0
@@ -624,7 +627,7 @@ def test_a_response_is_kept_for_a_time_after_its_last_use() -> None:
 
 
 def test_one_of_several_keys_has_half_of_the_room_and_its_own_only() -> None:
-    kept, _ = store(responses_mb=1, max_responses=6)
+    kept, _ = store(responses_mb=1, most=6)
     kept.keep(BEN, "b", b"{}", turn(100_000))
     for i in range(8):
         kept.keep(ANNA, f"a{i}", b"{}", turn(100_000))

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from saccade.text.answer.answer_format import AnswerFormat
-from saccade.text.answer.tool_calls import Form
+from saccade.text.answer.answer_format import FORMATS, AnswerFormat
 from tests.api.test_tools import ask, calls_of, says, streamed
 from tests.helpers.served import Served, serving
 
 ARGUMENTS = {"where": 'ä "b"', "count": 3}
 JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
-WRITTEN: dict[Form, str] = {
+WRITTEN: dict[str, str] = {
     "glm": '<tool_call>look\n<arg_key>where</arg_key>\n<arg_value>ä "b"</arg_value>\n'
     "<arg_key>count</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>stop\n</tool_call>",
     "mistral": f'[TOOL_CALLS][{{"name": "look", "arguments": {JSON}}}, '
@@ -29,14 +28,14 @@ WRITTEN: dict[Form, str] = {
 
 
 @pytest.fixture(scope="module", params=WRITTEN)
-def form(request: pytest.FixtureRequest) -> Form:
-    form: Form = request.param
+def form(request: pytest.FixtureRequest) -> str:
+    form: str = request.param
     return form
 
 
 @pytest.fixture(scope="module")
-def module_server(form: Form) -> Iterator[Served]:
-    with serving(manner=AnswerFormat(form), context=8192) as served:
+def module_server(form: str) -> Iterator[Served]:
+    with serving(manner=AnswerFormat(FORMATS[form]), context=8192) as served:
         yield served
 
 
@@ -44,7 +43,7 @@ def module_server(form: Form) -> Iterator[Served]:
 @pytest.mark.parametrize("way", [ask, streamed])
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_calls_of_each_form_are_told_apart(
-    served: Served, form: Form, way: Any, choice: str
+    served: Served, form: str, way: Any, choice: str
 ) -> None:
     says(served, WRITTEN[form])
     answer = way(served, tool_choice=choice).choices[0]
@@ -54,7 +53,7 @@ def test_calls_of_each_form_are_told_apart(
 
 
 @pytest.mark.parametrize("way", [ask, streamed])
-def test_what_is_no_call_of_this_form_is_text(served: Served, form: Form, way: Any) -> None:
+def test_what_is_no_call_of_this_form_is_text(served: Served, form: str, way: Any) -> None:
     text = "So: " + next(text for other, text in WRITTEN.items() if other != form)
     says(served, text)
     answer = way(served).choices[0]

@@ -15,10 +15,10 @@ from saccade.front.answer_update import AnswerUpdate
 from saccade.front.conversation import Chat, Message
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.answer.answer_format import AnswerFormat
+from saccade.text.answer.answer_format import FORMATS, AnswerFormat
 from saccade.text.answer.reader import AnswerEvent, Reasoned, gather
 from saccade.text.answer.reasoning import THINK
-from saccade.text.answer.tool_calls import CallBroken, Form
+from saccade.text.answer.tool_calls import CallBroken
 from saccade.text.grammar.tools import ToolSet, read_tools
 from saccade.text.prompt.template import ChatTemplate
 from tests.helpers.served import TOKENIZER, Served, serving
@@ -42,11 +42,11 @@ BESIDE = 50
 
 
 @pytest.fixture(scope="module", params=["hermes", "xml"])
-def fronts(request: pytest.FixtureRequest) -> Iterator[tuple[Form, Served]]:
-    form: Form = request.param
+def fronts(request: pytest.FixtureRequest) -> Iterator[tuple[str, Served]]:
+    form: str = request.param
     source = QWEN3_VL if form == "hermes" else THINKING
     template = ChatTemplate({"default": source}, TOKENIZER.named_tokens)
-    manner = AnswerFormat(form, THINK if form == "xml" else None)
+    manner = AnswerFormat(FORMATS[form], THINK if form == "xml" else None)
     with serving(manner=manner, context=16384, template=template) as served:
         yield form, served
 
@@ -90,7 +90,7 @@ def answers(served: Served, texts: list[str], choose: random.Random) -> list[lis
 
 @pytest.mark.more
 @pytest.mark.parametrize("count", [60, pytest.param(5_000, marks=pytest.mark.slow)])
-def test_mutated_outputs_lose_nothing(fronts: tuple[Form, Served], count: int) -> None:
+def test_mutated_outputs_lose_nothing(fronts: tuple[str, Served], count: int) -> None:
     form, served = fronts
     choose = random.Random(count)
     texts = [mutated(choose, SAMPLES[form]) for _ in range(count)]
@@ -114,7 +114,7 @@ def test_mutated_outputs_lose_nothing(fronts: tuple[Form, Served], count: int) -
 
 
 @pytest.mark.first
-def test_any_cut_of_the_stream_gives_the_same_calls(fronts: tuple[Form, Served]) -> None:
+def test_any_cut_of_the_stream_gives_the_same_calls(fronts: tuple[str, Served]) -> None:
     form, served = fronts
     choose = random.Random(1)
     text = f"Let me see.\n</think>\n\nSo:\n{SAMPLES[form]}"

@@ -205,6 +205,7 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
         ("vit_graph_buckets=8,x", "^--tune vit_graph_buckets=8,x: Expected `int`"),
         ("all_reduce=mpi", "^--tune all_reduce=mpi: Invalid enum value 'mpi'"),
         ("port=1", "^--tune port=1: .*names are"),
+        ("max_responses=9", "^--tune max_responses is gone: 10,000 responses are kept"),
     ],
 )
 def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
@@ -220,6 +221,7 @@ def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
         ("--step-timeout --port 1", "now: --tune step_timeout=VALUE"),
         ("--disable-vit-graph", "--disable-vit-graph is gone: use --disable-cuda-graph"),
         ("--encoders-file x", "--encoders-file is gone: use --encoders FILE"),
+        ("--speculative-tokens 3", "--speculative-tokens is gone: 7 tokens are guessed at most"),
         ("--embedding-cache-shared d", "--embedding-cache-dir d --embedding-cache-shared"),
     ],
 )

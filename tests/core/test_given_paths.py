@@ -81,10 +81,9 @@ COMMANDS = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
     [
         ("chat", "what?", "--image", "PATH"),
         ("chat", "what?", "--base-url", "http://127.0.0.1:9", "--image", "PATH"),
-        ("batch", "PATH"),
         ("serve", "PATH"),
     ],
-    ids=["chat", "chat with a server", "batch", "serve"],
+    ids=["chat", "chat with a server", "serve"],
 )
 @pytest.mark.parametrize("kind", ["long", "pipe", "device", "below a file"])
 def test_a_command_says_in_a_sentence_which_path_it_cannot_read(

@@ -36,7 +36,6 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "quantization": LANGUAGE,
         "kv_cache_dtype": LANGUAGE,
         "chat_template": LANGUAGE,
-        "special_tokens_in_content": LANGUAGE,
         "tool_parser": LANGUAGE,
         "reasoning_parser": LANGUAGE,
         "context_length": LANGUAGE,
@@ -45,7 +44,6 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "page_size": LANGUAGE,
         "max_total_tokens": LANGUAGE,
         "speculative": LANGUAGE,
-        "speculative_tokens": LANGUAGE,
         "attention_backend": LANGUAGE,
         "cuda_graph_max_bs": LANGUAGE,
         "piecewise_graph_tokens": LANGUAGE,
@@ -53,7 +51,6 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "kv_cache_dir": LANGUAGE,
         "kv_cache_disk_mb": LANGUAGE,
         "kv_cache_host_mb": LANGUAGE,
-        "pinned_share": LANGUAGE,
     },
 }
 OPTIONS = {

@@ -1,11 +1,8 @@
-"""`saccade demo`, `make demo` and `saccade batch` end, whatever ends them: no process of theirs is
-left.
-"""
+"""`saccade demo` and `make demo` end, whatever ends them: no process of theirs is left."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import shlex
 import signal
 import socket
@@ -155,23 +152,6 @@ def test_a_demo_ends_with_the_reader_of_its_output(family: Family, tmp_path: Pat
             assert family.ends()
         finally:
             demo.kill()
-
-
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
-def test_the_server_of_a_batch_ends_with_it(
-    family: Family, number: signal.Signals, tmp_path: Path
-) -> None:
-    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {}}
-    (tmp_path / "in.jsonl").write_text(json.dumps(line))
-    command = [*SACCADE, "batch", "in.jsonl"]
-    batch = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    with batch:
-        try:
-            family.loads()
-            batch.send_signal(number)
-            assert family.ends()
-        finally:
-            batch.kill()
 
 
 def test_a_demo_that_ignores_hang_ups_goes_on(family: Family, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from saccade.commands import SERVE_OPTIONS, TUNING, app
+from saccade_bench.cli import bench
 from tests.docs.pages import PAGES, ROOT, code
 
 REMOVED = "(removed since)"
@@ -32,7 +33,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
     for line in code(page):
         if line in removed:
             continue
-        for module in re.findall(r"python3? -m (saccade[\w.]*)", line):
+        for module in re.findall(r"python3? -m ((?:saccade|train)[\w.]*)", line):
             assert find_spec(module), f"{line}: no module {module}"
         for path in re.findall(
             r"(?<![\w/.-])((?:tests|examples|scripts|docs|bench|train)/[\w./-]+)", line
@@ -42,6 +43,8 @@ def test_what_a_page_names_exists(page: Path) -> None:
             )
         for command in re.findall(r"(?:^|[;&|] *)saccade ([a-z][\w-]*)", line):
             assert command in names(), f"{line}: no command {command}"
+        for command in re.findall(r"(?:^|[;&|] *)saccade bench ([a-z]+)", line):
+            assert command in bench, f"{line}: no command {command}"
         for target in re.findall(r"(?:^|[;&|] *)make ([a-z][\w-]*)", line):
             assert re.search(
                 rf"^[\w\s-]*\b{target}\b[\w\s-]*:", (ROOT / "Makefile").read_text(), flags=re.M

@@ -18,7 +18,7 @@ from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, Para
 from saccade.core.types import Request
 from saccade.engine.process import draft_tokens
 from saccade.engine.ranks import resolve_parallel
-from saccade.engine.sizing import count_between, kv_page_bytes, resolve
+from saccade.engine.sizing import MOST_GUESSES, count_between, kv_page_bytes, resolve
 from saccade.engine.startup_report import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
@@ -200,7 +200,7 @@ def test_states_between_guesses_have_memory_only_where_they_are_needed(
     told = EngineOptions(speculative="always" if change in ("", "cuda") else change)  # type: ignore[arg-type]
     each = net.spec.kv_spec().state_bytes("float32")
     lines = count_between(told, each, 1 << 30, cuda=change == "cuda")
-    assert lines == (0 if change else 2 * told.speculative_tokens)
+    assert lines == (0 if change else 2 * MOST_GUESSES)
     config = decide(net, 64, None)
     config = replace(config, snapshots=replace(config.snapshots, between=lines))
     if change == "cuda":

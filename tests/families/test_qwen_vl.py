@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 )
 
 from saccade.core.errors import ConfigError, ImageError
-from saccade.core.family import FamilySpec, KVSpec, heads_cache
+from saccade.core.family import BEHAVIOURS, FamilySpec, KVSpec, heads_cache, latent_cache
 from saccade.core.types import Grid, Image, ImageKey
 from saccade.families.qwen_vl.images import ImageRules, smart_resize
 from saccade.families.qwen_vl.vision import window_order
@@ -200,3 +200,20 @@ def test_windows_of_equal_size_stand_together() -> None:
     assert sorted(order.tolist()) == list(range(15))
     assert order[:4].tolist() == [0, 1, 3, 4]
     assert order[-1] == 14
+
+
+def test_what_tokens_see_is_said_where_it_is_not_all_before_them() -> None:
+    far, near = heads_cache(2, 16, 1), heads_cache(2, 16, 1, window=8, both_ways=True)
+    assert KVSpec((far,)).sight == () and not KVSpec((far, ())).whole_images
+    kept = KVSpec((near, far, near))
+    assert kept.sight == ("the last 8 in 2 of 3 layers", "their image in both directions")
+    assert kept.whole_images and far.behaviours == frozenset() != near.behaviours
+
+
+def test_what_a_layer_asks_has_a_sentence_that_refuses_it() -> None:
+    shapes = (
+        heads_cache(2, 16, 1, window=8),
+        heads_cache(2, 16, 1, both_ways=True),
+        latent_cache(24),
+    )
+    assert set().union(*(shape.behaviours for shape in shapes)) == BEHAVIOURS.keys()

@@ -22,18 +22,16 @@ from transformers import masking_utils
 
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import put_spaces
-from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Image, ImageKey, Request
 from saccade.families.checkpoint import IMAGES_ADAPTER, digest_weights
 from saccade.families.registry import load_spec
 from saccade.families.transformers_any import net
 from saccade.families.transformers_any.attention import paged_attention
 from saccade.families.transformers_any.check import OTHERWISE, shown_mask
-from saccade.families.transformers_any.facts import AskModel, AskSize, Inspector
+from saccade.families.transformers_any.facts import AskModel, AskSize, Inspector, OwnProcessor
 from saccade.families.transformers_any.head import AfterHead
 from saccade.families.transformers_any.inspector import box_of, content_token
 from saccade.families.transformers_any.net import AnyText
-from saccade.families.transformers_any.processor import draw
 from saccade.families.transformers_any.products import PackedLinear
 from saccade.families.transformers_any.proven import PROVEN
 from saccade.families.transformers_any.refusals import (
@@ -47,6 +45,8 @@ from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.reference import linear
 from saccade.kernels.reference.int8 import runs_int8
+from saccade.media.content import encode_array
+from saccade.media.decode import decode_into
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
@@ -109,7 +109,8 @@ class Served:
         spec = self.spec
         recipe = spec.recipe(*size, spec.pixel_bounds)
         canvas = np.empty((*recipe.canvas, 3), np.uint8)
-        draw(canvas, recipe, shown(size))
+        raw = memoryview(encode_array(shown(size)))
+        decode_into([(canvas, recipe)], raw, size, 1)
         key = ImageKey(str(size).encode().ljust(32, b"\0"), spec.settings(recipe))
         harness.pixels[key] = canvas
         grid = recipe.grid

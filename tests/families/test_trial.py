@@ -16,11 +16,10 @@ from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import put_spaces
-from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Image, ImageKey
 from saccade.families.registry import load_spec
 from saccade.families.transformers_any import inspector, net, prompts, trial
-from saccade.families.transformers_any.facts import NO_JOINTS, Joints, with_images
+from saccade.families.transformers_any.facts import NO_JOINTS, Joints, OwnProcessor, with_images
 from saccade.families.transformers_any.handed import Handed, alike, find_difference
 from saccade.families.transformers_any.inspector import Questions
 from saccade.families.transformers_any.processor import ask, ask_text

@@ -49,7 +49,7 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         self.spec, own = load_spec(folder), Tokenizer.load(folder)
         template = ChatTemplate.load(folder, own, None, self.spec.templates)
-        self.prompts = PromptEncoder(self.spec, own, template, SILENT, False)
+        self.prompts = PromptEncoder(self.spec, own, template, SILENT)
         self.scoring: Scoring = find_scoring("auto", read_pooling(folder), self.spec, own)
         self.tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_file=str(folder / "tokenizer.json"), chat_template=CHAT_TEMPLATE

@@ -37,7 +37,7 @@ from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.front.score_prompts import Scoring
 from saccade.media.media import Media
 from saccade.route.run import RouteServer
-from saccade.text.answer.answer_format import SILENT, AnswerFormat
+from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat
 from saccade.text.answer.reasoning import THINK
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from tests.helpers.echo import ARENA_BYTES, CONTEXT, EchoEngine
@@ -186,7 +186,7 @@ def module_server() -> Iterator[Served]:
 @pytest.fixture(scope="session")
 def caller() -> Iterator[Served]:
     """A model that calls tools as Hermes does, for all modules that ask about calls."""
-    with serving(manner=AnswerFormat("hermes"), context=8192) as served:
+    with serving(manner=AnswerFormat(FORMATS["hermes"]), context=8192) as served:
         yield served
 
 
@@ -194,7 +194,9 @@ def caller() -> Iterator[Served]:
 def thinker() -> Iterator[Served]:
     """One that reasons before it answers, and calls in XML."""
     template = ChatTemplate({"default": THINKING}, TOKENIZER.named_tokens)
-    with serving(manner=AnswerFormat("xml", THINK), context=8192, template=template) as served:
+    with serving(
+        manner=AnswerFormat(FORMATS["xml"], THINK), context=8192, template=template
+    ) as served:
         yield served
 
 

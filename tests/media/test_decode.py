@@ -17,8 +17,9 @@ import pytest
 from saccade.core.recipe import whole
 from saccade.families.qwen_vl.images import ImageRules, smart_resize
 from saccade.media.content import encode_image
-from saccade.media.decode import Pixels, Target, _decode_png, decode, decode_into, turn
+from saccade.media.decode import Target, _decode_png, decode, decode_into, turn
 from saccade.media.header import probe
+from saccade.media.pixel_operations import Pixels
 from tests.helpers.breadth import broad
 from tests.media.pictures import (
     chunk,

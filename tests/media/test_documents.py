@@ -468,7 +468,7 @@ async def see(
     path: Path, data: bytes = GOOD, salt: str = "", room: MemoryBudget = BOUNDLESS
 ) -> tuple[OpenedPage, ...]:
     source = SentFile(data, "file", Budget(max_pixels=64 * 64))
-    (found,) = await path.media.open_files([source], salt, Requester(room=room))
+    (found,) = await path.media.open_files([source], salt, Requester(budget=room))
     assert isinstance(found, tuple)
     return found
 

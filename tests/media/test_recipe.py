@@ -11,8 +11,9 @@ import torch
 from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, Resample, whole
 from saccade.media import decode as decoding
 from saccade.media.content import Probe, encode_array
-from saccade.media.decode import Pixels, decode_into
+from saccade.media.decode import decode_into
 from saccade.media.decode_queue import decoding_bytes
+from saccade.media.pixel_operations import Pixels
 from tests.media.pictures import photo
 
 SIDE = 32

@@ -260,7 +260,7 @@ def test_what_is_kept_needs_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.sleep(0.01)
             room = Counted(len(PICTURE))
             async with asyncio.timeout(5):
-                assert await fetch.fetch(f"{server.url}/a", "", Requester(room=room)) == PICTURE
+                assert await fetch.fetch(f"{server.url}/a", "", Requester(budget=room)) == PICTURE
             assert room.held == len(PICTURE), "kept bytes count like all others"
             waiting.cancel()
 
@@ -411,7 +411,7 @@ def test_what_comes_by_url_is_counted_as_it_comes_and_ends_where_there_is_no_roo
         ):
             for url in (endless.url, honest.url):  # the second never sends a byte of its body
                 with pytest.raises(Overloaded):
-                    await fetch.fetch(url, "", Requester(room=room))
+                    await fetch.fetch(url, "", Requester(budget=room))
                 assert room.held == 0
             assert room.most <= 1 << 20 and sent < 500
 
@@ -423,8 +423,8 @@ def test_of_two_who_share_a_fetch_only_the_one_without_room_is_refused() -> None
         async with origin(ok) as server, fetcher() as (fetch, _):
             narrow, wide = Counted(10), Counted(1 << 20)
             refused, fetched = await asyncio.gather(
-                fetch.fetch(server.url, "", Requester(room=narrow)),
-                fetch.fetch(server.url, "", Requester(room=wide)),
+                fetch.fetch(server.url, "", Requester(budget=narrow)),
+                fetch.fetch(server.url, "", Requester(budget=wide)),
                 return_exceptions=True,
             )
             assert isinstance(refused, RequestError) and fetched == PICTURE
@@ -454,7 +454,7 @@ def test_a_file_named_many_times_is_read_once_and_held_once(
             ]
             rooms = [Counted(1 << 20) for _ in range(3)]
             requests = await asyncio.gather(
-                *(path.media.open_all(sources, "", Requester(room=room)) for room in rooms)
+                *(path.media.open_all(sources, "", Requester(budget=room)) for room in rooms)
             )
             pictures = [
                 picture for request in requests for each in request for picture in each.images
@@ -476,7 +476,7 @@ def test_a_file_that_does_not_fit_is_not_read(media_path: MakePath, tmp_path: Pa
             room = Counted(len(data) - 1)
             with pytest.raises(Overloaded):
                 await path.media.open_all(
-                    [ImageSource(FileId(stored.id), "here")], "", Requester(room=room)
+                    [ImageSource(FileId(stored.id), "here")], "", Requester(budget=room)
                 )
             assert room.most == 0 and next(tmp_path.glob("*/content"), None)
 

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 import saccade.demo
+from saccade.core.errors import ConfigError
+from saccade.core.options import ReasoningParser, ToolParser
 from saccade.families.gemma3.tiny import CHAT_TEMPLATE as GEMMA3
 from saccade.families.gemma4.tiny import CHAT_TEMPLATE as GEMMA4
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.text.answer.answer_format import AnswerFormat, ReasoningParser, ToolParser, find_manner
-from saccade.text.answer.reasoning import CHANNEL, THINK
+from saccade.text.answer.answer_format import FORMATS, AnswerFormat, find_manner
+from saccade.text.answer.formats.gemma import CHANNEL
+from saccade.text.answer.reasoning import THINK
 from saccade.text.grammar.json_size import Extent, extent
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from tests.text.templates import GLM, LLAMA, MISTRAL, QWEN2_VL, QWEN3_VL, STRICT, THINKING
@@ -28,14 +31,14 @@ def loaded(source: str, tmp_path: Path) -> ChatTemplate:
 @pytest.mark.parametrize(
     ("source", "manner"),
     [
-        (QWEN2_VL, AnswerFormat("hermes")),  # has none of its own and gets ours
-        (QWEN3_VL, AnswerFormat("hermes")),
-        (THINKING, AnswerFormat("xml", THINK)),
-        (GLM, AnswerFormat("glm", THINK)),
-        (MISTRAL, AnswerFormat("mistral")),
-        (LLAMA, AnswerFormat("llama3")),
+        (QWEN2_VL, AnswerFormat(FORMATS["hermes"])),  # has none of its own and gets ours
+        (QWEN3_VL, AnswerFormat(FORMATS["hermes"])),
+        (THINKING, AnswerFormat(FORMATS["xml"], THINK)),
+        (GLM, AnswerFormat(FORMATS["glm"], THINK)),
+        (MISTRAL, AnswerFormat(FORMATS["mistral"])),
+        (LLAMA, AnswerFormat(FORMATS["llama3"])),
         (GEMMA3, AnswerFormat()),
-        (GEMMA4, AnswerFormat("gemma", CHANNEL)),
+        (GEMMA4, AnswerFormat(FORMATS["gemma"], CHANNEL)),
         (STRICT, AnswerFormat()),
         ("{{ tools }}<|im_start|><|vision_start|>", AnswerFormat()),
     ],
@@ -49,10 +52,10 @@ def test_a_template_shows_how_its_model_writes(
 @pytest.mark.parametrize(
     ("tools", "reasoning", "manner"),
     [
-        ("xml", "none", AnswerFormat("xml")),
+        ("xml", "none", AnswerFormat(FORMATS["xml"])),
         ("none", "think", AnswerFormat(None, THINK)),
-        ("hermes", "auto", AnswerFormat("hermes", THINK)),
-        ("gemma", "channel", AnswerFormat("gemma", CHANNEL)),
+        ("hermes", "auto", AnswerFormat(FORMATS["hermes"], THINK)),
+        ("gemma", "channel", AnswerFormat(FORMATS["gemma"], CHANNEL)),
     ],
 )
 def test_the_operator_knows_better(
@@ -60,6 +63,11 @@ def test_the_operator_knows_better(
 ) -> None:
     assert find_manner([THINKING], tools, reasoning) == manner
     assert all(value for _, value in manner.described())
+
+
+def test_a_parser_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"--tool-parser hermse: expected auto, none or .*hermes"):
+        find_manner([THINKING], "hermse", "auto")
 
 
 def test_a_template_without_tools_gets_ours_for_tools_and_calls_alone(tmp_path: Path) -> None:

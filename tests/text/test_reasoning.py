@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.text.answer.reasoning import CHANNEL, THINK, Reasoning, Tags, Where, reasoning_at
+from saccade.text.answer.formats.gemma import CHANNEL
+from saccade.text.answer.reasoning import THINK, Reasoning, Tags, Where, reasoning_at
 
 
 def split(where: Where, pieces: Sequence[str], tags: Tags = THINK) -> tuple[str, str]:

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from jinja2 import Environment
 
 from saccade.families.gemma4.tiny import CHAT_TEMPLATE
+from saccade.text.answer.answer_format import FORMATS
+from saccade.text.answer.json_call import JsonScanner
 from saccade.text.answer.reader import AnswerEvent, AnswerReader, WholeAnswer, gather
 from saccade.text.answer.tool_calls import (
     CallArguments,
     CallBroken,
     CallEnded,
     CallStarted,
-    Form,
     Text,
     ToolCalls,
 )
-from saccade.text.call_json import JsonScanner
 
 TOOLS: dict[str, Any] = {
     "look": {
@@ -66,12 +66,14 @@ def parts(text: str, cuts: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def read(
-    form: Form | None, pieces: Sequence[str], eager: bool = False, **other: Any
-) -> WholeAnswer:
+def read(form: str | None, pieces: Sequence[str], eager: bool = False, **other: Any) -> WholeAnswer:
     numbers = itertools.count()
     reader = AnswerReader(
-        other.get("where"), form, TOOLS, eager=eager, make_id=lambda: f"call_{next(numbers)}"
+        other.get("where"),
+        FORMATS[form] if form else None,
+        TOOLS,
+        eager=eager,
+        make_id=lambda: f"call_{next(numbers)}",
     )
     events = [event for piece in pieces for event in reader.feed(piece)]
     return gather(events + reader.end())
@@ -242,7 +244,7 @@ def calls_of(answer: WholeAnswer) -> list[tuple[str, Any]]:
 )
 @pytest.mark.parametrize("eager", [False, True])
 def test_calls_are_read(
-    form: Form, text: str, content: str, calls: list[tuple[str, Any]], eager: bool
+    form: str, text: str, content: str, calls: list[tuple[str, Any]], eager: bool
 ) -> None:
     for pieces in ([text], list(text)):
         answer = read(form, pieces, eager)
@@ -322,7 +324,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("form", "text"), MALFORMED)
 @pytest.mark.parametrize("eager", [False, True])
-def test_a_malformed_call_is_text_to_the_letter(form: Form, text: str, eager: bool) -> None:
+def test_a_malformed_call_is_text_to_the_letter(form: str, text: str, eager: bool) -> None:
     for pieces in ([text], list(text)):
         assert read(form, pieces, eager) == WholeAnswer(text, "", ())
 
@@ -337,7 +339,7 @@ HALF = "\\ud800"
         ("hermes", f'{{"name": "look", "arguments": "{{\\"where\\": \\"{HALF}\\"}}"}}'),
     ],
 )
-def test_a_call_that_no_text_can_hold_is_text(form: Form, inner: str) -> None:
+def test_a_call_that_no_text_can_hold_is_text(form: str, inner: str) -> None:
     """Once, half of a surrogate pair that a model wrote was a 500 when the answer was told."""
     text = f"<tool_call>\n{inner}\n</tool_call>"
     assert read(form, [text], eager=True) == WholeAnswer(text, "", ())
@@ -352,7 +354,7 @@ def test_a_value_that_json_cannot_hold_is_a_string(value: str) -> None:
 
 
 def test_a_call_streams_its_name_and_then_its_arguments() -> None:
-    calls = ToolCalls("hermes", TOOLS, eager=True, make_id=lambda: "call_x")
+    calls = ToolCalls(FORMATS["hermes"], TOOLS, eager=True, make_id=lambda: "call_x")
     events = [
         event
         for piece in ("<tool_call>", '{"name": "look", ', '"arguments": {"wh', 'ere": "x"', "}}")
@@ -368,7 +370,7 @@ def test_a_call_streams_its_name_and_then_its_arguments() -> None:
 
 
 def test_a_string_of_the_xml_form_streams_as_it_comes() -> None:
-    calls = ToolCalls("xml", TOOLS, eager=True)
+    calls = ToolCalls(FORMATS["xml"], TOOLS, eager=True)
     calls.feed("<tool_call><function=look><parameter=where>\n")
     assert calls.feed('say "hi"') == [CallArguments(0, 'say \\"hi\\"')]
     assert calls.feed("\n</para") == []
@@ -376,7 +378,7 @@ def test_a_string_of_the_xml_form_streams_as_it_comes() -> None:
 
 
 def test_a_string_of_glm_s_form_streams_as_it_comes() -> None:
-    calls = ToolCalls("glm", TOOLS, eager=True)
+    calls = ToolCalls(FORMATS["glm"], TOOLS, eager=True)
     calls.feed("<tool_call>look\n<arg_key>where</arg_key>\n<arg_value>")
     assert calls.feed('say "hi"') == [CallArguments(0, 'say \\"hi\\"')]
     assert calls.feed("</arg_") == []
@@ -384,7 +386,7 @@ def test_a_string_of_glm_s_form_streams_as_it_comes() -> None:
 
 
 def test_a_string_of_gemma_s_form_streams_as_it_comes() -> None:
-    calls = ToolCalls("gemma", TOOLS, eager=True)
+    calls = ToolCalls(FORMATS["gemma"], TOOLS, eager=True)
     calls.feed(f"<|tool_call>call:look{{where:{Q}")
     assert calls.feed('say "hi"') == [CallArguments(0, 'say \\"hi\\"')]
     assert calls.feed("<|") == []
@@ -397,14 +399,16 @@ def test_a_string_of_gemma_s_form_streams_as_it_comes() -> None:
     [("hermes", HERMES, "call_[0-9a-f]{24}"), ("mistral", MISTRAL, "[A-Za-z0-9]{9}")],
 )
 def test_ids_of_calls_are_such_as_the_model_s_template_takes(
-    form: Form, text: str, ids: str
+    form: str, text: str, ids: str
 ) -> None:
-    (started,) = (e for e in ToolCalls(form, TOOLS).feed(text) if isinstance(e, CallStarted))
+    (started,) = (
+        e for e in ToolCalls(FORMATS[form], TOOLS).feed(text) if isinstance(e, CallStarted)
+    )
     assert re.fullmatch(ids, started.id)
 
 
 def test_nothing_is_told_of_a_call_that_may_still_break() -> None:
-    calls = ToolCalls("hermes", TOOLS)
+    calls = ToolCalls(FORMATS["hermes"], TOOLS)
     assert calls.feed('Hm. <tool_call>{"name": "look", "arguments": {"where": "x"}}') == [
         Text("Hm.")
     ]
@@ -416,7 +420,7 @@ def test_nothing_is_told_of_a_call_that_may_still_break() -> None:
 
 
 def test_a_started_call_that_breaks_says_so_and_is_text() -> None:
-    calls = ToolCalls("hermes", TOOLS, eager=True, make_id=lambda: "call_x")
+    calls = ToolCalls(FORMATS["hermes"], TOOLS, eager=True, make_id=lambda: "call_x")
     text = '<tool_call>{"name": "look", "arguments": {"a": '
     assert calls.feed(text)[0] == CallStarted(0, "call_x", "look")
     assert calls.feed("oops}") == [CallBroken(0), Text(text), Text("oops}")]
@@ -442,7 +446,7 @@ FRAGMENTS = [
     "<|tool_call>", "<tool_call|>", "call:look{", Q, GEMMA,
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)
-FORMS = st.sampled_from(["hermes", "xml", "glm", "mistral", "llama3", "gemma"])
+FORMS = st.sampled_from([*FORMATS])
 
 
 @pytest.mark.more
@@ -455,7 +459,7 @@ FORMS = st.sampled_from(["hermes", "xml", "glm", "mistral", "llama3", "gemma"])
     st.sampled_from([None, "open", "closed", "either"]),
 )
 def test_any_split_and_either_pace_give_the_same_answer(
-    form: Form, text: str, cuts: list[int], eager: bool, where: Any
+    form: str, text: str, cuts: list[int], eager: bool, where: Any
 ) -> None:
     whole = read(form, [text], where=where)
     split = read(form, parts(text, cuts), eager, where=where)
@@ -534,7 +538,7 @@ def mutated(choose: random.Random, text: str) -> str:
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_mutated_outputs_crash_nothing_and_lose_nothing(count: int) -> None:
     choose = random.Random(7)
-    samples: dict[Form, str] = {
+    samples: dict[str, str] = {
         "hermes": f"{HERMES}\n{HERMES} so",
         "xml": f"{XML}\n{XML} so",
         "glm": f"{GLM}\n{GLM} so",
@@ -544,7 +548,7 @@ def test_mutated_outputs_crash_nothing_and_lose_nothing(count: int) -> None:
         form = choose.choice([*samples])
         text = mutated(choose, samples[form])
         pieces = parts(text, [choose.randrange(400) for _ in range(3)])
-        calls = ToolCalls(form, TOOLS, eager=bool(number % 2))
+        calls = ToolCalls(FORMATS[form], TOOLS, eager=bool(number % 2))
         events: list[AnswerEvent] = [e for piece in pieces for e in calls.feed(piece)]
         events += calls.end()
         answer = gather(events)
@@ -555,7 +559,7 @@ def test_mutated_outputs_crash_nothing_and_lose_nothing(count: int) -> None:
     assert count // 2 < read_calls < 2 * count
 
 
-def check_accounts(form: Form, text: str, events: Sequence[AnswerEvent]) -> None:
+def check_accounts(form: str, text: str, events: Sequence[AnswerEvent]) -> None:
     """`text` is what was told as text, with the calls between, each of which reads as itself."""
     told = [""]
     for event in events:

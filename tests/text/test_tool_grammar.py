@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from saccade.core.errors import InvalidRequest
 from saccade.core.grammar_vocab import read_lexicon
 from saccade.sched.grammar_state import Matchers
+from saccade.text.answer.answer_format import FORMATS
 from saccade.text.answer.reader import AnswerReader, gather
-from saccade.text.answer.tool_calls import OPEN, OPENS, Form
 from saccade.text.grammar.grammars import Grammars, OutputConstraint
-from saccade.text.grammar.tool_choice import Style, read_tool_choice
+from saccade.text.grammar.tool_choice import read_tool_choice
 from saccade.text.grammar.tools import Tool, read_tools
 from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.text.lexicons import (
@@ -51,7 +51,7 @@ def offered(strict: bool = False, **schemas: Any) -> list[dict[str, Any]]:
 
 
 TOOLS = read_tools(offered(look=LOOK, stop=None))
-STYLE = Style("hermes", '"<tool_call>"', '"</tool_call>"')
+STYLE = FORMATS["hermes"].grammar(demo_lexicon())
 NAMED = {"type": "function", "function": {"name": "stop"}}
 
 
@@ -74,8 +74,8 @@ def takes(matchers: Matchers, grammar: str, text: str) -> bool:
     return matcher.may_end
 
 
-def wish(choice: Any, form: Form, parallel: bool = True, tools: Any = TOOLS) -> OutputConstraint:
-    made = read_tool_choice(choice, tools, Style.of(form, demo_lexicon()), parallel)
+def wish(choice: Any, form: str, parallel: bool = True, tools: Any = TOOLS) -> OutputConstraint:
+    made = read_tool_choice(choice, tools, FORMATS[form].grammar(demo_lexicon()), parallel)
     assert made is not None
     return made
 
@@ -106,7 +106,7 @@ GEMMA_LOOK = (
     "<tool_call|>"
 )
 GEMMA_STOP = "<|tool_call>call:stop{}<tool_call|>"
-FORMS: tuple[Form, ...] = ("hermes", "xml", "glm", "mistral", "llama3", "gemma")
+FORMS = [*FORMATS]
 WRITTEN = pytest.mark.parametrize(
     ("form", "look", "stop"),
     [
@@ -120,7 +120,7 @@ WRITTEN = pytest.mark.parametrize(
 )
 
 
-def row(form: Form, *calls: str) -> str:
+def row(form: str, *calls: str) -> str:
     if form == "mistral":
         return f"[TOOL_CALLS][{', '.join(calls)}]"
     between = {"llama3": "; ", "gemma": ""}
@@ -129,7 +129,7 @@ def row(form: Form, *calls: str) -> str:
 
 @WRITTEN
 def test_a_choice_allows_the_calls_that_it_names(
-    grammars: Grammars, matchers: Matchers, form: Form, look: str, stop: str
+    grammars: Grammars, matchers: Matchers, form: str, look: str, stop: str
 ) -> None:
     required = grammars.compile(wish("required", form)).text
     assert takes(matchers, required, row(form, look))
@@ -148,7 +148,7 @@ def test_a_choice_allows_the_calls_that_it_names(
 
 @WRITTEN
 def test_strict_tools_leave_text_free_and_hold_what_begins_as_a_call(
-    grammars: Grammars, matchers: Matchers, form: Form, look: str, stop: str
+    grammars: Grammars, matchers: Matchers, form: str, look: str, stop: str
 ) -> None:
     tools = read_tools(offered(strict=True, look=LOOK, stop=None))
     auto = grammars.compile(wish("auto", form, tools=tools)).text
@@ -159,7 +159,7 @@ def test_strict_tools_leave_text_free_and_hold_what_begins_as_a_call(
     after = "" if form in ("mistral", "llama3") else "\nDone."  # and these end it
     assert takes(matchers, auto, f"{before}{calls}{after}")
     assert not takes(matchers, auto, f"{before}{wrong}")
-    assert not takes(matchers, auto, f"{OPENS.get(form, OPEN)}\nlooks")
+    assert not takes(matchers, auto, f"{FORMATS[form].opens}\nlooks")
 
 
 def test_a_free_choice_needs_no_grammar() -> None:
@@ -171,7 +171,7 @@ def test_a_free_choice_needs_no_grammar() -> None:
 @pytest.mark.parametrize("need", ["required", "auto"])
 def test_a_tag_that_is_a_token_stands_as_that_token(need: str) -> None:
     lexicon = large_lexicon()
-    style = Style.of("hermes", lexicon)
+    style = FORMATS["hermes"].grammar(lexicon)
     tools = read_tools(offered(strict=True, look=LOOK))
     made = read_tool_choice(need, tools, style)
     assert made is not None
@@ -189,34 +189,13 @@ def test_a_tag_that_is_a_token_stands_as_that_token(need: str) -> None:
         assert forced.startswith('<tool_call>\n{"name": "look", "arguments": {"where": ')
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_drawn_calls_are_read_back_and_fit_their_schema(
-    grammars: Grammars, matchers: Matchers, form: Form
-) -> None:
-    quick = {**LOOK, "properties": {**LOOK["properties"], "where": {"enum": ["a</b>", "é\n"]}}}
-    schemas: dict[str, Any] = {"look": quick, "stop": {}}
-    grammar = grammars.compile(wish("required", form, tools=read_tools(offered(**schemas)))).text
-    seen = set()
-    for seed in range(40):
-        text = walk(matchers, demo_lexicon(), grammar, seed, DEMO_ENDS, jump=bool(seed % 2))
-        if text is None:
-            continue
-        reader = AnswerReader(None, form, schemas, eager=True)
-        answer = gather([e for letter in text for e in reader.feed(letter)] + reader.end())
-        assert answer.text == "" and answer.calls
-        for call in answer.calls:
-            seen.add(call.name)
-            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
-    assert seen == {"look", "stop"}
-
-
 def test_mistral_s_later_tokenizers_have_a_tag_before_arguments() -> None:
     tokenizer = Tokenizer.from_file(str(DEMO))
     tokenizer.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
     vocab = tokenizer.get_vocab_size()
     lexicon = read_lexicon(tokenizer.to_str(), vocab, DEMO_ENDS)
     matchers = Matchers(lexicon, vocab, DEMO_ENDS)
-    style = Style.of("mistral", lexicon)
+    style = FORMATS["mistral"].grammar(lexicon)
 
     def takes_call(choice: str, text: str, strict: bool = False) -> bool:
         tools = read_tools(offered(strict, look=LOOK, stop=None))
@@ -299,7 +278,9 @@ def test_gemma_s_spelling_keeps_to_the_form_of_a_schema(
 def gemma_takes(schema: dict[str, Any], arguments: str, special: bool = True) -> bool:
     """Whether the grammar of a call of `schema` allows these and nothing more."""
     lexicon, vocab = gemma_lexicon() if special else (demo_lexicon(), DEMO_VOCAB)
-    made = read_tool_choice("required", read_tools(offered(f=schema)), Style.of("gemma", lexicon))
+    made = read_tool_choice(
+        "required", read_tools(offered(f=schema)), FORMATS["gemma"].grammar(lexicon)
+    )
     assert made is not None
     matcher = Matchers(lexicon, vocab, DEMO_ENDS).begin(Grammars(lexicon, vocab).compile(made).text)
     text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
@@ -312,7 +293,7 @@ def gemma_takes(schema: dict[str, Any], arguments: str, special: bool = True) ->
 
 def gemma_reads(arguments: str) -> Any:
     text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
-    calls = gather(AnswerReader(None, "gemma", {}).feed(text)).calls
+    calls = gather(AnswerReader(None, FORMATS["gemma"], {}).feed(text)).calls
     return json.loads(calls[0].arguments) if calls else None
 
 
@@ -376,7 +357,7 @@ def test_calls_of_generated_tools_are_read_back(grammars: Grammars, matchers: Ma
             continue
         text = walk(matchers, demo_lexicon(), grammar, seed, DEMO_ENDS)
         if text is not None:
-            reader = AnswerReader(None, "hermes", {"made": schema})
+            reader = AnswerReader(None, FORMATS["hermes"], {"made": schema})
             (call,) = gather(reader.feed(text) + reader.end()).calls
             jsonschema.validate(json.loads(call.arguments), schema)
             ended += 1
@@ -401,13 +382,13 @@ def test_calls_of_generated_tools_are_read_back(grammars: Grammars, matchers: Ma
 )  # fmt: skip
 @pytest.mark.parametrize("form", FORMS)
 def test_what_cannot_be_held_is_refused_by_field(
-    grammars: Grammars, tools: Any, choice: Any, param: str, form: Form
+    grammars: Grammars, tools: Any, choice: Any, param: str, form: str
 ) -> None:
     if form == "gemma" and "pattern" in str(tools):
         param = ""  # of strings, Gemma's spelling holds the values alone
     with pytest.raises(InvalidRequest) if param else nullcontext() as refused:
         read: tuple[Tool, ...] = read_tools(tools)
-        made = read_tool_choice(choice, read, Style.of(form, demo_lexicon()))
+        made = read_tool_choice(choice, read, FORMATS[form].grammar(demo_lexicon()))
         assert made is not None
         grammars.compile(made)
     assert refused is None or refused.value.param == param
@@ -423,19 +404,19 @@ def test_values_that_refer_to_others_do_not_make_a_grammar_of_any_size() -> None
     }
     tools = read_tools(offered(made=schema))
     with pytest.raises(InvalidRequest, match="too large for a grammar") as caught:
-        read_tool_choice("required", tools, Style("xml", '"<a>"', '"</a>"'))
+        read_tool_choice("required", tools, FORMATS["xml"].grammar(demo_lexicon()))
     assert caught.value.param == "tool_choice"
     assert read_tool_choice("required", tools, STYLE) is not None
 
 
 @WRITTEN
 def test_an_answer_is_a_call_or_what_else_is_asked_for(
-    grammars: Grammars, matchers: Matchers, form: Form, look: str, stop: str
+    grammars: Grammars, matchers: Matchers, form: str, look: str, stop: str
 ) -> None:
     properties = {"name": {"type": "string"}, "sum": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["sum"]}
     answer = OutputConstraint("json", schema, "response_format")
-    style = Style.of(form, demo_lexicon())
+    style = FORMATS[form].grammar(demo_lexicon())
     made = read_tool_choice("auto", TOOLS, style, True, answer)
     assert made is not None
     grammar = grammars.compile(made).text

@@ -10,7 +10,7 @@ import pytest
 import saccade.families.internvl
 import saccade.families.qwen_vl
 from saccade.families.registry import load_spec
-from saccade.text.answer.answer_format import AnswerFormat, find_manner
+from saccade.text.answer.answer_format import FORMATS, AnswerFormat, find_manner
 from saccade.text.answer.reader import AnswerReader, gather
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.lab import tiles
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_tiles_calls_as_hermes_does(checkpoint: Callable[..., Pa
     folder = checkpoint("internvl")
     tokenizer = Tokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer, None, load_spec(folder).templates)
-    assert find_manner(template.sources, "auto", "auto") == AnswerFormat("hermes")
+    assert find_manner(template.sources, "auto", "auto") == AnswerFormat(FORMATS["hermes"])
     chat = [{"role": "user", "content": "Hi"}]
     assert "<tools>" in template.render(chat, tools=[TOOL])
     assert "<tools>" not in template.render(chat)
@@ -167,7 +167,7 @@ def test_an_answer_that_was_read_is_rendered_as_it_was_written() -> None:
         'I look.\n<tool_call>\n{"name": "look", "arguments": {"where": "é", "n": [1, 2.5]}}\n'
         '</tool_call>\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     )
-    reader = AnswerReader(None, "hermes", {})
+    reader = AnswerReader(None, FORMATS["hermes"], {})
     answer = gather(reader.feed(written) + reader.end())
     calls = [
         {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}

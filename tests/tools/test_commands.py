@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.commands import BASIC, HELP, SERVE_OPTIONS, app
+from saccade.commands import BASIC, HELP, SERVE_OPTIONS, app, run
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.tuning import option, tuning_values
 from saccade.tools.chat import ask_server
@@ -110,3 +110,11 @@ def test_a_misspelt_help_is_understood(
 def test_no_option_is_taken_for_a_misspelt_help() -> None:
     every = [option(each.name) for kind in SERVE_OPTIONS for each in dataclasses.fields(kind)]
     assert [each for each in every if get_close_matches(each, HELP, n=1, cutoff=0.75)] == []
+
+
+def test_a_command_of_earlier_versions_says_what_does_its_work_now(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["saccade", "batch", "requests.jsonl"])
+    assert run() == 1
+    assert "saccade batch is gone: upload the file to /v1/files" in capsys.readouterr().err

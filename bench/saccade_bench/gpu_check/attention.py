@@ -168,15 +168,18 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) ->
 # ---- the language model
 
 
-def rows_of(bench: Bench, count: int, new: int, keys: int) -> PagedRows:
-    """`count` rows of `new` tokens, the last of `keys`."""
-    pages = -(-keys // PAGE)
-    order = 1 + torch.randperm(count * pages, device=bench.device).int()
-    starts = torch.arange(count + 1, device=bench.device, dtype=torch.int32) * new
-    lengths = torch.full((count,), keys, dtype=torch.int32, device=bench.device)
-    lines = torch.arange(count, device=bench.device)
-    singles = count if new == 1 else 0
-    return PagedRows(starts, lengths, lines, order.view(count, pages), PAGE, singles)
+def rows_of(new: Sequence[int], keys: Sequence[int], device: torch.device) -> PagedRows:
+    """Rows of `new` tokens each, the last of as many `keys`, on pages in no order."""
+    pages = [-(-count // PAGE) for count in keys]
+    order = 1 + torch.randperm(sum(pages)).int()
+    table = torch.zeros(len(keys), max(pages), dtype=torch.int32)
+    for row, mine in enumerate(order.split(pages)):
+        table[row, : len(mine)] = mine
+    starts = torch.tensor([0, *new], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    lengths = torch.tensor(keys, dtype=torch.int32)
+    singles = len(new) if max(new) == 1 else 0
+    lines = torch.arange(len(keys), device=device)
+    return PagedRows(starts.to(device), lengths.to(device), lines, table.to(device), PAGE, singles)
 
 
 def caches_of(bench: Bench, slots: int, kept: torch.dtype) -> Iterator[PagedCache]:
@@ -215,7 +218,7 @@ def library(
 def bench_decode(bench: Bench) -> None:
     shapes = [(64, 1024), (1, 25_600), (256, 1024), (1, 1024), (64, 8192)]
     for count, keys in [(2, 40)] if bench.quick else shapes:
-        rows = rows_of(bench, count, 1, keys)
+        rows = rows_of([1] * count, [keys] * count, bench.device)
         slots = (1 + count * -(-keys // PAGE)) * PAGE
         for kept in (bench.dtype, FP8):
             caches = list(caches_of(bench, slots, kept))
@@ -237,7 +240,7 @@ def bench_decode(bench: Bench) -> None:
 def bench_prefill(bench: Bench, shapes: Sequence[tuple[int, int, int]]) -> None:
     """Of shapes (rows, new tokens of each, keys)."""
     for count, new, keys in [(2, 20, 40)] if bench.quick else shapes:
-        rows = rows_of(bench, count, new, keys)
+        rows = rows_of([new] * count, [keys] * count, bench.device)
         slots = (1 + count * -(-keys // PAGE)) * PAGE
         kv = [bench.noise(slots, bench.kv_heads, DIM) for _ in range(2)]
         q = bench.noise(count * new, bench.heads, DIM)

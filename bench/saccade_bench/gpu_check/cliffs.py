@@ -13,9 +13,9 @@ from functools import partial
 
 import torch
 
-from saccade.kernels.reference.paged import PagedRows, plain_cache
+from saccade.kernels.reference.paged import plain_cache
 from saccade.kernels.triton.paged import launch_paged
-from saccade_bench.gpu_check.attention import DIM, HEADS, KV_HEADS, PAGE
+from saccade_bench.gpu_check.attention import DIM, HEADS, KV_HEADS, PAGE, rows_of
 from saccade_bench.gpu_check.clock import copies_for, device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 
@@ -91,20 +91,6 @@ class Cliffs:
 
     def _noise(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=self._device).to(self._dtype)
-
-
-def rows_of(new: Sequence[int], keys: Sequence[int], device: torch.device) -> PagedRows:
-    """Rows of `new` tokens each, the last of as many `keys`, on pages in no order."""
-    pages = [-(-count // PAGE) for count in keys]
-    order = 1 + torch.randperm(sum(pages)).int()
-    table = torch.zeros(len(keys), max(pages), dtype=torch.int32)
-    for row, mine in enumerate(order.split(pages)):
-        table[row, : len(mine)] = mine
-    starts = torch.tensor([0, *new], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    lengths = torch.tensor(keys, dtype=torch.int32)
-    singles = len(new) if max(new) == 1 else 0
-    lines = torch.arange(len(keys), device=device)
-    return PagedRows(starts.to(device), lengths.to(device), lines, table.to(device), PAGE, singles)
 
 
 def main() -> int:

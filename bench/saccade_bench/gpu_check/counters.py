@@ -23,8 +23,8 @@ from saccade_bench.gpu_check.attention import (
     PAGE,
     TOWER_DIM,
     TOWER_HEADS,
+    rows_of,
 )
-from saccade_bench.gpu_check.cliffs import rows_of
 from saccade_bench.gpu_check.figures import FigureFile, stage_arguments
 from saccade_bench.gpu_check.machine import ROOT
 

@@ -20,8 +20,9 @@ from saccade.core.errors import StartupError
 from saccade.core.family import put_spaces
 from saccade.core.types import Image, ImageKey
 from saccade.families.registry import load_spec
-from saccade.families.transformers_any.processor import draw
 from saccade.families.transformers_any.spec import AnySpec
+from saccade.media.content import encode_array
+from saccade.media.decode import decode_into
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import picture
@@ -92,7 +93,8 @@ def _answer(net: Any, spec: AnySpec, text: str, shown: list[np.ndarray]) -> list
     for pixels in shown:
         recipe = spec.recipe(pixels.shape[0], pixels.shape[1], spec.pixel_bounds)
         canvas = np.empty((*recipe.canvas, 3), np.uint8)
-        draw(canvas, recipe, pixels)
+        raw = memoryview(encode_array(pixels))
+        decode_into([(canvas, recipe)], raw, (pixels.shape[0], pixels.shape[1]), 1)
         key = ImageKey(str(pixels.shape).encode().ljust(32, b"\0"), spec.settings(recipe))
         harness.pixels[key] = canvas
         grid = recipe.grid

@@ -44,7 +44,6 @@ def plots(workload: Workload) -> list[Plot]:
     """All plots that the workload's runs allow."""
     drawn = (
         by_round(workload),
-        by_images(workload),
         distributions(workload),
         by_concurrency(workload),
         stages(workload),
@@ -62,53 +61,17 @@ def by_round(workload: Workload) -> Plot | None:
     """TTFT by round of a chat."""
     if all(request["round"] == 1 for group in workload.groups for request in group.requests):
         return None
-    return _by(
-        workload,
-        "round",
-        "ttft-by-round",
-        "Time to first token by round",
-        "round",
-        "Each round resends all earlier pictures.",
-    )
-
-
-def by_images(workload: Workload) -> Plot | None:
-    """TTFT by pictures in the request; chats show the same by round already."""
-    counts = {request["images"] for group in workload.groups for request in group.requests}
-    if len(counts) < 2 or by_round_is_enough(workload):
-        return None
-    caption = "Requests with more pictures have more to encode."
-    return _by(
-        workload,
-        "images",
-        "ttft-by-pictures",
-        "Time to first token by pictures",
-        "pictures in the request",
-        caption,
-    )
-
-
-def by_round_is_enough(workload: Workload) -> bool:
-    """True if images and rounds grow together."""
-    pairs = {
-        (request["round"], request["images"])
-        for group in workload.groups
-        for request in group.requests
-    }
-    return len(pairs) == len({number for number, _ in pairs}) > 1
-
-
-def _by(workload: Workload, field: str, name: str, title: str, x: str, caption: str) -> Plot:
     made, axis = plot_style.figure()
     for group, colour in _each(workload):
-        marks = sorted({request[field] for request in group.requests})
-        found = [interval(group.samples("ttft", **{field: mark})) for mark in marks]
-        _line(axis, marks, found, colour, group.label)
-    plot_style.label(axis, title, x, "TTFT, median (ms)")
+        rounds = sorted({request["round"] for request in group.requests})
+        found = [interval(group.samples("ttft", round=each)) for each in rounds]
+        _line(axis, rounds, found, colour, group.label)
+    plot_style.label(axis, "Time to first token by round", "round", "TTFT, median (ms)")
     _from_zero(axis)
     axis.xaxis.get_major_locator().set_params(integer=True)
     plot_style.legend(axis)
-    return Plot(name, f"{caption} Bands: 95 % interval of the median.", plot_style.png(made))
+    told = "Each round resends all earlier pictures. Bands: 95 % interval of the median."
+    return Plot("ttft-by-round", told, plot_style.png(made))
 
 
 def _line(axis: Any, marks: list[float], found: list[Interval], colour: str, label: str) -> None:
@@ -136,9 +99,7 @@ def distributions(workload: Workload) -> Plot | None:
     long.
     """
     fields = [
-        (field, name)
-        for field, name in (("ttft", "TTFT"), ("e2e", "E2E"), ("tpot", "TPOT"))
-        if any(g.samples(field) for g in workload.groups)
+        (field, name) for field, name in TIMES if any(g.samples(field) for g in workload.groups)
     ]
     if not fields:
         return None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from cyclopts import App
@@ -19,7 +17,6 @@ from saccade_bench import __main__ as program
 from saccade_bench import cli
 from saccade_bench.options import (
     AbOptions,
-    EvalName,
     EvalOptions,
     ImageOptions,
     LoadOptions,
@@ -32,10 +29,6 @@ from saccade_bench.options import (
 from tests.tools.server import Script, ScriptedServer
 
 ROOT = Path(__file__).parents[3]
-PAPERS = (
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "bench/README.md")),
-    *sorted(ROOT.glob("docs/*.md")),
-)
 
 
 def test_every_measuring_command_is_there_where_nothing_is_installed() -> None:
@@ -142,18 +135,6 @@ def test_an_eval_that_cannot_work_is_refused(line: str) -> None:
     name, option, _ = line.split()
     with pytest.raises(ConfigError, match=option):
         cli.evaluation([name, *line.split()[1:]], result_action="return_value")
-
-
-@pytest.mark.parametrize("paper", PAPERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_command_that_a_paper_names_exists(paper: Path) -> None:
-    text = paper.read_text().replace("\n", " ")
-    for module in re.findall(r"-m (saccade_bench[\w.]*\w)", text):
-        assert find_spec(module), module
-    known = {*cli.bench}
-    for name in re.findall(r"\bsaccade bench ([a-z]+)\b", text):
-        assert name in known, f"saccade bench {name}"
-    for name in re.findall(r"\bsaccade eval ([a-z]+)\b", text):
-        assert name in get_args(EvalName), f"saccade eval {name}"
 
 
 @pytest.mark.slow

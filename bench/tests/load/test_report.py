@@ -148,7 +148,6 @@ def test_the_plots_lie_beside_the_page_as_pngs(made: Path) -> None:
         "2-concurrency.png",
         "2-distributions.png",
         "2-stages.png",
-        "2-ttft-by-pictures.png",
     ]
     for name in names:
         with Image.open(io.BytesIO((made.parent / name).read_bytes())) as image:

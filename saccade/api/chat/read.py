@@ -66,15 +66,15 @@ def read_tokenize(
     """The prompt to count: a chat if messages are given, else one text. Raises as `read_chat`."""
     if "messages" in open_object(body):
         chat = TOKENIZE_CHAT.read(body, context_length)
-        ask = chat_request(chat.request, context_length)
-        return ask, chat.request.reply, chat.counting
+        request = chat_request(chat.request, context_length)
+        return request, chat.request.reply, chat.counting
     text = TOKENIZE_TEXT.read(body, context_length)
-    asks = completion_requests(text.request, context_length)
-    if len(asks) > 1:
+    requests = completion_requests(text.request, context_length)
+    if len(requests) > 1:
         raise InvalidRequest(
-            f"prompt: {len(asks)} prompts; this path counts one at a time", "prompt"
+            f"prompt: {len(requests)} prompts; this path counts one at a time", "prompt"
         )
-    return asks[0], text.request.reply, text.counting
+    return requests[0], text.request.reply, text.counting
 
 
 def read_detokenize(body: bytearray, context_length: int) -> Tokens:

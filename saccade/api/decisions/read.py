@@ -64,8 +64,8 @@ def read_decisions(encode: Encode, body: bytearray, context_length: int) -> Deci
     """The prompts of a body. `encode`: tokens of a text. Raises InvalidRequest that names the
     field.
     """
-    request = DECISIONS.read(body, context_length)
-    asked, scope = request.asked, request.scope
+    given = DECISIONS.read(body, context_length)
+    asked, scope = given.asked, given.scope
     raws = _LIST.json(asked.questions, "questions")
     if not 1 <= len(raws) <= MOST_QUESTIONS:
         raise InvalidRequest(
@@ -83,8 +83,9 @@ def read_decisions(encode: Encode, body: bytearray, context_length: int) -> Deci
     cache = read_cache_wish(
         None, scope.prompt_cache_options, None, False, scope.prompt_cache_key or ""
     )
-    ask = GenerationRequest(chat, cache_salt=scope.cache_salt or "", cache=cache, names=_NAMES)
-    return DecisionsAsked(SharedAsk(ask, mark, tails, "input", "questions"), questions, scope.model)
+    request = GenerationRequest(chat, cache_salt=scope.cache_salt or "", cache=cache, names=_NAMES)
+    shared = SharedAsk(request, mark, tails, "input", "questions")
+    return DecisionsAsked(shared, questions, scope.model)
 
 
 def _messages(raw: msgspec.Raw, scope: DecisionScope, context_length: int) -> tuple[Message, ...]:

@@ -53,8 +53,9 @@ class _Messages:
         async with self.door.admission.admit(scope, receive) as (body, held):
             asked = await self.door.read(read_message, body)
             model, _ = self.door.model_of(asked.reply.model)
+            requests = asked.requests
             answer = self.door.answer(
-                send, asked.reply, lambda told: MessageTeller(model, asked, told), asked.asks, held
+                send, asked.reply, lambda told: MessageTeller(model, asked, told), requests, held
             )
             await while_connected(receive, answer)
 
@@ -67,7 +68,7 @@ class _Messages:
             asked = await self.door.read(read_count, body)
             self.door.model_of(asked.reply.model)
             length = front.check_ready().context_length
-            reading = front.intake.read(asked.asks.pop(), length, held.client, held)
+            reading = front.intake.read(asked.requests.pop(), length, held.client, held)
             prompt = await while_connected(receive, reading)
             await send_json(send, {"input_tokens": len(prompt.tokens)})
 

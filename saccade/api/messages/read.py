@@ -75,11 +75,11 @@ _KIND: Reader[ToolKind] = Reader(ToolKind)
 
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
-    """A body after reading. `asks` holds one request, until taken. `most`: most tokens of the
+    """A body after reading. `requests` holds one request, until taken. `most`: most tokens of the
     answer.
     """
 
-    asks: list[GenerationRequest]
+    requests: list[GenerationRequest]
     reply: Reply
     most: int = 0
     shows_thinking: bool = True

@@ -76,13 +76,13 @@ class Running:
 class ResponseAsked:
     """A request after reading, and the turn that it continues.
 
-    `asks`: one request, until prepared. `packed`: its items as the store keeps them; None if
+    `requests`: one request, until prepared. `packed`: its items as the store keeps them; None if
     nothing is to be kept. `comparable`: the response named for comparison is known, or none is
     named.
     """
 
     request: ResponsesRequest
-    asks: list[GenerationRequest]
+    requests: list[GenerationRequest]
     reply: Reply
     before: KeptTurn | None
     packed: tuple[Packed, ...] | None
@@ -201,7 +201,7 @@ class _Responses:
                 self._door.front.intake,
                 self._door.front.check_ready().context_length,
             )
-            reading = intake.read(found.asks[0], context_length, held.client, held)
+            reading = intake.read(found.requests[0], context_length, held.client, held)
             prompt = await while_connected(receive, reading)
             count = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
             await send_json(send, count)
@@ -280,7 +280,7 @@ class _Responses:
             return ResponseTeller(stream, told, found, shape, partial(self._end, found, held))
 
         try:
-            await self._door.answer(send, found.reply, tell, found.asks, held)
+            await self._door.answer(send, found.reply, tell, found.requests, held)
         finally:
             if running := self._running.pop((client.name, name), None):
                 running.ended.set()
@@ -348,11 +348,11 @@ def exchange(
     turns = [] if before is None else before.chain()
     past = [unpack(item) for turn in turns for _, item in (*turn.items, *turn.answer)]
     items = [unpack(item) if isinstance(item, bytes) else item for item in given]
-    ask = response_request(request, past, items)
+    made = response_request(request, past, items)
     packed = tuple(pack(item) for item in items) if keeps else None
     delivery = request.delivery
     reply = Reply(model=delivery.model, stream=delivery.stream, saccade=delivery.saccade)
-    return ResponseAsked(request, [ask], reply, before, packed, comparable)
+    return ResponseAsked(request, [made], reply, before, packed, comparable)
 
 
 def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def response_request(
     text = form.text or ResponseText()
     chat = Chat(
         messages,
-        _offer(form),
+        _tool_set(form),
         effort=form.effort,
         verbosity=text.verbosity,
         variables=asked.chat_template_kwargs or {},
@@ -180,7 +180,7 @@ def _tool(tool: dict[str, Any], place: str) -> Tool:
     return read_function(tool, place)
 
 
-def _offer(form: ResponseForm) -> ToolSet | None:
+def _tool_set(form: ResponseForm) -> ToolSet | None:
     if not form.tools and form.tool_choice is None:
         return None
     tools = read_each(form.tools, _tool)

@@ -22,6 +22,10 @@ from saccade.core.options import ResponseOptions
 _OVERHEAD = 512
 """Bytes that a response or an item takes beside its JSON, about."""
 
+MOST_KEPT = 10_000
+"""Responses."""
+KEPT_SECONDS = 86_400.0
+"""After a response's last use."""
 Packed = tuple[str, bytes]
 """An item: its id, and all of it as JSON."""
 
@@ -112,10 +116,10 @@ class ResponseStore:
         options: ResponseOptions,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        most: int = MOST_KEPT,
     ) -> None:
         self._room = options.responses_mb * MIB
-        self._most = options.max_responses
-        self._seconds = options.responses_ttl
+        self._most = most
         self._metrics = metrics
         self._clock = clock
         self._shelves: dict[str, OwnResponses] = {}
@@ -139,7 +143,7 @@ class ResponseStore:
         """Keep a response, and evict responses beyond the room, perhaps the new one itself."""
         self._expire()
         shelf = self._shelves.setdefault(client.name, OwnResponses())
-        shelf.put(KeptResponse(response_id, body, turn, self._clock() + self._seconds))
+        shelf.put(KeptResponse(response_id, body, turn, self._clock() + KEPT_SECONDS))
         share = SHARE if client.limited else 1.0
         while shelf.nbytes > self._room * share or len(shelf.kept) > self._most * share:
             shelf.drop(next(iter(shelf.kept)))
@@ -163,13 +167,12 @@ class ResponseStore:
             raise NotFound(
                 f"{param}: there is no response {response_id[:200]!r}: it was made with "
                 "store=false or another key, it has been deleted, or it was let go for newer ones "
-                "(--tune responses_mb, --tune max_responses, responses_ttl): send the conversation "
-                "itself",
+                "(--tune responses_mb): send the conversation itself",
                 param,
                 "response_not_found",
             )
         found = shelf.kept.pop(response_id)
-        found = KeptResponse(found.id, found.body, found.turn, self._clock() + self._seconds)
+        found = KeptResponse(found.id, found.body, found.turn, self._clock() + KEPT_SECONDS)
         shelf.kept[response_id] = found
         return found
 

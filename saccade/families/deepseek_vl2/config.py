@@ -10,19 +10,32 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from saccade.core.errors import CheckpointError
+from saccade.families.base_spec import ShapedText
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     read_heads,
     read_rope,
+    read_text_config,
     read_theta,
     read_yarn,
     refuse_unsupported,
 )
 from saccade.nn.siglip_config import SiglipConfig
-from saccade.nn.text_config import ExpertsConfig, LatentConfig, RopeConfig, TextConfig, yarn_scale
+from saccade.nn.text_config import ExpertsConfig, LatentConfig, RopeConfig, yarn_scale
 
 LATENT_EPS = 1e-6
 """Of the norms within attention, whatever the others' is."""
+ABSENT = {
+    "vocab_size": 102400,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+}
+"""What transformers takes a field for that a file does not have."""
+Pairs = Literal["halves", "neighbours"]
 Method = Literal["greedy", "group_limited_greedy", "noaux_tc"]
 Scoring = Literal["softmax", "sigmoid"]
 METHODS: dict[str, Method] = {name: name for name in get_args(Method)}
@@ -47,24 +60,11 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
-class DeepseekText:
+class DeepseekText(ShapedText):
     """The language model. latent None: attention has ordinary heads. routing None: no experts."""
 
-    shape: TextConfig
     latent: LatentConfig | None
     routing: Routing | None
-
-    @property
-    def vocab_size(self) -> int:
-        return self.shape.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        return self.shape.context_length
-
-    @property
-    def hidden(self) -> int:
-        return self.shape.hidden
 
     @property
     def rotary_dim(self) -> int:
@@ -81,10 +81,9 @@ NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
 def read_text(text: Section) -> DeepseekText:
     """Raises CheckpointError naming file and field."""
     refuse_unsupported(text, "attention_bias", "mlp_bias")
-    given = {name: value for name, value in text.data.items() if value is not None}
-    heads, kv_heads = read_heads(Section(text.where, {"num_attention_heads": 32, **given}))
-    hidden = text.count("hidden_size", default=4096)
-    layers = text.layers("num_hidden_layers", default=30)
+    text = text.filled(ABSENT)
+    (heads, _), hidden = read_heads(text), text.count("hidden_size")
+    layers = text.layers("num_hidden_layers")
     latent = _latent(text)
     if latent is None and hidden % heads:
         raise CheckpointError(f"{text.where}: {hidden} values do not divide into {heads} heads")
@@ -98,26 +97,12 @@ def read_text(text: Section) -> DeepseekText:
         latent = replace(latent, sharpness=scale**2)
     turned = head_dim if latent is None else latent.turned
     experts, routing = _experts(text, layers)
-    shape = TextConfig(
-        vocab_size=text.count("vocab_size", default=102400),
-        hidden=hidden,
-        intermediate=text.integer("intermediate_size", default=11008),
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rms_eps=text.number("rms_norm_eps", default=1e-6),
-        # Latents' keys are turned by neighbours, ordinary heads by halves.
-        rope=RopeConfig(
-            theta,
-            (turned // 2,),
-            interleaved=False,
-            pairs="neighbours" if latent else "halves",
-            yarn=yarn,
-        ),
-        context_length=text.count("max_position_embeddings", default=2048),
-        qkv_bias=False,
-        qk_norm=False,
+    # Latents' keys are turned by neighbours, ordinary heads by halves.
+    pairs: Pairs = "neighbours" if latent else "halves"
+    shape = read_text_config(
+        text,
+        RopeConfig(theta, (turned // 2,), interleaved=False, pairs=pairs, yarn=yarn),
+        head_dim,
         tied=text.flag("tie_word_embeddings"),
         experts=experts,
     )

@@ -11,45 +11,48 @@ from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.errors import CheckpointError
+from saccade.families.base_spec import ShapedText
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     SiglipDefaults,
-    read_heads,
     read_layer_types,
     read_siglip,
+    read_text_config,
 )
 from saccade.nn.siglip_config import SiglipConfig
-from saccade.nn.text_config import RopeConfig, TextConfig
+from saccade.nn.text_config import RopeConfig
 
 SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
 THETAS = {"full_attention": 1e6, "sliding_attention": 1e4}
+ABSENT = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+"""What transformers takes a field for that a file does not have."""
 LayerType = Literal["full_attention", "sliding_attention"]
 
 
 @dataclass(frozen=True, slots=True)
-class GemmaText:
+class GemmaText(ShapedText):
     """The language model. `shape.rope` is of layers that see all tokens, `local_rope` of those with
     windows. windows: by layer, as `AttentionShape`'s. query_scalar: scores are divided by its
     root.
     """
 
-    shape: TextConfig
     local_rope: RopeConfig
     windows: tuple[int | None, ...]
     query_scalar: float
     activation: str
-
-    @property
-    def vocab_size(self) -> int:
-        return self.shape.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        return self.shape.context_length
-
-    @property
-    def hidden(self) -> int:
-        return self.shape.hidden
 
 
 NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
@@ -85,39 +88,23 @@ def read_text(config: Section, text: Section) -> GemmaText:
             raise CheckpointError(
                 f"{text.where}: {name} {text.data[name]!r} is not supported (Gemma 3 has none)"
             )
-    heads, kv_heads = _heads(text)
-    head_dim = text.count("head_dim", default=256)
-    layers = text.layers("num_hidden_layers", default=26)
-    types = _layer_types(text, layers)
-    window = text.count("sliding_window", default=4096)
-    shape = TextConfig(
-        vocab_size=text.count("vocab_size", default=262208),
-        hidden=text.count("hidden_size", default=2304),
-        intermediate=text.integer("intermediate_size", default=9216),
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rms_eps=text.number("rms_norm_eps", default=1e-6),
-        rope=_rope(text, "full_attention", head_dim),
-        context_length=text.count("max_position_embeddings", default=131072),
-        qkv_bias=False,
-        qk_norm=True,
+    text = text.filled(ABSENT)
+    head_dim = text.count("head_dim")
+    shape = read_text_config(
+        text,
+        _rope(text, "full_attention", head_dim),
+        head_dim,
         tied=config.flag("tie_word_embeddings", default=True),
+        qk_norm=True,
     )
+    types, window = _layer_types(text, shape.layers), text.count("sliding_window")
     return GemmaText(
         shape,
         _rope(text, "sliding_attention", head_dim),
         tuple(window if each == "sliding_attention" else None for each in types),
-        text.positive("query_pre_attn_scalar", default=256.0),
-        text.text("hidden_activation", default="gelu_pytorch_tanh"),
+        text.positive("query_pre_attn_scalar"),
+        text.text("hidden_activation"),
     )
-
-
-def _heads(text: Section) -> tuple[int, int]:
-    absent = {"num_attention_heads": 8, "num_key_value_heads": 4}
-    given = {name: value for name, value in text.data.items() if value is not None}
-    return read_heads(Section(text.where, {**absent, **given}))
 
 
 def _layer_types(text: Section, layers: int) -> tuple[str, ...]:

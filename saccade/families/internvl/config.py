@@ -12,8 +12,9 @@ from typing import Literal
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
-    read_heads,
+    read_head_dim,
     read_rope,
+    read_text_config,
     read_theta,
     refuse_unsupported,
 )
@@ -146,23 +147,17 @@ def read_text(config: Section, text: Section) -> TextConfig:
             f"{text.where}: model_type {kind!r} is not supported (qwen2 and qwen3 are)"
         )
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
-    hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
-    head_dim = text.count("head_dim", default=128 if kind == "qwen3" else hidden // heads)
-    return TextConfig(
-        vocab_size=text.count("vocab_size"),
-        hidden=hidden,
-        intermediate=text.integer("intermediate_size"),
-        layers=text.layers("num_hidden_layers"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rms_eps=text.number("rms_norm_eps", default=1e-6),
-        rope=RopeConfig(_rope_theta(text), (head_dim // 2,), interleaved=False),
-        context_length=text.count("max_position_embeddings", default=32768),
-        qkv_bias=kind == "qwen2",
-        qk_norm=kind == "qwen3",
+    text = text.filled({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768})
+    third = kind == "qwen3"
+    head_dim = read_head_dim(text.filled({"head_dim": 128}) if third else text)
+    return read_text_config(
+        text,
+        RopeConfig(_rope_theta(text), (head_dim // 2,), interleaved=False),
+        head_dim,
         # What transformers takes it for where the file does not say, as older files do not.
         tied=config.flag("tie_word_embeddings", default=True),
+        qkv_bias=not third,
+        qk_norm=third,
     )
 
 

@@ -15,8 +15,9 @@ from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     EXPERT_COUNTS,
     experts_config,
-    read_heads,
+    read_head_dim,
     read_rope,
+    read_text_config,
     refuse_unsupported,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
@@ -142,24 +143,17 @@ def read_vision(variant: Variant, config: Section, vision: Section, out: int) ->
 def read_text(variant: Variant, config: Section, text: Section) -> TextConfig:
     """Return the language model. Raises CheckpointError."""
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
-    hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
-    head_dim = text.count("head_dim", default=128 if variant == "qwen3_vl" else hidden // heads)
-    return TextConfig(
-        vocab_size=text.count("vocab_size"),
-        hidden=hidden,
-        intermediate=text.integer("intermediate_size"),
-        layers=text.layers("num_hidden_layers"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rms_eps=text.number("rms_norm_eps", default=1e-6 if variant == "qwen3_vl" else 1e-5),
-        rope=_rope(variant, text, head_dim),
-        context_length=text.count("max_position_embeddings"),
-        qkv_bias=variant != "qwen3_vl",
-        qk_norm=variant == "qwen3_vl",
+    third = variant == "qwen3_vl"
+    text = text.filled({"rms_norm_eps": 1e-6, "head_dim": 128} if third else {"rms_norm_eps": 1e-5})
+    head_dim = read_head_dim(text)
+    return read_text_config(
+        text,
+        _rope(variant, text, head_dim),
+        head_dim,
         # Of Qwen2 checkpoints saved before transformers 5, some say it of the text model only.
-        tied=config.flag("tie_word_embeddings")
-        or (variant != "qwen3_vl" and text.flag("tie_word_embeddings")),
+        tied=config.flag("tie_word_embeddings") or (not third and text.flag("tie_word_embeddings")),
+        qkv_bias=not third,
+        qk_norm=third,
         experts=experts_config(text) if any(map(text.has, EXPERT_COUNTS)) else None,
     )
 

@@ -17,9 +17,10 @@ from saccade.families.base_spec import BaseSpec, Ids, ImagePiece, Placeholder, p
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import (
     SiglipDefaults,
-    read_heads,
+    read_head_dim,
     read_rope,
     read_siglip,
+    read_text_config,
     read_theta,
     read_tokenizer,
     refuse_unsupported,
@@ -106,25 +107,11 @@ def _text(config: Section, text: Section) -> TextConfig:
     if kind != "llama":
         raise CheckpointError(f"{text.where}: model_type {kind!r} is not supported (llama is)")
     refuse_unsupported(text, "attention_bias", "mlp_bias")
-    hidden, (heads, kv_heads) = text.count("hidden_size"), read_heads(text)
-    head_dim = text.count("head_dim", default=hidden // heads)
-    rope = read_rope(text, "default")
-    theta = read_theta(text, rope)
-    return TextConfig(
-        vocab_size=text.count("vocab_size"),
-        hidden=hidden,
-        intermediate=text.integer("intermediate_size"),
-        layers=text.layers("num_hidden_layers"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rms_eps=text.number("rms_norm_eps", default=1e-5),
-        rope=RopeConfig(theta, (head_dim // 2,), interleaved=False),
-        context_length=text.count("max_position_embeddings", default=2048),
-        qkv_bias=False,
-        qk_norm=False,
-        tied=config.flag("tie_word_embeddings"),
-    )
+    text = text.filled({"rms_norm_eps": 1e-5, "max_position_embeddings": 2048})
+    head_dim = read_head_dim(text)
+    theta = read_theta(text, read_rope(text, "default"))
+    rope = RopeConfig(theta, (head_dim // 2,), interleaved=False)
+    return read_text_config(text, rope, head_dim, tied=config.flag("tie_word_embeddings"))
 
 
 def _placeholder(checkpoint: Checkpoint, tiles: SplitRules) -> TilePlaceholder:

@@ -28,7 +28,6 @@ from saccade.core.environment import image_environment
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.options import cache_folder
 from saccade.core.pixel_tensors import PixelTensor
-from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size, Span
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
@@ -52,6 +51,24 @@ MOST_SIZES = 4096
 
 
 TensorKind = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcessor:
+    """A checkpoint's own processor of images. folder: the checkpoint's. choices: a JSON object of
+    the fields in which the processor is to differ from its files.
+    """
+
+    folder: str
+    choices: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorPixels:
+    """What image workers are told of a recipe (`pixels.py`): who makes which tensors."""
+
+    processor: OwnProcessor
+    tensors: tuple[PixelTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)

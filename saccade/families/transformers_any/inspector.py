@@ -26,7 +26,6 @@ from saccade.core.child import Channel, Disconnected, enter
 from saccade.core.errors import CheckpointError
 from saccade.core.family import put_spaces
 from saccade.core.pixel_tensors import PixelTensor
-from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size
 from saccade.families.transformers_any.facts import (
     INSPECTOR,
@@ -40,6 +39,7 @@ from saccade.families.transformers_any.facts import (
     Joints,
     ModelFacts,
     NoAnswer,
+    OwnProcessor,
     Question,
     SizeFacts,
     TensorKind,

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from saccade.core.child import Channel, Child, Codec, Disconnected
 from saccade.core.environment import engine_environment
 from saccade.core.errors import CheckpointError
-from saccade.core.recipe import OwnProcessor
 from saccade.core.types import Size
-from saccade.families.transformers_any.facts import LAST_SECONDS
+from saccade.families.transformers_any.facts import LAST_SECONDS, OwnProcessor
 
 MODULE = "saccade.families.transformers_any.reference"
 NEW_TOKENS = 8

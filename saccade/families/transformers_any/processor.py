@@ -1,5 +1,5 @@
 """A checkpoint's own processor of images and text, as transformers makes it: in the process that
-says what becomes of sizes (`inspector.py`), and in image workers, which are forked after `warm_up`.
+says what becomes of sizes (`inspector.py`), and in image workers (`pixels.py`).
 
 Knows nothing of formats of images.
 """
@@ -22,10 +22,8 @@ import transformers
 from transformers import dynamic_module_utils
 from transformers.models.auto import processing_auto
 
-from saccade.core.pixel_tensors import write_tensors
-from saccade.core.recipe import ImageRecipe, OwnProcessor
 from saccade.families.checkpoint import read_json
-from saccade.families.transformers_any.facts import PROCESSOR_FILES
+from saccade.families.transformers_any.facts import PROCESSOR_FILES, OwnProcessor
 from saccade.families.transformers_any.phi4 import phi4_processor_class
 
 EXPERTS = "moe_mm_token_type_ids"
@@ -44,10 +42,6 @@ NO_CHOICES = frozenset(
     {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
 )
 """Fields that say how tensors lie, not what they hold."""
-WARM_SIDES = (32, 400, 1200)
-"""Sides of blank images that are processed before workers are forked: these may open no file, so
-all that is loaded late is loaded then.
-"""
 
 
 @cache
@@ -120,14 +114,6 @@ def said(error: Exception) -> str:
     return OWN_CODE if "trust_remote_code" in words else words
 
 
-def warm_up(own: OwnProcessor) -> None:
-    """Load the processor, and all that it loads when it is first used."""
-    quiet()
-    processor = load_processor(own)
-    for side in WARM_SIDES:
-        assert process(processor, np.full((side, 2 * side, 3), 127, np.uint8))
-
-
 def ask(processor: Any, image: PIL.Image.Image) -> Any:
     """What a processor makes of one image alone and its token."""
     return ask_text(processor, processor.image_token, [image])
@@ -142,16 +128,3 @@ def process(processor: Any, pixels: npt.NDArray[np.uint8]) -> dict[str, npt.NDAr
     """The tensors that a processor makes of one image uint8 [H, W, 3]."""
     made = ask(processor, PIL.Image.fromarray(pixels))
     return {name: each.numpy() for name, each in made.items() if isinstance(each, torch.Tensor)}
-
-
-def draw(canvas: npt.NDArray[np.uint8], recipe: ImageRecipe, pixels: npt.NDArray[np.uint8]) -> None:
-    """Write an upright image's tensors to its canvas. Raises ValueError."""
-    assert recipe.processor is not None
-    processor = load_processor(recipe.processor)
-    try:
-        made = process(processor, pixels)
-    except MemoryError:
-        raise
-    except Exception as error:  # a processor raises what it pleases
-        raise ValueError(f"the model's processor does not take it: {error}") from error
-    write_tensors(canvas, recipe.tensors, made)

@@ -19,7 +19,8 @@ from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Image, ImageKey, Size, Span
 from saccade.families.transformers_any.facts import SizeFacts
 from saccade.families.transformers_any.parity import checkered
-from saccade.families.transformers_any.processor import ask_text, draw, load_processor
+from saccade.families.transformers_any.pixels import draw
+from saccade.families.transformers_any.processor import ask_text, load_processor
 from saccade.families.transformers_any.refusals import Unservable
 from saccade.families.transformers_any.spec import AnySpec
 
@@ -121,6 +122,7 @@ def image_prompt(spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype) -> Pr
     canvases = []
     for recipe, each in zip(recipes, pixels, strict=True):
         canvas = np.zeros((*recipe.canvas, 3), np.uint8)
-        draw(canvas, recipe, each)
+        assert recipe.own is not None
+        draw(canvas, recipe.own.argument, each)
         canvases.append((recipe, canvas))
     return ProbePrompt(tokens, positions, inputs, spans, tuple(canvases))

@@ -13,7 +13,7 @@ import PIL.Image
 import torch
 
 from saccade.core.child import Channel, Disconnected, enter
-from saccade.core.recipe import OwnProcessor
+from saccade.families.transformers_any.facts import OwnProcessor
 from saccade.families.transformers_any.inspector import find_class, read_config
 from saccade.families.transformers_any.merged import merge_adapter
 from saccade.families.transformers_any.parity import (

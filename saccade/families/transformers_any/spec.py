@@ -13,13 +13,14 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from saccade.core.errors import CheckpointError, ConfigError, ImageError
 from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
 from saccade.core.pixel_tensors import PixelTensor, canvas_size
-from saccade.core.recipe import ImageRecipe, OwnProcessor
+from saccade.core.recipe import ImageRecipe, OwnPixels
 from saccade.core.types import Grid, Image, Span
 from saccade.families.base_spec import check_count, fingerprint
 from saccade.families.checkpoint import Checkpoint, Section
@@ -28,6 +29,8 @@ from saccade.families.transformers_any.facts import (
     ImageFacts,
     Inspector,
     ModelFacts,
+    OwnProcessor,
+    ProcessorPixels,
     SizeBook,
     SizeFacts,
     box_positions,
@@ -39,6 +42,12 @@ from saccade.families.transformers_any.facts import (
 )
 from saccade.families.transformers_any.proven import PROVEN
 
+FOLDER = "transformers_any"
+"""This one, for recipes."""
+SOURCE_BYTES = 24
+"""Memory that a processor takes for each pixel of an image."""
+TENSOR_COPIES = 8
+"""And so many times the bytes of its tensors."""
 MOST_PIXELS = 2**31 - 1
 """The processor's own bounds are not ours to narrow."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "depth")
@@ -194,14 +203,19 @@ class AnySpec:
         found = {each.name: each.shape for each in facts.tensors}
         shapes = [n for name, _, dims in self.images.kinds for n in found.get(name, (0,) * dims)]
         grid = (rows, *facts.size, canvas[0], *facts.box, *shapes)
-        return ImageRecipe(canvas, grid, (), processor=self.processor, tensors=facts.tensors)
+        told = msgspec.json.encode(ProcessorPixels(self.processor, facts.tensors)).decode()
+        copies = TENSOR_COPIES * sum(each.nbytes for each in facts.tensors)
+        own = OwnPixels(FOLDER, told, canvas, SOURCE_BYTES, copies)
+        return ImageRecipe(canvas, grid, (), own=own)
 
     def _rows(self, recipe: ImageRecipe) -> int:
         return recipe.grid[0]
 
     def settings(self, recipe: ImageRecipe) -> bytes:
         how = self.facts.model_type, self.processing, self.processor.choices
-        return fingerprint(*how, recipe.grid, recipe.tensors)
+        assert recipe.own is not None
+        told = msgspec.json.decode(recipe.own.argument, type=ProcessorPixels)
+        return fingerprint(*how, recipe.grid, told.tensors)
 
     def tensors(self, grid: Grid) -> tuple[PixelTensor, ...]:
         """Those on an image's canvas."""

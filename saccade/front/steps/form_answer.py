@@ -15,11 +15,10 @@ from saccade.core.types import MAX_BIAS
 from saccade.front.compiler import Compiler, MakeConstraint
 from saccade.front.prepared import Preparation
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.answer import tool_calls
 from saccade.text.answer.answer_format import AnswerFormat
 from saccade.text.answer.reasoning import Tags
 from saccade.text.grammar.grammars import OutputConstraint
-from saccade.text.grammar.tool_choice import Style, read_tool_choice
+from saccade.text.grammar.tool_choice import read_tool_choice
 from saccade.text.prompt.template import Tokenizer
 
 
@@ -31,7 +30,8 @@ class FormAnswer:
     ) -> None:
         self._format = answer_format
         self._compiler = compiler
-        self._call_tag = tokenizer.backend.token_to_id(tool_calls.OPEN)
+        calls = answer_format.calls
+        self._call_tag = None if calls is None else tokenizer.backend.token_to_id(calls.opens)
         self._tags = tags
 
     async def choose(self, preparation: Preparation) -> None:
@@ -84,8 +84,8 @@ class FormAnswer:
 
         def make(lexicon: LLTokenizer) -> OutputConstraint | None:
             answer = constraint(lexicon) if callable(constraint) else constraint
-            style = Style.of(form, lexicon)
-            return read_tool_choice(tools.choice, tools.tools, style, tools.parallel, answer)
+            calls = form.grammar(lexicon)
+            return read_tool_choice(tools.choice, tools.tools, calls, tools.parallel, answer)
 
         return make
 

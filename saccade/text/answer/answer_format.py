@@ -1,51 +1,56 @@
 """A model's way to write tool calls and reasoning: given by the operator, or found in the template.
 
-Owns the marks by which a template shows either. Knows nothing of requests.
+Owns the formats that there are: the modules of `formats/`. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from importlib import import_module
+from pkgutil import iter_modules
 
-from saccade.text import call_gemma, call_glm, call_xml
-from saccade.text.answer import tool_calls
-from saccade.text.answer.reasoning import CHANNEL, THINK, Tags
-from saccade.text.answer.tool_calls import Form
+from saccade.core.errors import ConfigError
+from saccade.core.options import ReasoningParser, ToolParser
+from saccade.text.answer import formats
+from saccade.text.answer.reasoning import THINK, Tags
+from saccade.text.answer.tool_format import ToolFormat
 
-ToolParser = Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "gemma", "none"]
-ReasoningParser = Literal["auto", "think", "channel", "none"]
+
+def find_formats() -> dict[str, ToolFormat]:
+    """Return the formats by name, in the order in which a template is asked for them."""
+    names = [module.name for module in iter_modules(formats.__path__)]
+    found: list[ToolFormat] = [import_module(f"{formats.__name__}.{n}").FORMAT for n in names]
+    return {each.name: each for each in sorted(found, key=lambda each: each.order)}
+
+
+FORMATS: Mapping[str, ToolFormat] = find_formats()
+CALL_TAGS = frozenset[str]().union(*(each.tags for each in FORMATS.values()))
+"""Tags that are read where calls are, special tokens or not."""
+THOUGHTS = (THINK, *(each.thoughts for each in FORMATS.values() if each.thoughts is not None))
+"""All tags of reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """calls: in which form; None: the model is not known to write calls. reasoning: the tags of
+    """calls: in which format; None: the model is not known to write calls. reasoning: the tags of
     what stands before an answer; None: the model is not known to reason.
     """
 
-    calls: Form | None = None
+    calls: ToolFormat | None = None
     reasoning: Tags | None = None
 
     def described(self) -> tuple[tuple[str, str], ...]:
         """For people: (name, value)."""
-        calls = "hermes (JSON)" if self.calls == "hermes" else self.calls
+        calls = "none: tools are refused"
+        if self.calls is not None:
+            calls = f"{self.calls.name} ({self.calls.note})" if self.calls.note else self.calls.name
         return (
-            ("tool calls", calls or "none: tools are refused"),
+            ("tool calls", calls),
             ("reasoning", f"within {self.reasoning.open}" if self.reasoning else "none"),
         )
 
 
-_MARKS: Mapping[str, Form] = {
-    call_xml.FUNCTION: "xml",
-    call_glm.KEY: "glm",
-    call_gemma.OPEN: "gemma",
-    tool_calls.OPEN: "hermes",
-    tool_calls.MISTRAL: "mistral",
-    '"parameters": dictionary of argument name': "llama3",
-}
-"""The form of a template's calls by the first of these that it has."""
-_TAGS: Mapping[ReasoningParser, Tags] = {"think": THINK, "channel": CHANNEL}
 SILENT = AnswerFormat()
 """A model that is not known to do either."""
 
@@ -53,16 +58,22 @@ SILENT = AnswerFormat()
 def find_manner(
     templates: Iterable[str], tool_parser: ToolParser, reasoning_parser: ReasoningParser
 ) -> AnswerFormat:
-    """The format that `templates` (the checkpoint's, and ours for tools) show for each parser that
-    is "auto".
+    """Return the format that `templates` (the checkpoint's, and ours for tools) show for each
+    parser that is "auto". Raises ConfigError for an unknown parser.
     """
     text = "\n".join(templates)
-    calls: Form | None = None
-    if tool_parser == "auto":
-        calls = next((form for mark, form in _MARKS.items() if mark in text), None)
-    elif tool_parser != "none":
-        calls = tool_parser
-    tags = _TAGS.get(reasoning_parser)
+    if tool_parser in FORMATS:
+        calls: ToolFormat | None = FORMATS[tool_parser]
+    elif tool_parser == "auto":
+        shown = (each for each in FORMATS.values() if any(mark in text for mark in each.marks))
+        calls = next(shown, None)
+    elif tool_parser == "none":
+        calls = None
+    else:
+        names = ", ".join(FORMATS)
+        raise ConfigError(f"--tool-parser {tool_parser}: expected auto, none or one of {names}")
     if reasoning_parser == "auto":
-        tags = next((each for each in _TAGS.values() if each.close in text), None)
+        tags = next((each for each in THOUGHTS if each.close in text), None)
+    else:
+        tags = next((each for each in THOUGHTS if each.name == reasoning_parser), None)
     return AnswerFormat(calls, tags)

@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from saccade.text.answer.answer_format import CALL_TAGS
 from saccade.text.answer.reasoning import THINK, Piece, Reasoning, Tags, Where
 from saccade.text.answer.tool_calls import (
-    TAGS,
     CallArguments,
     CallBroken,
     CallEnded,
     CallStarted,
     Event,
-    Form,
     Text,
     ToolCalls,
 )
+from saccade.text.answer.tool_format import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ReadAs:
     """
 
     where: Where | None = None
-    form: Form | None = None
+    form: ToolFormat | None = None
     tools: Mapping[str, Any] = field(default_factory=dict)
     certain: bool = False
     single: bool = False
@@ -65,7 +65,7 @@ class ReadAs:
     def read_tags(self) -> frozenset[str]:
         """The tags that are read in the answer, special tokens or not."""
         reasoning = frozenset({self.tags.open, self.tags.close} if self.where else ())
-        return reasoning if self.form is None else reasoning | TAGS
+        return reasoning if self.form is None else reasoning | CALL_TAGS
 
 
 PLAIN = ReadAs()
@@ -96,7 +96,7 @@ class AnswerReader:
     def __init__(
         self,
         where: Where | None,
-        form: Form | None,
+        form: ToolFormat | None,
         tools: Mapping[str, Any],
         *,
         eager: bool = False,

@@ -1,7 +1,7 @@
 """Reasoning apart from the answer, as both come: `Reasoning.feed`.
 
-Owns the tags around it (<think>, or Gemma 4's channel) and the line breaks that the templates put
-there. Knows nothing of tool calls, tokens or HTTP.
+Owns the usual tags around it, and the line breaks that the templates put there. Knows nothing of
+tool calls, tokens or HTTP.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What opens and closes reasoning. title: text behind the opening tag."""
+    """What opens and closes reasoning. title: text behind the opening tag. name: that of
+    `--reasoning-parser`.
+    """
 
     open: str
     close: str
     title: str = ""
+    name: str = ""
 
     @property
     def begin(self) -> str:
         return self.open + self.title
 
 
-THINK = Tags("<think>", "</think>")
-CHANNEL = Tags("<|channel>", "<channel|>", "thought")
+THINK = Tags("<think>", "</think>", name="think")
 
 Where = Literal["open", "closed", "either"]
 

@@ -1,40 +1,18 @@
 """Tool calls in an answer's text, read as they come: `ToolCalls.feed`.
 
-Owns the ways in which models write calls: within <tool_call> hermes (Qwen2.5, Qwen3-VL: JSON), XML
-(Qwen3.5: <function=NAME> and <parameter=NAME>) and GLM's (<arg_key>); Mistral's and Llama 3's bare
-JSON (`call_bare.py`); Gemma 4's own (`call_gemma.py`). Anything but a perfect call is text, and no
-cutting of the answer changes the reading. White space around a call belongs to the call.
-Knows nothing of HTTP, of tokens, or of running tools.
+Owns the way from text to calls, in any format (`tool_format.py`). Anything but a perfect call is
+text, and no cutting of the answer changes the reading. White space around a call belongs to the
+call. Knows nothing of HTTP, of tokens, or of running tools.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
-from saccade.text import call_gemma
-from saccade.text.call_bare import BareCall
-from saccade.text.call_gemma import GemmaCall
-from saccade.text.call_glm import GlmCall
-from saccade.text.call_json import JsonCall
-from saccade.text.call_xml import XmlCall
+from saccade.text.answer.tool_format import CallReader, ToolFormat
 
-Form = Literal["hermes", "xml", "glm", "mistral", "llama3", "gemma"]
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MISTRAL, LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
-ARGUMENTS = "[ARGS]"
-"""Mistral's, between a tool's name and its arguments."""
-TAGS = frozenset({OPEN, CLOSE, MISTRAL, ARGUMENTS, "[CALL_ID]", LLAMA}) | {
-    call_gemma.OPEN,
-    call_gemma.CLOSE,
-    call_gemma.QUOTE,
-}
-"""Tags that are read where calls are, special tokens or not."""
-OPENS: Mapping[Form, str] = {"mistral": MISTRAL, "llama3": LLAMA, "gemma": call_gemma.OPEN}
-"""The tag that opens a call, where it is not <tool_call>."""
 _SPACE = " \t\r\n"
 _MAX_RESCANS = 4
 """Broken calls of one answer in which calls are looked for again: each costs their length."""
@@ -81,47 +59,19 @@ class CallBroken:
 Event = Text | CallStarted | CallArguments | CallEnded | CallBroken
 
 
-class _Reader(Protocol):
-    """The reader of one call, from behind <tool_call>."""
-
-    name: str | None
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def certain(self) -> bool:
-        """True once the name and the beginning of the arguments have come, in this order."""
-        ...
-
-    def feed(self, character: str) -> bool:
-        """False: the text is no call, and `character` is not part of it."""
-        ...
-
-    def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a string, in one go; the
-        index of the first that does more.
-        """
-        ...
-
-    def take(self) -> str:
-        """The arguments that have come since."""
-        ...
-
-
 class ToolCalls:
     """Reads one answer, or one part of it."""
 
     def __init__(
         self,
-        form: Form,
+        form: ToolFormat,
         tools: Mapping[str, Any],
         *,
         eager: bool = False,
         first: int = 0,
         make_id: Callable[[], str] | None = None,
     ) -> None:
-        """`tools`: the schema of each tool's parameters, by name, which gives types to XML.
+        """`tools`: the schema of each tool's parameters, by name.
 
         eager: False: a call is told once complete and right, so that nothing has to be taken back.
         True: as it comes; certain if a grammar holds the model to calls, otherwise a call may turn
@@ -131,13 +81,13 @@ class ToolCalls:
         self._tools = tools
         self._eager = eager
         self._next = first
-        self._make_id = make_id or (_nine_characters if form == "mistral" else _any_id)
-        self._open = OPENS.get(form, OPEN)
+        self._make_id = make_id or form.make_id
+        self._open = form.opens
         self._held = ""  # white space and the beginning of a tag, which may yet belong to a call
         self._after_call = False
-        self._bare = form == "llama3"  # an object would be a call, for nothing stands before it
+        self._bare = form.bare  # an object would be a call, for nothing stands before it
         self._rescans = 0
-        self._call: _Reader | None = None
+        self._call: CallReader | None = None
         self._gap = ""  # white space before the call being read
         self._tag = ""  # that the call being read has begun with
         self._raw: list[str] = []  # the call being read, from behind its tag
@@ -207,17 +157,7 @@ class ToolCalls:
         self._gap, self._tag = gap, tag
         self._raw = []
         self._started = False
-        match self._form:
-            case "hermes":
-                self._call = JsonCall(CLOSE)
-            case "xml":
-                self._call = XmlCall(CLOSE, self._tools)
-            case "glm":
-                self._call = GlmCall(CLOSE, self._tools)
-            case "gemma":
-                self._call = GemmaCall()
-            case _:
-                self._call = BareCall(self._form)
+        self._call = self._form.reader(self._tools)
 
     def _read_call(self, data: str, events: list[Event]) -> str:
         """Read on in a call; the rest of `data`."""
@@ -234,20 +174,20 @@ class ToolCalls:
                 if call.name is not None:
                     self._end_call(call, events)
                 self._call, self._after_call = None, True
-                if isinstance(call, BareCall) and (following := call.following()) is not None:
+                if (following := self._form.following(call)) is not None:
                     self._begin_call("", "")
                     self._call = following
                 return data[at + 1 :]
         self._raw.append(data)
         return ""
 
-    def _end_call(self, call: _Reader, events: list[Event]) -> None:
+    def _end_call(self, call: CallReader, events: list[Event]) -> None:
         if not self._started:
             self._start(call, events)
         self._tell_arguments(call, events)
         events.append(CallEnded(self._next - 1))
 
-    def _start(self, call: _Reader, events: list[Event]) -> None:
+    def _start(self, call: CallReader, events: list[Event]) -> None:
         assert call.name is not None
         events.append(CallStarted(self._next, self._make_id(), call.name))
         self._next += 1
@@ -266,7 +206,7 @@ class ToolCalls:
         self._tell_text(self._gap + self._tag + ("" if again else raw), events)
         return raw + rest if again else rest
 
-    def _tell_arguments(self, call: _Reader, events: list[Event]) -> None:
+    def _tell_arguments(self, call: CallReader, events: list[Event]) -> None:
         if piece := call.take():
             events.append(CallArguments(self._next - 1, piece))
 
@@ -274,15 +214,6 @@ class ToolCalls:
         if text:
             self._after_call = False
             events.append(Text(text))
-
-
-def _any_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-def _nine_characters() -> str:
-    """Mistral's templates take no other ids."""
-    return secrets.token_hex(5)[:9]
 
 
 def _begun(text: str, tag: str) -> int:

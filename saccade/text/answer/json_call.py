@@ -1,4 +1,4 @@
-"""One call in hermes form, character by character: {"name": ..., "arguments": {...}}</tool_call>.
+"""One call as a JSON object, character by character: {"name": ..., "arguments": {...}}.
 
 Owns a scanner that knows after every character whether a JSON document can still follow. Control
 characters within strings, which models write, pass and are written as escapes. Knows nothing of the

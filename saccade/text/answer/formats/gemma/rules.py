@@ -1,4 +1,4 @@
-"""Rules of a Lark grammar for the arguments of a tool, in Gemma 4's spelling (`call_gemma.py`).
+"""Rules of a Lark grammar for the arguments of a tool, in Gemma 4's spelling (`call.py`).
 
 Numbers keep all that their schema says. Of other values the form is held: types, alternatives,
 constants, lengths of arrays, the properties of objects and which of them must be there; further
@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.core.errors import InvalidRequest
-from saccade.text.call_gemma import MAX_WORD, QUOTE
-from saccade.text.call_xml import follow
+from saccade.text.answer.formats.gemma.call import MAX_WORD, QUOTE
 from saccade.text.grammar.grammars import Part, quoted, schema_part
 from saccade.text.grammar.schema import Place, place_name
+from saccade.text.grammar.schema_types import follow
 
 _UNWRITABLE = frozenset('{}[],:<>"\r\n')
 """Characters that would end a bare key, or begin a quoted one."""

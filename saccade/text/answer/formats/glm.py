@@ -1,12 +1,12 @@
-"""One call as GLM-4.5, GLM-4.6 and their vision models write it, character by character:
+"""Calls as GLM-4.5, GLM-4.6 and their vision models write them:
 
-    NAME
+    <tool_call>NAME
     <arg_key>KEY</arg_key>
     <arg_value>VALUE</arg_value></tool_call>
 
 with or without the line breaks: as zai-org/GLM-4.5V's chat_template.jinja shows its model ("output
 the function name and arguments within the following XML format"), strings verbatim and all else in
-JSON. Knows nothing of the text around a call.
+JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.text.call_xml import Arguments
+from llguidance import LLTokenizer
+
+from saccade.core.grammar_vocab import tag_term
+from saccade.text.answer.tool_format import CLOSE, OPEN, ToolFormat
+from saccade.text.answer.typed_arguments import TypedArguments
+from saccade.text.grammar.call_grammar import pattern
+from saccade.text.grammar.grammars import quoted
+from saccade.text.grammar.named_arguments import NamedArguments
 
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
@@ -29,14 +36,13 @@ _MAX_NAME = 256
 class GlmCall:
     """A call being read."""
 
-    def __init__(self, close: str, tools: Mapping[str, Any]) -> None:
-        """`close`: the tag that ends the call. `tools`: schemas of parameters by tool."""
+    def __init__(self, tools: Mapping[str, Any]) -> None:
+        """`tools`: schemas of parameters by tool."""
         self.name: str | None = None
-        self._close = close
         self._phase = "name"  # name, key, between (a key and its value), value
         self._word = ""  # what is being read, but values
         self._tail = ""  # the end of a value, or part of one
-        self._arguments = Arguments(tools)
+        self._arguments = TypedArguments(tools)
         self.take = self._arguments.take
         self.done = False
 
@@ -78,10 +84,10 @@ class GlmCall:
         name = name.rstrip(_SPACE)
         if set(name) & set(_SPACE) or (tag and not name):
             return False
-        if tag in (KEY, self._close):
+        if tag in (KEY, CLOSE):
             self.name = self._arguments.tool = name
             self._after_value(tag)
-        return KEY.startswith(tag) or self._close.startswith(tag)
+        return KEY.startswith(tag) or CLOSE.startswith(tag)
 
     def _feed_key(self) -> bool:
         key, mark, rest = self._word.partition("<")
@@ -108,12 +114,48 @@ class GlmCall:
         tag = gap.lstrip(_SPACE)
         if len(gap) - len(tag) > _MAX_GAP:
             return None
-        if tag in (KEY, self._close):
+        if tag in (KEY, CLOSE):
             return tag
-        return "" if KEY.startswith(tag) or self._close.startswith(tag) else None
+        return "" if KEY.startswith(tag) or CLOSE.startswith(tag) else None
 
     def _after_value(self, tag: str) -> None:
         self._phase, self._word = "key", ""
-        self.done = tag == self._close
+        self.done = tag == CLOSE
         if self.done:
             self._arguments.end()
+
+
+class GlmGrammar(NamedArguments):
+    """Calls on lines of their own; the tags around names and values may be tokens."""
+
+    def __init__(self, lexicon: LLTokenizer) -> None:
+        super().__init__(lexicon, OPEN, CLOSE, between="\n")
+        self._key, self._key_end = tag_term(lexicon, KEY), tag_term(lexicon, KEY_END)
+        self._value, self._value_end = tag_term(lexicon, VALUE), tag_term(lexicon, VALUE_END)
+
+    def around_call(self, name: str) -> tuple[str, list[str]]:
+        return quoted(f"{name}\n"), []
+
+    def around_value(self, name: str) -> tuple[str, str]:
+        head = f'{self._key} {quoted(name)} {self._key_end} "\\n" {self._value}'
+        return head, f'{self._value_end} "\\n"'
+
+    def text_rules(self, rule: str, head: str, tail: str) -> list[str]:
+        if self._value_end == quoted(VALUE_END):
+            return super().text_rules(rule, head, quoted(f"{VALUE_END}\n"))
+        name = f"{rule}_text".upper()
+        return [
+            f"{rule}: {head} {name} {tail}",
+            f"{name}: /(?s:.*)/ & ~/(?s:.*){pattern(VALUE_END)}(?s:.*)/",
+        ]
+
+
+FORMAT = ToolFormat(
+    "glm",
+    marks=(KEY,),
+    order=20,
+    opens=OPEN,
+    tags=frozenset({OPEN, CLOSE}),
+    reader=GlmCall,
+    grammar=GlmGrammar,
+)

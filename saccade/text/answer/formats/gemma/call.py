@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 
-from saccade.text.call_json import MAX_DEPTH, NUMBER
+from saccade.text.answer.json_call import MAX_DEPTH, NUMBER
 
 OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
 QUOTE = '<|"|>'

@@ -1,0 +1,91 @@
+"""The operations that recipes name: functions that resize, and families' own.
+
+Owns the table of the former. A family's own are `draw` and `warm_up` of its `pixels.py`, which
+image workers import where a recipe names the family, and nobody else does. Knows nothing of
+formats, canvases or any family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+
+from saccade.core.recipe import OwnPixels
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Resampler:
+    """resize: writes the pixels [height, width, 3] of an image, resized, to its first argument.
+
+    by_strips: rows are resized first, each by itself, so that an image may come by strips.
+    source_bytes: memory for each pixel of the image, beside what any resizing takes.
+    """
+
+    resize: Callable[[Pixels, Pixels], None]
+    by_strips: bool = True
+    source_bytes: int = 0
+
+
+def _by_torch(mode: str) -> Resampler:
+    def resize(target: Pixels, pixels: Pixels) -> None:
+        # here, not above: every module of this room imports without it; the worker has loaded it
+        # before its first job
+        import torch
+
+        image = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))[None].permute(
+            0, 3, 1, 2
+        )  # [1, 3, H, W] over channels-last memory
+        resized = torch.nn.functional.interpolate(
+            image, size=target.shape[:2], mode=mode, antialias=True, align_corners=False
+        )
+        target[:] = resized[0].permute(1, 2, 0).numpy()
+
+    return Resampler(resize)
+
+
+def _by_pillow(mode: PIL.Image.Resampling) -> Resampler:
+    def resize(target: Pixels, pixels: Pixels) -> None:
+        height, width, _ = target.shape
+        shown = PIL.Image.fromarray(np.ascontiguousarray(pixels))
+        target[:] = np.asarray(shown.resize((width, height), mode))
+
+    # Pillow begins with what leaves less. Of a pixel it keeps what it is handed, and its own form.
+    return Resampler(resize, by_strips=False, source_bytes=7)
+
+
+RESAMPLERS: Mapping[str, Resampler] = {
+    "bicubic": _by_torch("bicubic"),
+    "bilinear": _by_torch("bilinear"),
+    "lanczos": _by_torch("lanczos"),
+    "pillow_bicubic": _by_pillow(PIL.Image.Resampling.BICUBIC),
+    "pillow_lanczos": _by_pillow(PIL.Image.Resampling.LANCZOS),
+}
+"""torch's with antialias, and Pillow's: their values differ by 1 here and there."""
+
+
+class OwnModule(Protocol):
+    """A family's `pixels.py`."""
+
+    def warm_up(self, argument: str, /) -> None:
+        """Load all that `draw` needs: workers, which are forked later, may open no file."""
+        ...
+
+    def draw(self, out: Pixels, argument: str, pixels: Pixels, /) -> None:
+        """Write what is made of an upright image to `out`, both [height, width, 3].
+
+        Raises ValueError for an image that it does not take.
+        """
+        ...
+
+
+def own_module(own: OwnPixels) -> OwnModule:
+    """Import the module that a recipe names. Raises ImportError where there is none."""
+    return cast(OwnModule, import_module(f"saccade.families.{own.family}.pixels"))

@@ -1,0 +1,89 @@
+"""The socket of tool formats: what one brings to be found, read and held to by a grammar.
+
+A format is a module or a folder of `formats/`, where `answer_format.py` finds it: no other file
+names it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from llguidance import LLTokenizer
+
+from saccade.text.answer.reasoning import Tags
+from saccade.text.grammar.call_grammar import CallGrammar
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+"""The tags of several formats."""
+
+
+class CallReader(Protocol):
+    """The reader of one call, from behind the tag that opens it."""
+
+    name: str | None
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def certain(self) -> bool:
+        """Return True once the name and the beginning of the arguments have come, in this order."""
+        ...
+
+    def feed(self, character: str) -> bool:
+        """Read on. Return False if the text is no call, and `character` is not part of it."""
+        ...
+
+    def skip(self, data: str, at: int) -> int:
+        """Take the characters of `data` from `at` on that only lengthen a string, in one go.
+
+        Return the index of the first that does more.
+        """
+        ...
+
+    def take(self) -> str:
+        """Return the arguments that have come since, as JSON."""
+        ...
+
+
+def any_id() -> str:
+    """Return an identifier of a call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _nothing(_: CallReader) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """A way in which models write tool calls: `FORMAT` of a module of its name.
+
+    marks: texts, each of which shows the format in a chat template. order: formats are tried from
+    the lowest, so that one whose marks another has, too, comes later. thoughts: the tags of
+    reasoning that come with the format alone.
+
+    opens: the tag that opens a call. tags: all that are read where calls are, special tokens or
+    not. reader: of one call, by the schema of each tool's parameters. following: of what may come
+    behind a call without a tag. bare: an object at the answer's beginning is a call without a tag.
+    grammar: of calls, in the terms of a tokenizer. note: for people, behind the name.
+    """
+
+    name: str
+    # in a chat template
+    marks: tuple[str, ...]
+    order: int
+    # in an answer
+    opens: str
+    tags: frozenset[str]
+    reader: Callable[[Mapping[str, Any]], CallReader]
+    grammar: Callable[[LLTokenizer], CallGrammar]
+    # where it differs from most
+    following: Callable[[Any], CallReader | None] = _nothing
+    bare: bool = False
+    make_id: Callable[[], str] = any_id
+    thoughts: Tags | None = None
+    note: str = ""

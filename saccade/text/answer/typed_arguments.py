@@ -1,0 +1,100 @@
+"""A call's arguments that come as texts, name by name: each becomes JSON, of the type that the
+tool's schema gives it.
+
+Knows nothing of the spelling of calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.text.grammar.schema_types import allowed_types, types_of
+
+
+class TypedArguments:
+    """A call's arguments as JSON, written name by name: each value of the type that the tool's
+    schema gives it, strings as they come.
+    """
+
+    def __init__(self, tools: Mapping[str, Any]) -> None:
+        """`tools`: schemas of parameters by tool."""
+        self.tool = ""
+        self._tools = tools
+        self._keys: set[str] = set()
+        self._key = ""
+        self._value: list[str] = []
+        self._streams = False  # the value is a string, passed on as it comes
+        self.ready: list[str] = []
+        """To be taken."""
+
+    def begin(self, key: str) -> bool:
+        """Begin a value; False if it is there."""
+        if not key or key in self._keys:
+            return False
+        self.ready.append(f"{', ' if self._keys else '{'}{_dump(key)}: ")
+        self._keys.add(key)
+        self._key = key
+        self._streams = allowed_types(self._schema(), self._root()) == {"string"}
+        if self._streams:
+            self.ready.append('"')
+        return True
+
+    def add(self, text: str) -> None:
+        """More of the value."""
+        if self._streams:
+            self.ready.append(_dump(text)[1:-1])
+        else:
+            self._value.append(text)
+
+    def end_value(self) -> None:
+        value, self._value = "".join(self._value), []
+        written = '"' if self._streams else _dump(typed(value, self._schema(), self._root()))
+        self.ready.append(written)
+
+    def end(self) -> None:
+        self.ready.append("}" if self._keys else "{}")
+
+    def take(self) -> str:
+        taken = "".join(self.ready)
+        self.ready.clear()
+        return taken
+
+    def _root(self) -> Any:
+        return self._tools.get(self.tool)
+
+    def _schema(self) -> Any:
+        root = self._root()
+        properties = root.get("properties") if isinstance(root, Mapping) else None
+        return properties.get(self._key) if isinstance(properties, Mapping) else None
+
+
+def typed(text: str, schema: Any, root: Any) -> Any:
+    """The value that `text` writes, of a type that `schema` allows; else `text` itself.
+
+    `root`: the schema that references lead into.
+    """
+    kinds = allowed_types(schema, root)
+    word = text.strip()
+    if "boolean" in kinds and word in ("True", "False"):
+        return word == "True"
+    if "null" in kinds and word in ("None", "null"):
+        return None
+    try:
+        value = json.loads(word, parse_constant=_refuse)
+        # Neither a number beyond all bounds nor half of a surrogate pair can be told.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, float) and "integer" in kinds and value.is_integer():
+        return int(value) if "number" not in kinds else value
+    return text if isinstance(value, str) or not types_of(value) & kinds else value
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,133 @@
+"""The socket of grammars for tool calls, and what those of several formats have in common.
+
+Knows nothing of `tool_choice`, of reading calls, or of any one format.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal, Protocol
+
+from llguidance import LLTokenizer
+
+from saccade.core.errors import InvalidRequest
+from saccade.core.grammar_vocab import tag_term
+from saccade.text.grammar.grammars import Part, quoted, schema_part
+from saccade.text.grammar.json_size import extent
+from saccade.text.grammar.tools import Tool
+
+MAX_CHARACTERS = 524_288
+"""Of the schemas within one grammar, which takes about a second to compile then. Where arguments
+stand one by one, each value that refers to others has them all in a schema of its own.
+"""
+
+Need = Literal["may", "must"]
+
+
+class ValueParts:
+    """Grammars of values, within bounds. param: the requesting field."""
+
+    def __init__(self, param: str) -> None:
+        self.made: list[Part] = []
+        self._param = param
+        self._characters = 0
+
+    def add(self, part: Part) -> None:
+        """Raises InvalidRequest when all are too large together."""
+        self._characters += extent(part).characters
+        if self._characters > MAX_CHARACTERS:
+            raise InvalidRequest(
+                f"{self._param}: the schemas of these tools are too large for a grammar: "
+                f"{self._characters} characters and more, with what each refers to; the limit is "
+                f"{MAX_CHARACTERS}: offer fewer tools, or none that is strict",
+                self._param,
+            )
+        self.made.append(part)
+
+
+class CallGrammar(Protocol):
+    """The rules of one format's calls, in Lark, for one tokenizer."""
+
+    def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
+        """Return the rule `tool_INDEX`, a call without its tags, and the rules that it needs.
+
+        Raises InvalidRequest that names the place within the schema.
+        """
+        ...
+
+    def answer_rules(self, need: Need, parallel: bool, answer: bool) -> list[str]:
+        """Return the rules of a whole answer, `start` first; `called` is any tool's call.
+
+        must: one call, or with `parallel` several in a row, or else `@answer` if there is one. may:
+        text, in which every tag that opens a call begins one.
+        """
+        ...
+
+
+class TaggedCalls:
+    """Calls between two tags. gap: behind the first. between: the text from a call to the next."""
+
+    def __init__(
+        self, lexicon: LLTokenizer, opens: str, closes: str, gap: str = "", between: str = ""
+    ) -> None:
+        self._tag = opens
+        self._opening, self._closing = tag_term(lexicon, opens), tag_term(lexicon, closes)
+        self._gap = gap
+        self._between = f"({quoted(between)} call)" if between else "call"
+
+    def answer_rules(self, need: Need, parallel: bool, answer: bool) -> list[str]:
+        if need == "may":
+            repeated = "*" if parallel else "?"
+            return [
+                f"start: (begun called {self._closing}){repeated} AFTER",
+                text_without(self._tag),
+                begun_rule(self._tag, self._opening, self._gap),
+            ]
+        return [
+            start_rule(answer),
+            f"calls: call {self._between}*" if parallel else "calls: call",
+            f"call: {opening(self._opening, self._gap)} called {self._closing}",
+        ]
+
+
+def start_rule(answer: bool) -> str:
+    return "start: calls | @answer" if answer else "start: calls"
+
+
+def opening(term: str, gap: str) -> str:
+    return f"{term} {quoted(gap)}" if gap else term
+
+
+def pattern(tag: str) -> str:
+    """Return a regular expression for `tag`, as it stands in Lark."""
+    return re.escape(tag).replace("/", "\\/")
+
+
+def text_without(tag: str, more: str = "") -> str:
+    """Return the rule of text in which no `tag` stands. more: a further restriction."""
+    return f"AFTER: /(?s:.*)/ & ~/(?s:.*){pattern(tag)}(?s:.*)/{more}"
+
+
+def begun_rule(tag: str, term: str, gap: str = "") -> str:
+    """Return the rule of text up to the first tag that opens a call."""
+    if term == quoted(tag):
+        return f"begun: before\nbefore[suffix={quoted(tag + gap)}]: /(?s:.*)/"
+    return f"begun: AFTER {opening(term, gap)}"
+
+
+def arguments_of(index: int, schema: Any, parts: ValueParts) -> str:
+    """Return the term of a tool's arguments as JSON."""
+    parts.add(schema_part(f"arguments_{index}", as_object(schema)))
+    return f"@arguments_{index}"
+
+
+def json_call(name: str, arguments: str, end: str = "}") -> str:
+    """Return the terms of a call as an object with a name and arguments."""
+    head = f'{{"name": {json.dumps(name)}, "arguments": '
+    return f"{quoted(head)} {arguments} {quoted(end)}"
+
+
+def as_object(schema: Any) -> dict[str, Any]:
+    """Return the schema restricted to objects, the only form of arguments."""
+    return {"type": "object", **(schema if isinstance(schema, dict) else {})}
