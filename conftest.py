@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,7 @@ pytest_plugins = ["pytester"]
 
 if TYPE_CHECKING:
     from saccade_bench.fixtures.tiny import Reference
+    from tests.families.answers import Model
 
 
 @pytest.hookimpl(wrapper=True)
@@ -145,11 +147,25 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """
     from saccade_bench.fixtures.tiny import make_checkpoint
 
-    @cache
-    def make(family: str, **options: object) -> Path:
-        return make_checkpoint(tmp_path_factory.mktemp(family), family, **options)  # type: ignore[arg-type]
+    made: dict[str, Path] = {}
+
+    def make(family: str, **options: Any) -> Path:
+        name = family + json.dumps(options, sort_keys=True)
+        if name not in made:
+            made[name] = make_checkpoint(tmp_path_factory.mktemp(family), family, **options)
+        return made[name]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def answered(checkpoint: Callable[..., Path]) -> Callable[[str], Model]:
+    """`answered(family)`: a checkpoint in both worlds, with the answers to
+    `tests.families.answers.CASES`.
+    """
+    from tests.families.answers import load
+
+    return cache(lambda family: load(checkpoint(family)))
 
 
 @pytest.fixture(scope="session")
@@ -163,8 +179,5 @@ def reference(checkpoint: Callable[..., Path]) -> Callable[..., Reference]:
 
     torch.set_num_threads(1)
 
-    @cache
-    def make(family: str, **options: object) -> Reference:
-        return load(checkpoint(family, **options))
-
-    return make
+    load_once = cache(load)
+    return lambda family, **options: load_once(checkpoint(family, **options))

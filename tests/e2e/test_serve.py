@@ -103,7 +103,7 @@ def reference_text(
 
 
 @pytest.mark.parametrize(
-    # Of each family the engine's answers are compared by default, in tests/engine/test_parity.py.
+    # Of each family the engine's answers are compared in tests/families/test_contract.py.
     "family",
     broad(
         SEEING,

@@ -13,7 +13,7 @@ import pytest
 
 from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.fixtures.tiny import make_checkpoint
-from tests.families.test_text_only import cut_out
+from tests.families.text_alone import cut_out
 
 pytestmark = pytest.mark.slow
 IMAGE = "data:image/png;base64,AAAA"

@@ -10,7 +10,7 @@ import socket
 import stat
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import chdir
 from pathlib import Path
 
@@ -19,9 +19,9 @@ import pytest
 from saccade.core.errors import StartupError
 from saccade.core.page_store import identity_folder
 from saccade.core.plan import PageOutcome
-from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.harness import Harness
 from tests.engine.test_kept_pages import MODEL, evict, files, kept, open_engine, run
-from tests.engine.test_parity import Model, load
+from tests.families.answers import Model
 
 STRANGER = 65_534
 DEVICES = ("zeros without end", "a disk")
@@ -29,9 +29,8 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes such a file
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    set_threads()
-    return load("qwen3_vl", tmp_path_factory.mktemp("qwen3_vl"))
+def model(answered: Callable[[str], Model]) -> Model:
+    return answered("qwen3_vl")
 
 
 def put(path: Path, what: str) -> None:

@@ -31,9 +31,9 @@ from saccade.runtime.page_files import PageFiles
 from saccade.runtime.weights import load_net
 from saccade.sched.parts.page_arrivals import ReadRates
 from saccade_bench.fixtures.crew import ThreadCrew, ThreadWorkers
-from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.harness import Harness, Outcome
 from tests.engine import test_kv_eight_bits as eight_bits
-from tests.engine.test_parity import CASES, Model, check, load
+from tests.families.answers import CASES, Model, check
 from tests.families.every import OFTEN
 
 MODEL = b"sixteen bytes of"
@@ -45,9 +45,8 @@ SLOW = [
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5", *SLOW])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    set_threads()
-    return load(request.param, tmp_path_factory.mktemp(request.param))
+def model(request: pytest.FixtureRequest, answered: Callable[[str], Model]) -> Model:
+    return answered(request.param)
 
 
 def on_disk(folder: Path, nbytes: int) -> PageTierConfig:

@@ -5,7 +5,7 @@ files are harmed: each answer is transformers'.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,9 @@ from saccade.core.config import KVConfig, PageTierConfig
 from saccade.core.plan import PageTier
 from saccade.core.types import Request, SamplingParams
 from saccade.sched.parts.page_arrivals import NONE, Bytes, ReadRates
-from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.harness import Harness
 from tests.engine.test_kept_pages import HARM, MODEL, all_kept, files, harm
-from tests.engine.test_parity import CASES, Case, Model, load, reference_answer
+from tests.families.answers import CASES, Case, Model, reference_answer
 
 REQUESTS, CHATS, SALTS, SIDE_BY_SIDE = 10_000, 48, ("", "another tenant"), 8
 LONGEST_ANSWER = 6
@@ -72,10 +72,12 @@ def small_engine(model: Model, folder: Path, longest: int) -> Harness:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
 def test_ten_thousand_requests_under_constant_eviction(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    family: str,
+    answered: Callable[[str], Model],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    set_threads()
-    model = load(family, tmp_path / "model")
+    model = answered(family)
     chance = random.Random(0)
     cases = {f"chat {number}": case for number, case in enumerate(chats(chance))}
     answers = {name: reference_answer(model, case) for name, case in cases.items()}

@@ -4,138 +4,22 @@ chunk size, page size or cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from tokenizers import Tokenizer
 
 from saccade.core.config import EmbeddingBudgets
-from saccade.core.types import Request
-from saccade.families.registry import load_spec
-from saccade.nn.protocol import FamilyNet
-from saccade.runtime.weights import load_net
-from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
-from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
+from saccade_bench.fixtures.harness import Harness, Outcome
+from saccade_bench.fixtures.tiny import picture
+from tests.families.answers import CASES, NEW_TOKENS, Model, check
 from tests.families.every import EVERY
-
-NEW_TOKENS = 32
-
-
-@dataclass(frozen=True)
-class Case:
-    """A prompt with one mark per picture, and the pictures' sizes before resizing."""
-
-    prompt: str
-    pictures: tuple[tuple[int, int], ...] = ()
-
-
-CASES: Mapping[str, Case] = {
-    "text": Case("the quick brown fox jumps over the lazy dog; how many"),
-    "one picture": Case("look: @ how many red circles are there?", ((112, 140),)),
-    "three pictures": Case(
-        "first @ then @ and at last @ which is blue?", ((64, 96), (150, 70), (90, 200))
-    ),
-    "resized up": Case("a small one @ lazy dog", ((20, 31),)),
-    "resized down": Case("a large one @ quick brown", ((700, 500),)),
-    "three turns": Case(
-        "user\n@ how many?\nassistant\nThere are two blue squares.\nuser\n@ and "
-        "here?\nassistant\none green star.\nuser\nred?",
-        ((80, 80), (64, 128)),
-    ),
-    "another text": Case("There are two blue squares and one green star. "),
-    "the same picture twice": Case("@ over @ over", ((96, 64), (96, 64))),
-}
-
-
-@dataclass(frozen=True)
-class Model:
-    """One checkpoint in both worlds, with the reference's answer to every case."""
-
-    net: FamilyNet
-    tokenizer: Tokenizer
-    reference: Reference
-    answers: Mapping[str, Sequence[int]]
-
-    def pixels(self, case: Case) -> list[np.ndarray]:
-        # Equal sizes are equal pictures: the seed is the size.
-        return [
-            self.reference.resize(picture(height, width, seed=height * 1000 + width))
-            for height, width in case.pictures
-        ]
-
-    def tokens(self, case: Case) -> list[int]:
-        prompt = case.prompt.replace("@", self.reference.placeholder)
-        ids: list[int] = self.tokenizer.encode(prompt).ids
-        return ids
-
-    def request(self, harness: Harness, name: str, **sampling: object) -> Request:
-        case = CASES[name]
-        images = [
-            harness.image(pixels, f"{size}")
-            for size, pixels in zip(case.pictures, self.pixels(case))
-        ]
-        return harness.request(name, self.tokens(case), images, max_tokens=NEW_TOKENS, **sampling)
 
 
 @pytest.fixture(scope="module", params=EVERY)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    set_threads()
-    return load(request.param, tmp_path_factory.mktemp(request.param))
-
-
-@cache
-def load(family: str, folder: Path) -> Model:
-    make_checkpoint(folder, family)
-    spec = load_spec(folder)
-    net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
-    bare = Model(net, Tokenizer.from_file(str(folder / "tokenizer.json")), reference(folder), {})
-    return Model(
-        net,
-        bare.tokenizer,
-        bare.reference,
-        {name: reference_answer(bare, case) for name, case in CASES.items()},
-    )
-
-
-def reference_answer(model: Model, case: Case) -> list[int]:
-    """transformers' `generate`, made to go on after an end token as the engine is."""
-    pixels = model.pixels(case)
-    harness = Harness(model.net)
-    images = [harness.image(each, str(index)) for index, each in enumerate(pixels)]
-    expanded, _ = model.net.spec.expand_prompt(model.tokens(case), images)
-    generation = model.reference.model.generation_config
-    generation.eos_token_id, generation.pad_token_id = None, 0
-    return model.reference.generate(expanded, pixels, max_new_tokens=NEW_TOKENS)
-
-
-def check(model: Model, outcomes: Mapping[str, Outcome]) -> None:
-    for name, outcome in outcomes.items():
-        assert outcome.error is None
-        assert outcome.finish == ["length"]
-        assert outcome.tokens == model.answers[name.split("#")[0]], name
-
-
-@pytest.mark.first
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("chunk_tokens", [16, 64, 2048])
-def test_eight_requests_at_once_answer_as_transformers(
-    model: Model, chunk_tokens: int, page_size: int, prefix_cache: bool
-) -> None:
-    pages = 4096 // page_size
-    harness = Harness(
-        model.net,
-        chunk_tokens=chunk_tokens,
-        page_size=page_size,
-        prefix_cache=prefix_cache,
-        kv_pages=pages,
-    )
-    check(model, harness.run([model.request(harness, name) for name in CASES]))
+def model(request: pytest.FixtureRequest, answered: Callable[[str], Model]) -> Model:
+    return answered(request.param)
 
 
 def test_one_at_a_time_and_again_with_everything_cached(model: Model) -> None:

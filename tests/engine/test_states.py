@@ -26,7 +26,7 @@ from saccade.sched.parts.snapshot_scheduler import ANSWER_TOKENS
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import qwen
-from tests.engine import test_parity as parity
+from tests.families import answers
 from tests.families.forwarding import load
 
 ROUNDS, NEW, PAGE = 8, 20, 16
@@ -118,17 +118,17 @@ def test_answers_are_those_of_transformers(
 ) -> None:
     """In chunks, with an image cut by one, side by side; again from the cache; and preempted."""
     tokenizer = Tokenizer.from_file(str(checkpoint(family) / "tokenizer.json"))
-    bare = parity.Model(net, tokenizer, reference(family), {})
+    bare = answers.Model(net, tokenizer, reference(family), {})
     asked = ("text", "three turns")
-    answers = {name: parity.reference_answer(bare, parity.CASES[name]) for name in asked}
-    model = replace(bare, answers=answers)
+    told = {name: answers.reference_answer(bare, answers.CASES[name]) for name in asked}
+    model = replace(bare, answers=told)
     harness = Harness(net, chunk_tokens=16)
     for _ in range(2):
-        parity.check(model, harness.run([model.request(harness, name) for name in asked]))
+        answers.check(model, harness.run([model.request(harness, name) for name in asked]))
     few = Harness(net, chunk_tokens=16, page_size=4, kv_pages=28)
     names = ("three turns", "three turns#again")
     twice = [replace(model.request(few, asked[1]), id=name) for name in names]
-    parity.check(model, few.run(twice))
+    answers.check(model, few.run(twice))
     assert few.scheduler.counts.preemptions > 0
 
 

@@ -5,6 +5,7 @@ again that any tier holds.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ from saccade.core.store import SUFFIX, file_name
 from saccade.core.types import Image
 from saccade.engine.claims import embedding_bytes_per_token
 from saccade.nn.protocol import FamilyNet
-from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.harness import Harness
 from saccade_bench.lab.qwen import qwen
-from tests.engine.test_parity import CASES, Model, check, load
+from tests.families.answers import CASES, Model, check
 from tests.families.every import OFTEN
 from tests.helpers.breadth import combinations
 
@@ -31,9 +32,8 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OFTEN if name != 
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", *SLOW])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    set_threads()
-    return load(request.param, tmp_path_factory.mktemp(request.param))
+def model(request: pytest.FixtureRequest, answered: Callable[[str], Model]) -> Model:
+    return answered(request.param)
 
 
 def one_picture(net: FamilyNet, model: Model) -> int:

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from saccade.core.config import EncoderConfig
+from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
 from saccade.families.registry import load_spec
@@ -22,25 +25,43 @@ from saccade.runtime.memory import allocate_caches, keys_and_values
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.states import StateMemory
 from saccade.runtime.weights import load_net
+from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import grids
 
 CPU = torch.device("cpu")
+LOGITS: dict[str, Any] = {"atol": 2e-4, "rtol": 0.0}
+SIZES = [(150, 97), (200, 333), (64, 64)]  # one to be enlarged, odd shapes, partial windows
+
+
+def prompt(reference: Reference, pictures: int) -> list[int]:
+    """Return text before, between and after `pictures` placeholders."""
+    tokenizer = Tokenizer.from_file(str(reference.folder / "tokenizer.json"))
+    tokens = [11, 12, 13]
+    for number in range(pictures):
+        tokens += [*tokenizer.encode(reference.placeholder).ids, 20 + number]
+    return [*tokens, 30, 31, 32, 33]
+
+
+def pixels(reference: Reference, count: int) -> list[np.ndarray]:
+    return [
+        reference.resize(picture(*size, seed=number)) for number, size in enumerate(SIZES[:count])
+    ]
 
 
 def load(folder: Path, ops: Ops | None = None) -> FamilyNet:
     return load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, ops=ops)
 
 
-def images_of(net: FamilyNet, pixels: Sequence[np.ndarray]) -> list[Image]:
+def images_of(spec: FamilySpec, pixels: Sequence[np.ndarray]) -> list[Image]:
     return [
         Image(
             ImageKey(bytes([i]), b""),
             grid,
-            net.spec.num_tokens(grid),
-            net.spec.num_patches(grid),
+            spec.num_tokens(grid),
+            spec.num_patches(grid),
             (pixels[i].shape[0], pixels[i].shape[1]),
         )
-        for i, grid in enumerate(grids(net.spec, pixels))
+        for i, grid in enumerate(grids(spec, pixels))
     ]
 
 
@@ -66,9 +87,10 @@ class Session:
         prompt: Sequence[int],
         pixels: Sequence[np.ndarray],
         page_size: int | None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.net = net
-        images = images_of(net, pixels)
+        images = images_of(net.spec, pixels)
         self.tokens, self.spans = net.spec.expand_prompt(prompt, images)
         self.embeddings = encode(net, [torch.from_numpy(image) for image in pixels])
         blocks = [net.spec.image_positions(image.grid) for image in images]
@@ -77,7 +99,7 @@ class Session:
         )
         self.done = 0
         size = 512
-        caches = allocate_caches(net.spec.kv_spec(), size, 1, torch.float32, CPU)
+        caches = allocate_caches(net.spec.kv_spec(), size, 1, dtype, CPU)
         self.kv = keys_and_values(caches)
         for keys, values in self.kv.values():
             keys.fill_(torch.nan), values.fill_(torch.nan)

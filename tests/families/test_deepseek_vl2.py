@@ -1,32 +1,27 @@
-"""DeepSeek-VL2 and DeepSeek-V2: attention over latents, experts by groups and by corrected scores,
-and images as lines of tiles answer as the reference, whatever page, chunk, rank or preemption.
-"""
+"""DeepSeek-VL2 and DeepSeek-V2: what the cache keeps of latents, and images as lines of tiles."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import openai
 import pytest
 import torch
 
 from saccade.core.config import Hardware
-from saccade.core.errors import CheckpointError, ConfigError, ImageError
+from saccade.core.errors import ConfigError, ImageError
 from saccade.core.family import latent_cache
 from saccade.core.options import EngineOptions, ModelOptions
 from saccade.engine.sizing import resolve
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.deepseek_vl2.tiny import (
-    CORRECTED,
     EDGE,
-    GROUPS,
     HEADS,
     SIDE,
     DeepseekReference,
@@ -34,16 +29,12 @@ from saccade.families.deepseek_vl2.tiny import (
 from saccade.families.registry import load_spec
 from saccade.kernels.attention_backends import BACKENDS
 from saccade.kernels.reference.ops import Ops
-from saccade.media.decode import decode_into
-from saccade.media.header import probe
 from saccade.media.sources import ImageSource, in_company
 from saccade.runtime.attention import pick_attention
 from saccade.text.prompt.template import ChatTemplate
 from saccade.text.prompt.template import Tokenizer as TextTokenizer
-from saccade_bench.fixtures.crew import ThreadCrew
-from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny import picture
 from tests.e2e.test_serve import (
     COUNTS,
     NEW_TOKENS,
@@ -54,27 +45,11 @@ from tests.e2e.test_serve import (
     user,
 )
 from tests.e2e.ways import KEY
-from tests.engine import test_parity as parity
-from tests.families.forwarding import CPU, Session, encode, load
-from tests.families.test_internvl import files
-from tests.families.test_parity import LOGITS, prompt
-from tests.media.pictures import decoded
-from tests.parallel.test_parity import ASKED, check_crew
+from tests.families.answers import Model
+from tests.families.conftest import Refusals, Refused, listed
+from tests.families.forwarding import CPU
 
-LONG = {
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "original_max_position_embeddings": 32,
-        "beta_fast": 4,
-        "beta_slow": 1,
-        "mscale": 1.0,
-        "mscale_all_dim": 0.707,
-    }
-}
-"""DeepSeek-V2's long rope, with prompts longer than what it was made from; two weights that
-differ, so that both figures made of them are seen.
-"""
+FAMILY = "deepseek_vl_v2"
 MACHINE = Hardware("cpu", "2 threads", 24 << 30, 20 << 30)
 
 
@@ -85,71 +60,22 @@ def read(folder: Path) -> DeepseekSpec:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> parity.Model:
-    return answered(tmp_path_factory.mktemp("deepseek"))
-
-
-@cache
-def answered(folder: Path) -> parity.Model:
-    return parity.load("deepseek_vl_v2", folder)
+def model(answered: Callable[[str], Model]) -> Model:
+    return answered(FAMILY)
 
 
 # ---- the language model
 
 
-@pytest.mark.first
-@pytest.mark.parametrize(
-    "text",
-    [
-        {},
-        {"q_lora_rank": 20},
-        GROUPS | {"routed_scaling_factor": 1.5, "first_k_dense_replace": 0},
-        CORRECTED,
-        CORRECTED | {"n_group": 4, "topk_group": 2, "q_lora_rank": 20},
-        HEADS,
-        {"first_k_dense_replace": 2, "num_experts_per_tok": 1, "rope_theta": 5e5},
-        LONG,
-        LONG | CORRECTED | {"max_position_embeddings": 200},
-        HEADS | {"rope_scaling": LONG["rope_scaling"] | {"mscale": 0, "truncate": False}},
-    ],
-    ids=[
-        "small",
-        "queries of latents",
-        "groups",
-        "base",
-        "base in groups",
-        "tiny",
-        "thin",
-        "long",
-        "long base",
-        "long tiny",
-    ],
-)
-def test_the_language_model_alone_answers_as_transformers(
-    tmp_path: Path, text: dict[str, Any]
+def test_the_cache_keeps_one_latent_of_each_token_on_every_rank(
+    checkpoint: Callable[..., Path],
 ) -> None:
-    theirs = reference(make_checkpoint(tmp_path, "deepseek_v2", text=text))
-    net, tokens = load(theirs.folder), list(range(20, 80))
-    assert not net.spec.sees_images and net.spec.family == "deepseek_v2"
-    session = Session(net, tokens, [], page_size=16)
-    torch.testing.assert_close(session.prefill(7), theirs.logits(tokens), **LOGITS)
-    generation = theirs.model.generation_config
-    generation.eos_token_id, generation.pad_token_id = None, 0
-    wanted = theirs.generate(tokens, max_new_tokens=24)
-    for chunk in (7, 64):
-        harness = Harness(net, chunk_tokens=chunk)
-        for _ in range(2):  # cold, then from the prefix cache
-            (found,) = harness.run([harness.request("x", tokens, max_tokens=24)]).values()
-            assert found.tokens == wanted
-
-
-def test_the_cache_keeps_one_latent_of_each_token_on_every_rank(tmp_path: Path) -> None:
-    spec = read(make_checkpoint(tmp_path, "deepseek_v2"))
+    spec = read(checkpoint("deepseek_v2"))
     for ranks in (1, 2):
         kept = spec.kv_spec(ranks)
         assert kept.latent and not kept.sight and not kept.kv_layers
         assert kept.token_bytes("float32") == 3 * (24 + 8) * 4
-    heads = read(make_checkpoint(tmp_path / "tiny", "deepseek_v2", text=HEADS))
+    heads = read(checkpoint("deepseek_v2", text=HEADS))
     assert not heads.kv_spec().latent
     assert heads.kv_spec().token_bytes("float32") == 3 * 2 * 64 * 4
 
@@ -172,21 +98,7 @@ def test_attention_that_knows_no_latents_is_refused_by_name(
 SIZES = ((60, 90), (76, 76), (200, 70), (70, 200), (300, 310), (31, 20), (500, 40))
 
 
-@pytest.mark.more
-def test_pixels_are_those_of_pillows_padding(model: parity.Model) -> None:
-    spec, theirs = model.net.spec, model.reference
-    seen = set()
-    for data in files()[:30:3]:
-        header = probe(data, max_pixels=10**8)
-        recipe = spec.recipe(*header.upright, spec.pixel_bounds)
-        canvas = np.full((*recipe.canvas, 3), 7, np.uint8)
-        decode_into([(canvas, recipe)], memoryview(data), header.upright, header.orientation)
-        np.testing.assert_array_equal(canvas, theirs.resize(decoded(data)))
-        seen.add(recipe.grid)
-    assert len(seen) > 1
-
-
-def test_the_grid_is_the_candidate_that_an_image_fills_best(model: parity.Model) -> None:
+def test_the_grid_is_the_candidate_that_an_image_fills_best(model: Model) -> None:
     spec = model.net.spec
     for height, width in SIZES:
         canvas = model.reference.resize(picture(height, width))
@@ -200,19 +112,7 @@ def test_the_grid_is_the_candidate_that_an_image_fills_best(model: parity.Model)
         spec.recipe(3, 601, spec.pixel_bounds)
 
 
-@pytest.mark.first
-def test_embeddings_and_logits_equal_the_reference(model: parity.Model) -> None:
-    theirs, net = model.reference, model.net
-    images = [theirs.resize(picture(*size, seed=at)) for at, size in enumerate(SIZES[:5])]
-    tensors = [torch.from_numpy(image) for image in images]
-    for ours, wanted in zip(encode(net, tensors), theirs.embeddings(images), strict=True):
-        torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=0.0)
-    session = Session(net, prompt(theirs, 3), images[:3], page_size=16)
-    wanted = theirs.logits(session.tokens, images[:3])
-    torch.testing.assert_close(session.prefill(7), wanted, **LOGITS)
-
-
-def test_a_chat_is_written_as_published(model: parity.Model) -> None:
+def test_a_chat_is_written_as_published(model: Model) -> None:
     folder = model.reference.folder
     tokenizer = TextTokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer, None, model.net.spec.templates)
@@ -228,34 +128,7 @@ def test_a_chat_is_written_as_published(model: parity.Model) -> None:
     )
 
 
-@pytest.mark.first
-@pytest.mark.parametrize("chunk", [16, 2048])
-def test_eight_at_once_answer_as_the_reference(model: parity.Model, chunk: int) -> None:
-    harness = Harness(model.net, chunk_tokens=chunk, page_size=4, kv_pages=2048)
-    for _ in range(2):
-        parity.check(model, harness.run([model.request(harness, name) for name in parity.CASES]))
-    assert len(harness.encoded) == len(set(harness.encoded)), "a seen image is not encoded again"
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
-def test_answers_survive_preemption(model: parity.Model, prefix_cache: bool) -> None:
-    longest = max(len(model.request(Harness(model.net), name).tokens) for name in parity.CASES)
-    pages = (longest + parity.NEW_TOKENS) // 2 + 6
-    harness = Harness(
-        model.net, chunk_tokens=16, page_size=2, kv_pages=pages, prefix_cache=prefix_cache
-    )
-    parity.check(model, harness.run([model.request(harness, name) for name in parity.CASES]))
-    assert harness.scheduler.counts.preemptions > 0
-
-
-@pytest.mark.more
-def test_two_ranks_answer_as_the_reference(model: parity.Model) -> None:
-    assert set(ASKED) <= set(model.answers)
-    check_crew(model, ThreadCrew(model.reference.folder, 2, "weights"))
-
-
-def test_of_more_than_two_images_each_is_one_tile(model: parity.Model) -> None:
+def test_of_more_than_two_images_each_is_one_tile(model: Model) -> None:
     bounds = model.net.spec.pixel_bounds
     sources = [ImageSource(b"", "messages") for _ in range(3)]
     assert in_company(sources[:2], bounds) == sources[:2]
@@ -267,7 +140,7 @@ def test_of_more_than_two_images_each_is_one_tile(model: parity.Model) -> None:
 
 
 @pytest.mark.slow
-def test_answers_over_http_are_the_references(model: parity.Model, tmp_path: Path) -> None:
+def test_answers_over_http_are_the_references(model: Model, tmp_path: Path) -> None:
     """One image, two, three, which are one tile each; the second time nothing is computed anew."""
     theirs, tokenizer = model.reference, model.tokenizer
     assert isinstance(theirs, DeepseekReference)
@@ -299,7 +172,7 @@ def test_answers_over_http_are_the_references(model: parity.Model, tmp_path: Pat
 
 
 def test_fields_that_the_hubs_files_leave_out_are_those_of_the_published_classes(
-    model: parity.Model, tmp_path: Path
+    model: Model, tmp_path: Path
 ) -> None:
     """The configuration of the small size."""
     shutil.copytree(model.reference.folder, tmp_path, dirs_exist_ok=True)
@@ -343,20 +216,8 @@ def test_fields_that_the_hubs_files_leave_out_are_those_of_the_published_classes
     assert spec.largest_image.tokens == 14 * 15 + 1 + 14 * 9 * 15
 
 
-# ---- what cannot be
-
-
-def changed(source: Path, folder: Path, **fields: Any) -> Path:
-    shutil.copytree(source, folder)
-    data = json.loads((folder / "config.json").read_text())
-    within = {k: data[k] | v for k, v in fields.items() if k.endswith("_config")}
-    (folder / "config.json").write_text(json.dumps(data | fields | within))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+REFUSED: Refusals = {
+    "config.json": [
         ({"tile_tag": "1D"}, "tile_tag '1D' is not supported"),
         ({"global_view_pos": "tail"}, "global_view_pos 'tail' is not supported"),
         ({"candidate_resolutions": [[76, 100]]}, "pairs of multiples of 76"),
@@ -385,16 +246,25 @@ def changed(source: Path, folder: Path, **fields: Any) -> Path:
             },
             "mscale_all_dim make of it",
         ),
-    ],
-)
+        ({"language_config": {"rope_theta": 0}}, "rope_theta"),
+        ({"language_config": {"rope_theta": -1.0}}, "rope_theta"),
+        *(
+            ({"vision_config": {"mlp_ratio": value}}, "mlp_ratio")
+            for value in (10**400, float("nan"), float("inf"))
+        ),
+    ]
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("file", "fields", "words"), listed(REFUSED))
 def test_what_is_not_supported_is_refused_by_name(
-    model: parity.Model, tmp_path: Path, fields: dict[str, Any], words: str
+    refused: Refused, file: str, fields: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=words):
-        load_spec(changed(model.reference.folder, tmp_path / "model", **fields))
+    refused(FAMILY, file, words, **fields)
 
 
-def test_a_cache_of_8_bits_is_refused_by_name(model: parity.Model) -> None:
+def test_a_cache_of_8_bits_is_refused_by_name(model: Model) -> None:
     options = ModelOptions(kv_cache_dtype="fp8_e4m3")
     with pytest.raises(ConfigError, match="fp8_e4m3: deepseek_vl_v2 keeps latents"):
         resolve(options, EngineOptions(), model.net.spec, "float32", MACHINE)

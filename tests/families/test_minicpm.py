@@ -1,6 +1,5 @@
-"""MiniCPM-V 4.6: an image is cut up as transformers does it, pixel for pixel, numbered in the
-prompt as its processor numbers it, and the same image at any place; answers are transformers',
-whatever page, chunk, rank or preemption.
+"""MiniCPM-V 4.6: images are cut into slices and numbered in the prompt as transformers does it, and
+are the same images at any place; rows become one within the tower.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import PIL.Image
 import pytest
 import torch
@@ -36,36 +33,32 @@ from saccade.families.minicpm.images import LONGEST_ASPECT, slice_grid, slice_si
 from saccade.families.minicpm.spec import MiniCPMSpec, SlicePlaceholder
 from saccade.families.minicpm.tiny import IMAGE, MOST, SCALE, TOKENS, SliceReference
 from saccade.families.registry import load_spec
-from saccade.media.decode import decode_into
-from saccade.media.header import probe
 from saccade.nn.protocol import FamilyNet, Pack
 from saccade.runtime.encoder import PackedEncoder, cut_segments, drain
-from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.quant_policy import LoadTally
 from saccade.runtime.weights import load_net
 from saccade.text.prompt.template import ChatTemplate
 from saccade.text.prompt.template import Tokenizer as TextTokenizer
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
-from saccade_bench.lab.qwen import grids, told_grid
-from tests.engine import test_parity as parity
-from tests.families.forwarding import CPU, Session, encode, load
-from tests.families.test_internvl import files
-from tests.families.test_parity import LOGITS, pixels, prompt
+from saccade_bench.fixtures.tiny import Reference, picture
+from saccade_bench.fixtures.tiny import reference as load_reference
+from saccade_bench.lab.qwen import grids
+from tests.families.answers import Case, Model
+from tests.families.conftest import Changed, Refusals, Refused, check_hub, listed
+from tests.families.forwarding import CPU, LOGITS, Session, encode, load, pixels, prompt
+from tests.families.image_files import check_pixels
 from tests.helpers.processor import needs_vnni
-from tests.media.pictures import decoded
-from tests.parallel.test_parity import ASKED, check_crew
 
-FAMILY: Literal["minicpmv4_6"] = "minicpmv4_6"
+References = Callable[..., Reference]
+FAMILY = "minicpmv4_6"
 HALF = torch.bfloat16
 SHAPES = [(60, 60), (100, 230), (300, 90), (20, 31), (700, 500), (30, 400), (48, 97)]
 
 
 @pytest.fixture(scope="module")
-def theirs(checkpoint: Callable[..., Path]) -> Reference:
-    return reference(checkpoint(FAMILY))
+def theirs(reference: References) -> Reference:
+    return reference(FAMILY)
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +67,8 @@ def spec(theirs: Reference) -> MiniCPMSpec:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> parity.Model:
-    return answered(tmp_path_factory.mktemp("minicpm"))
-
-
-@cache
-def answered(folder: Path) -> parity.Model:
-    return parity.load(FAMILY, folder)
+def model(answered: Callable[[str], Model]) -> Model:
+    return answered(FAMILY)
 
 
 def read(folder: Path, *options: str) -> MiniCPMSpec:
@@ -89,47 +77,12 @@ def read(folder: Path, *options: str) -> MiniCPMSpec:
     return found
 
 
-def changed(source: Path, folder: Path, file: str, **fields: Any) -> Path:
-    if not folder.exists():
-        shutil.copytree(source, folder)
-    data = json.loads((folder / file).read_text())
-    within = {name: data[name] | value for name, value in fields.items() if name.endswith("config")}
-    (folder / file).write_text(json.dumps(data | fields | within))
-    return folder
-
-
 # ---- images
 
 
-@cache
-def images() -> list[bytes]:
-    """Files of all kinds, but two whose images are lines."""
-    found = []
-    for data in files():
-        size = probe(data, max_pixels=10**8).upright
-        found += [data] if max(size) <= LONGEST_ASPECT * min(size) else []
-    assert len(found) == len(files()) - 2
-    return found
-
-
-def canvas_of(spec: MiniCPMSpec, data: bytes) -> tuple[np.ndarray, tuple[int, ...]]:
-    header = probe(data, max_pixels=10**8)
-    recipe = spec.recipe(*header.upright, spec.pixel_bounds)
-    canvas = np.full((*recipe.canvas, 3), 7, np.uint8)
-    decode_into([(canvas, recipe)], memoryview(data), header.upright, header.orientation)
-    return canvas, recipe.grid
-
-
-@pytest.mark.more
-def test_pixels_are_the_references(spec: MiniCPMSpec, theirs: Reference) -> None:
-    seen = set()
-    for data in images():
-        canvas, grid = canvas_of(spec, data)
-        wanted = theirs.resize(decoded(data))
-        np.testing.assert_array_equal(canvas, wanted)
-        assert grid == told_grid(wanted)
-        seen.add(grid[2:4])
-    assert {(), (2, 1), (2, 2), (2, 3), (3, 2), (1, 6), (6, 1)} <= seen
+def in_mode(changed: Changed, mode: str) -> Path:
+    changed(FAMILY, "preprocessor_config.json", downsample_mode=mode)
+    return changed(FAMILY, "config.json", downsample_mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -144,17 +97,11 @@ def test_pixels_are_the_references(spec: MiniCPMSpec, theirs: Reference) -> None
     ids=["no slices", "one", "three of another size", "lanczos", "4x"],
 )
 def test_pixels_of_other_settings_are_the_references(
-    checkpoint: Callable[..., Path], tmp_path: Path, fields: dict[str, Any]
+    changed: Changed, fields: dict[str, Any]
 ) -> None:
-    folder = changed(checkpoint(FAMILY), tmp_path / "m", "preprocessor_config.json", **fields)
-    mode = fields.get("downsample_mode", "16x")
-    changed(folder, folder, "config.json", downsample_mode=mode)
-    theirs, spec = reference(folder), read(folder)
-    for data in images()[:16]:
-        canvas, grid = canvas_of(spec, data)
-        wanted = theirs.resize(decoded(data))
-        np.testing.assert_array_equal(canvas, wanted)
-        assert grid == told_grid(wanted)
+    in_mode(changed, fields.get("downsample_mode", "16x"))
+    folder = changed(FAMILY, "preprocessor_config.json", **fields)
+    check_pixels(read(folder), load_reference(folder), 16)
 
 
 @settings(deadline=None)
@@ -227,6 +174,11 @@ def test_shapes_that_are_a_line_are_refused(spec: MiniCPMSpec) -> None:
 # ---- prompts
 
 
+def image_of(spec: MiniCPMSpec, size: tuple[int, int]) -> Image:
+    grid = spec.recipe(*size, spec.pixel_bounds).grid
+    return Image(ImageKey(b"", b""), grid, spec.num_tokens(grid), spec.num_patches(grid), size)
+
+
 class Processor(transformers.MiniCPMV4_6Processor):
     """transformers' own, but that it takes no video processor, which needs torchvision."""
 
@@ -243,10 +195,6 @@ def processor(theirs: Reference) -> Processor:
     return Processor(theirs.processor, videos, tokenizer)
 
 
-def image_of(spec: MiniCPMSpec, grid: tuple[int, ...]) -> Image:
-    return Image(ImageKey(b"", b""), grid, spec.num_tokens(grid), spec.num_patches(grid), (1, 1))
-
-
 @pytest.mark.parametrize(
     "shapes",
     [SHAPES[:1], SHAPES[1:2], SHAPES[2:4], SHAPES[4:7], SHAPES, [(60, 61), (100, 230)] * 6],
@@ -254,56 +202,33 @@ def image_of(spec: MiniCPMSpec, grid: tuple[int, ...]) -> Image:
 )
 @pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "not numbered"])
 def test_prompts_and_pixels_are_those_of_the_references_processor(
-    checkpoint: Callable[..., Path],
-    tmp_path: Path,
+    changed: Changed,
     shapes: list[tuple[int, int]],
     numbered: bool,
 ) -> None:
-    folder = changed(
-        checkpoint(FAMILY), tmp_path / "m", "preprocessor_config.json", use_image_id=numbered
-    )
-    theirs, spec = reference(folder), read(folder)
+    folder = changed(FAMILY, "preprocessor_config.json", use_image_id=numbered)
+    theirs, spec = load_reference(folder), read(folder)
     made = processor(theirs)
     shown = [picture(*size, seed=i) for i, size in enumerate(shapes)]
     words = "how many " + "".join(f"{IMAGE}\n{i} and " for i in range(len(shapes))) + "fox?"
     wanted = made(images=[PIL.Image.fromarray(each) for each in shown], text=words)
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(words).ids
-    images = [image_of(spec, spec.recipe(*size, spec.pixel_bounds).grid) for size in shapes]
-    expanded, spans = spec.expand_prompt(tokens, images)
+    images = [image_of(spec, size) for size in shapes]
+    expanded, _ = spec.expand_prompt(tokens, images)
     assert list(expanded) == wanted.input_ids[0].tolist()
     canvases = [theirs.resize(each) for each in shown]
     assert isinstance(theirs, SliceReference)
     values, sizes = theirs.patches(canvases)  # what the reference is asked with below
     assert sizes.tolist() == wanted.target_sizes.tolist()
     assert values.equal(wanted.pixel_values)
-    text = theirs.expand(words, canvases)
-    assert list(expanded) == made.tokenizer(text).input_ids
-    (content,) = spec.placeholder.marks
-    for number, image in enumerate(images):
-        mine = [span for span in spans if span.image == number]
-        assert sum(span.length for span in mine) == image.num_tokens
-        assert [span.offset for span in mine] == [
-            sum(span.length for span in mine[:view]) for view in range(len(mine))
-        ]
-        assert {token for span in mine for token in expanded[span.start : span.end]} == {content}
-    assert isinstance(spec.placeholder, SlicePlaceholder)
-    ends = (*spec.placeholder.after, spec.placeholder.slice[1])
-    for at, token in enumerate(tokens, 1):
-        end = spec.widened(at, spans, images)
-        if token == content:
-            assert expanded[end - 1] in ends and expanded[end] != spec.placeholder.slice[0]
-        else:
-            assert expanded[end - 1] == token
-    with pytest.raises(InvalidRequest, match=f"{len(shapes)} image placeholders for"):
-        spec.expand_prompt(tokens, images[1:])
 
 
 def test_images_are_numbered_up_to_a_thousand(spec: MiniCPMSpec) -> None:
-    (content,), image = spec.placeholder.marks, image_of(spec, (1, 1))
+    (content,), image = spec.placeholder.marks, image_of(spec, (10, 10))
     assert isinstance(spec.placeholder, SlicePlaceholder)
-    last = spec.placeholder.numbers[999]
     expanded, _ = spec.expand_prompt([content] * 1000, [image] * 1000)
-    assert expanded[-len(last) - 3 : -3] == last
+    number, behind = spec.placeholder.numbers[999], image.num_tokens + 2
+    assert expanded[-len(number) - behind : -behind] == number
     with pytest.raises(InvalidRequest, match="has 1001 images; this model numbers at most 1000"):
         spec.expand_prompt([content] * 1001, [image] * 1001)
 
@@ -334,7 +259,7 @@ def test_images_of_a_chat_are_numbered_through_its_turns(
     wanted = processor(theirs)(
         images=[PIL.Image.fromarray(each) for each in shown], text=WRITTEN
     ).input_ids[0]
-    images = [image_of(spec, spec.recipe(*size, spec.pixel_bounds).grid) for size in SHAPES[:3]]
+    images = [image_of(spec, size) for size in SHAPES[:3]]
     expanded, _ = spec.expand_prompt(tokenizer.encode(WRITTEN), images)
     assert list(expanded) == wanted.tolist()
 
@@ -342,26 +267,22 @@ def test_images_of_a_chat_are_numbered_through_its_turns(
 # ---- the network
 
 
-@pytest.mark.first
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("options", "fields"),
     [
-        ({}, {}),
-        ({"tie": True}, {}),
         ({"text": {"num_key_value_heads": 1}}, {"insert_layer_id": 3}),
         ({"vision": {"image_size": 36, "num_attention_heads": 2}}, {"insert_layer_id": 0}),
-        ({}, {"downsample_mode": "4x"}),
     ],
-    ids=["as it is", "tied", "merged last", "merged first", "4x"],
+    ids=["merged last", "merged first"],
 )
-def test_logits_equal_the_reference(
-    tmp_path: Path, options: dict[str, Any], fields: dict[str, Any]
+def test_rows_become_one_behind_any_layer(
+    checkpoint: Callable[..., Path], tmp_path: Path, options: Any, fields: dict[str, Any]
 ) -> None:
-    folder = make_checkpoint(tmp_path / "m", FAMILY, **options)
-    changed(folder, folder, "config.json", **fields)
-    mode = fields.get("downsample_mode", "16x")
-    changed(folder, folder, "preprocessor_config.json", downsample_mode=mode)
-    check_logits(load(folder), reference(folder))
+    folder = shutil.copytree(checkpoint(FAMILY, **options), tmp_path / "m")
+    data = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(data | fields))
+    check_logits(load(folder), load_reference(folder))
 
 
 def check_logits(net: FamilyNet, theirs: Reference) -> None:
@@ -377,15 +298,15 @@ def check_logits(net: FamilyNet, theirs: Reference) -> None:
 
 
 def test_a_server_may_choose_how_many_tokens_an_image_has(
-    checkpoint: Callable[..., Path], tmp_path: Path
+    changed: Changed, checkpoint: Callable[..., Path]
 ) -> None:
     """Four times as many, by the option alone, of a checkpoint whose files say otherwise."""
-    fine = changed(checkpoint(FAMILY), tmp_path / "m", "config.json", downsample_mode="4x")
-    changed(fine, fine, "preprocessor_config.json", downsample_mode="4x")
+    fine = in_mode(changed, "4x")
     spec, other = read(checkpoint(FAMILY), "downsample_mode=4x"), read(checkpoint(FAMILY))
     assert spec == read(fine)
     net = load_net(spec, checkpoint(FAMILY), dtype=torch.float32, device=CPU)
-    check_logits(net, reference(fine))
+    check_logits(net, load_reference(fine))
+    check_logits(load(fine), load_reference(fine))
     square = spec.recipe(SCALE, SCALE, spec.pixel_bounds)
     assert square.canvas == other.recipe(SCALE, SCALE, other.pixel_bounds).canvas
     assert spec.num_tokens(square.grid) == 36
@@ -393,25 +314,8 @@ def test_a_server_may_choose_how_many_tokens_an_image_has(
     assert read(fine, "downsample_mode=16x") == other
 
 
-def test_views_are_encoded_alike_alone_in_company_and_in_graphs(model: parity.Model) -> None:
-    net = model.net
-    images = [
-        torch.from_numpy(model.reference.resize(picture(*size, seed=9))) for size in SHAPES[:5]
-    ]
-    shown = grids(net.spec, images)
-    positions = PositionCache(net.spec, net.vision, Metrics())
-    config = EncoderConfig(graph_sizes=(64 * net.spec.patch_unit, 256 * net.spec.patch_unit))
-    graphs = PackedEncoder(net, positions, config, torch.empty(0), eager)
-    together = encode(net, images), graphs.encode(images, shown)
-    for i, image in enumerate(images):
-        alone = encode(net, [image])[0]
-        assert len(alone) == net.spec.num_tokens(shown[i])
-        for each in together:
-            torch.testing.assert_close(each[i], alone, atol=1e-5, rtol=0.0)
-
-
 @pytest.mark.parametrize("limit", [9, 21, 97])
-def test_a_view_in_parts_is_the_view(model: parity.Model, limit: int) -> None:
+def test_a_view_in_parts_is_the_view(model: Model, limit: int) -> None:
     """Parts end within the four patches that become one; what all pieces cost is what is said."""
     net, vision = model.net, model.net.vision
     canvas = torch.from_numpy(model.reference.resize(picture(100, 230, seed=5)))
@@ -435,11 +339,11 @@ def test_a_view_in_parts_is_the_view(model: parity.Model, limit: int) -> None:
 
 @pytest.mark.parametrize("mode", ["none", pytest.param("int8", marks=needs_vnni)])
 def test_matrices_of_fewer_bits_answer_nearly_as_whole_ones(
-    tmp_path: Path, mode: QuantizationMode
+    reference: References, mode: QuantizationMode
 ) -> None:
     """In 16 bits, and the language model's in 8: states add up what rounding does to them."""
     sizes = {"hidden_size": 256, "intermediate_size": 512}
-    theirs = reference(make_checkpoint(tmp_path, FAMILY, text=sizes))
+    theirs = reference(FAMILY, text=sizes)
     spec, tally = load_spec(theirs.folder), LoadTally()
     net = load_net(spec, theirs.folder, dtype=HALF, device=CPU, quantization=mode, tally=tally)
     (shown,) = images = pixels(theirs, 1)
@@ -449,56 +353,19 @@ def test_matrices_of_fewer_bits_answer_nearly_as_whole_ones(
     (wanted,) = theirs.embeddings(images)
     assert embedding.dtype == HALF
     assert 0 < (embedding.float() - wanted).norm() / wanted.norm() < 0.02
-    session = Session(net, list(range(20, 60)), [], 16)
-    session.kv = {i: (k.to(HALF), v.to(HALF)) for i, (k, v) in session.kv.items()}
+    session = Session(net, list(range(20, 60)), [], 16, HALF)
     answer, exact = session.prefill().float(), theirs.logits(session.tokens)
     assert 0 < (answer - exact).norm() / exact.norm() < (0.2 if mode == "int8" else 0.1)
     made = "17 matrices of the language model in int8"
     assert (made in tally.line(HALF)) == (mode == "int8")
 
 
-# ---- the engine
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
-@pytest.mark.parametrize(("chunk", "page"), [(7, 1), (16, 4), (64, 16), (2048, 16), (2048, 1)])
-def test_eight_requests_answer_as_transformers(
-    model: parity.Model, chunk: int, page: int, prefix_cache: bool
-) -> None:
-    harness = Harness(
-        model.net,
-        chunk_tokens=chunk,
-        page_size=page,
-        prefix_cache=prefix_cache,
-        kv_pages=8192 // page,
-    )
-    for turn in range(2):  # cold, then from the caches
-        parity.check(model, harness.run([model.request(harness, name) for name in parity.CASES]))
-        if not turn:
-            cold = len(harness.decoded), len(harness.encoded)
-    assert (len(harness.decoded), len(harness.encoded)) == cold
-    assert len(harness.encoded) == len(set(harness.encoded))
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
-def test_answers_survive_preemption(model: parity.Model, prefix_cache: bool) -> None:
-    longest = max(len(model.request(Harness(model.net), name).tokens) for name in parity.CASES)
-    pages = (longest + parity.NEW_TOKENS) // 2 + 6
-    harness = Harness(
-        model.net, chunk_tokens=16, page_size=2, kv_pages=pages, prefix_cache=prefix_cache
-    )
-    parity.check(model, harness.run([model.request(harness, name) for name in parity.CASES]))
-    assert harness.scheduler.counts.preemptions > 0
-
-
-def test_an_image_at_another_place_is_the_same_image(model: parity.Model) -> None:
+def test_an_image_at_another_place_is_the_same_image(model: Model) -> None:
     """Its number is text before it: other tokens are computed, nothing is decoded or encoded."""
     cases = {
-        "alone": parity.Case("look: @ how many?", ((112, 140),)),
-        "second": parity.Case("first @ and then @ which?", ((64, 96), (112, 140))),
-        "both": parity.Case("@ brown @ and over @ lazy", ((112, 140), (64, 96), (112, 140))),
+        "alone": Case("look: @ how many?", ((112, 140),)),
+        "second": Case("first @ and then @ which?", ((64, 96), (112, 140))),
+        "both": Case("@ brown @ and over @ lazy", ((112, 140), (64, 96), (112, 140))),
     }
     harness = Harness(model.net, chunk_tokens=64)
     work, asked = [], {}
@@ -520,17 +387,10 @@ def test_an_image_at_another_place_is_the_same_image(model: parity.Model) -> Non
         assert before[-len(numbers[place]) :] == numbers[place]
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("encoder", ["weights", "data"])
-def test_two_ranks_answer_as_transformers(model: parity.Model, encoder: Any) -> None:
-    assert set(ASKED) <= set(model.answers)
-    check_crew(model, ThreadCrew(model.reference.folder, 2, encoder))
+# ---- files
 
 
-# ---- files as the hub has them
-
-
-def test_fields_that_the_hubs_files_leave_out_are_those_of_transformers(
+def test_the_hubs_files_are_read_as_transformers_reads_them(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     """The published configuration names no sections of positions; ties are said of the language
@@ -576,18 +436,10 @@ def test_fields_that_the_hubs_files_leave_out_are_those_of_transformers(
     named = json.loads((folder / "tokenizer_config.json").read_text())
     del named["extra_special_tokens"]
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
-    spec, theirs = read(folder), transformers.AutoConfig.from_pretrained(folder)
-    text, vision = theirs.text_config, theirs.vision_config
-    assert spec.hybrid.full == tuple(each == "full_attention" for each in text.layer_types)
-    delta = spec.hybrid.delta
-    assert (delta.key_heads, delta.key_dim, delta.taps) == (
-        text.linear_num_key_heads,
-        text.linear_key_head_dim,
-        text.linear_conv_kernel_dim,
-    )
+    spec = check_hub(folder)
+    assert isinstance(spec, MiniCPMSpec)
     assert (spec.hybrid.rotary_dim, spec.text.rope.theta, spec.text.tied) == (64, 1e7, True)
-    assert spec.vision.insert == vision.insert_layer_id == 6
-    assert spec.vision.siglip.across == 70
+    assert (spec.vision.insert, spec.vision.siglip.across) == (6, 70)
     made = MiniCPMV4_6ImageProcessorPil()
     assert (spec.images.scale, spec.images.most) == (made.scale_resolution, made.max_slice_nums)
     assert (spec.images.mean, spec.images.std) == (tuple(made.image_mean), tuple(made.image_std))
@@ -597,46 +449,10 @@ def test_fields_that_the_hubs_files_leave_out_are_those_of_transformers(
     assert spec.largest_image.tokens < 1000
 
 
-# ---- what cannot be
-
-
-@pytest.mark.parametrize(
-    ("file", "fields", "words"),
-    [
-        ("config.json", {"merger_times": 2}, "merger_times 2 is not supported"),
-        ("config.json", {"insert_layer_id": 4}, "insert_layer_id 4 is none of the tower's 4"),
-        ("config.json", {"insert_layer_id": -1}, "insert_layer_id -1 is none"),
-        ("config.json", {"drop_vision_last_layer": True}, "drop_vision_last_layer is not"),
-        ("config.json", {"merge_kernel_size": [3, 3]}, r"merge_kernel_size \[3, 3\] is not"),
-        ("config.json", {"vision_config": {"window_kernel_size": [2, 4]}}, "window_kernel_size"),
-        ("config.json", {"vision_config": {"model_type": "clip"}}, "'clip' is not supported"),
-        ("config.json", {"text_config": {"model_type": "qwen3_5_moe_text"}}, "moe_text' is not"),
-        (
-            "config.json",
-            {"text_config": {"rope_parameters": {"partial_rotary_factor": 2.0}}},
-            "partial_rotary_factor 2.0 of 16 values is not supported",
-        ),
-        ("config.json", {"downsample_mode": "8x"}, "downsample_mode '8x' is not supported"),
-        ("config.json", {"downsample_mode": "4x"}, "downsample_mode is 16x, but 4x in config"),
-        ("config.json", {"image_token_id": 7}, "image_token_id is 7, but the tokenizer's is"),
-        ("preprocessor_config.json", {"patch_size": 14}, "patch_size is 14, but the vision tower"),
-        ("preprocessor_config.json", {"do_resize": False}, "do_resize false is not supported"),
-        ("preprocessor_config.json", {"resample": 2}, "resample 2 is not supported"),
-        ("preprocessor_config.json", {"rescale_factor": 1.0}, "rescale_factor is not supported"),
-        ("preprocessor_config.json", {"scale_resolution": 10**6}, "must be at most 4096, not"),
-        ("preprocessor_config.json", {"max_slice_nums": 0}, "max_slice_nums must be at least 1"),
-        ("preprocessor_config.json", {"max_slice_nums": 10**6}, "must be at most 100, not"),
-    ],
-)
-def test_what_is_not_supported_is_refused_by_name(
-    checkpoint: Callable[..., Path], tmp_path: Path, file: str, fields: dict[str, Any], words: str
+def test_the_tokenizer_must_know_the_marks(
+    changed: Changed, checkpoint: Callable[..., Path]
 ) -> None:
-    with pytest.raises(CheckpointError, match=words):
-        load_spec(changed(checkpoint(FAMILY), tmp_path / "model", file, **fields))
-
-
-def test_the_tokenizer_must_know_the_marks(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    folder = shutil.copytree(checkpoint(FAMILY), tmp_path / "m")
+    folder = changed(FAMILY, "tokenizer.json")
     shutil.copy(checkpoint("qwen2_vl") / "tokenizer.json", folder)
     with pytest.raises(CheckpointError, match="has no token <image>"):
         load_spec(folder)
@@ -646,3 +462,43 @@ def test_other_options_are_refused(checkpoint: Callable[..., Path]) -> None:
     for option in ("downsample_mode=8x", "patch_embed=folded"):
         with pytest.raises(ConfigError, match=f"{option}: minicpmv4_6 has downsample_mode, which"):
             load_spec(checkpoint(FAMILY), [option])
+
+
+REFUSED: Refusals = {
+    "config.json": [
+        ({"merger_times": 2}, "merger_times 2 is not supported"),
+        ({"insert_layer_id": 4}, "insert_layer_id 4 is none of the tower's 4"),
+        ({"insert_layer_id": -1}, "insert_layer_id -1 is none"),
+        ({"drop_vision_last_layer": True}, "drop_vision_last_layer is not"),
+        ({"merge_kernel_size": [3, 3]}, r"merge_kernel_size \[3, 3\] is not"),
+        ({"vision_config": {"window_kernel_size": [2, 4]}}, "window_kernel_size"),
+        ({"vision_config": {"model_type": "clip"}}, "'clip' is not supported"),
+        ({"text_config": {"model_type": "qwen3_5_moe_text"}}, "moe_text' is not"),
+        (
+            {"text_config": {"rope_parameters": {"partial_rotary_factor": 2.0}}},
+            "partial_rotary_factor 2.0 of 16 values is not supported",
+        ),
+        ({"downsample_mode": "8x"}, "downsample_mode '8x' is not supported"),
+        ({"downsample_mode": "4x"}, "downsample_mode is 16x, but 4x in config"),
+        ({"image_token_id": 7}, "image_token_id is 7, but the tokenizer's is"),
+    ],
+    "preprocessor_config.json": [
+        ({"patch_size": 14}, "patch_size is 14, but the vision tower"),
+        ({"do_resize": False}, "do_resize false is not supported"),
+        ({"resample": 2}, "resample 2 is not supported"),
+        ({"rescale_factor": 1.0}, "rescale_factor is not supported"),
+        ({"scale_resolution": 10**6}, "must be at most 4096, not"),
+        ({"scale_resolution": 0}, "scale_resolution"),
+        ({"max_slice_nums": 0}, "max_slice_nums must be at least 1"),
+        ({"max_slice_nums": 10**6}, "must be at most 100, not"),
+        ({"image_std": [0.5, 0.0, 0.5]}, "image_std"),
+    ],
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("file", "fields", "words"), listed(REFUSED))
+def test_what_is_not_supported_is_refused_by_name(
+    refused: Refused, file: str, fields: dict[str, Any], words: str
+) -> None:
+    refused(FAMILY, file, words, **fields)

@@ -4,7 +4,6 @@ ranks share them; an expert without rows is not touched.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,8 +31,8 @@ from saccade.runtime.quant_policy import LoadTally, QuantPolicy
 from saccade.runtime.weights import load_net
 from saccade_bench.fixtures.crew import shards, together
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint
-from tests.families.forwarding import CPU, Session, load
-from tests.families.test_parity import LOGITS, pixels, prompt
+from tests.families.conftest import Refused
+from tests.families.forwarding import CPU, LOGITS, Session, load, prompt
 from tests.helpers.processor import needs_int8
 from tests.quantising import FORMATS, quantise
 
@@ -165,14 +164,6 @@ def test_matrices_in_an_unknown_layout_are_left_to_their_products() -> None:
     assert layer_of(64, 40, 2).places is None, "40 values of an expert are no panel"
     assert layer_of(60, 64, 2).places is None, "nor are 60 of a row"
     assert layer_of(64, 16, 4).places is None, "a gate and what it gates share no panel"
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_logits_equal_the_reference(reference: Callable[..., Reference], count: int) -> None:
-    theirs = reference(MOE)
-    images = pixels(theirs, count)
-    session = Session(load(theirs.folder), prompt(theirs, count), images, page_size=16)
-    torch.testing.assert_close(session.prefill(7), theirs.logits(session.tokens, images), **LOGITS)
 
 
 def set_apart(source: Path, folder: Path) -> Path:
@@ -372,27 +363,9 @@ def test_a_layer_of_experts_in_int8_is_near_itself(outputs_first: bool) -> None:
     assert torch.nn.functional.cosine_similarity(made, whole).min() > 0.9995
 
 
-@pytest.mark.more
-def test_eight_requests_answer_as_transformers(tmp_path: Path) -> None:
-    from saccade_bench.fixtures.harness import Harness
-    from tests.engine import test_parity as parity
-
-    model = parity.load(MOE, tmp_path)
-    harness = Harness(model.net, chunk_tokens=64)
-    for _ in range(2):  # cold, then from the prefix cache
-        parity.check(model, harness.run([model.request(harness, name) for name in parity.CASES]))
-
-
-def test_figures_that_cannot_be_are_refused(
-    checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint(MOE), folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["num_experts_per_tok"] = 9
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"num_experts_per_tok must be from 1 to 8"):
-        load_spec(folder)
+def test_figures_that_cannot_be_are_refused(refused: Refused) -> None:
+    words = "num_experts_per_tok must be from 1 to 8"
+    refused(MOE, "config.json", words, text_config={"num_experts_per_tok": 9})
 
 
 def test_ranks_must_divide_an_experts_width(checkpoint: Callable[..., Path]) -> None:

@@ -25,8 +25,8 @@ from saccade.sched.parts.drafts import HEAD_TOKENS
 from saccade_bench.fixtures.certain_head import make_certain
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, reference
-from tests.families.test_gemma4 import changed
-from tests.families.test_parity import pixels, prompt
+from tests.families.conftest import Changed
+from tests.families.forwarding import pixels, prompt
 from tests.helpers.processor import INT8
 
 OPTION = ("mtp=on",)
@@ -176,11 +176,11 @@ def test_a_head_is_loaded_only_if_asked_for(checkpoint: Callable[..., Path]) -> 
 
 
 def test_a_head_that_is_not_there_is_refused(
-    checkpoint: Callable[..., Path], tmp_path: Path
+    changed: Changed, checkpoint: Callable[..., Path]
 ) -> None:
     with pytest.raises(ConfigError, match="mtp, which is on or off"):
         load_spec(checkpoint("qwen3_5"), ("mtp=yes",))
-    folder = changed(checkpoint("qwen3_5"), tmp_path / "none", "config.json")
+    folder = changed("qwen3_5", "config.json")
     config = json.loads((folder / "config.json").read_text())
     del config["text_config"]["mtp_num_hidden_layers"]
     (folder / "config.json").write_text(json.dumps(config))

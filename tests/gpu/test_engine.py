@@ -124,10 +124,11 @@ def test_answers_are_those_of_transformers(family: str, cuda: torch.device, tmp_
         "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
         reason="no transformers of a known version",
     )
-    from tests.engine import test_parity as parity
+    from saccade_bench.fixtures.tiny import make_checkpoint
+    from tests.families import answers
 
-    model = parity.load(family, tmp_path)
+    model = answers.load(make_checkpoint(tmp_path, family))
     there = replace(model, net=load(tmp_path, "cuda"))
     for chunk_tokens in (16, 2048):
         harness = Harness(there.net, device="cuda", chunk_tokens=chunk_tokens)
-        parity.check(model, harness.run([there.request(harness, name) for name in parity.CASES]))
+        answers.check(model, harness.run([there.request(harness, name) for name in answers.CASES]))

@@ -92,6 +92,7 @@ class InternTiny(Tiny):
     special = SPECIAL
     template = tiles.CHAT_TEMPLATE
     settings = SETTINGS
+    grids = frozenset((count,) for count in (1, 3, 4, 5, 6, 7))  # thumbnails included
     variants = {  # noqa: RUF012
         "as it is": {},
         "as on the hub": {"layout": "old"},

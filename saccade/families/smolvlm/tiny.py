@@ -118,6 +118,7 @@ class SmolTiny(Tiny):
     special = SPECIAL
     corpus = (CORPUS, BLANK_LINES)
     template = CHAT_TEMPLATE
+    grids = frozenset(((3, 3), (1, 3), (3, 1), (2, 3), (3, 2)))
     begin, end = "<|im_start|>", "<end_of_utterance>"
     variants = {  # noqa: RUF012
         "as it is": {},
