@@ -25,8 +25,8 @@ import psutil
 from rich.console import Console
 
 from saccade.core.errors import ConfigError
-from saccade.core.own_server import endings_raised
-from saccade.core.tied import tied
+from saccade.ipc.own_server import endings_raised
+from saccade.ipc.tied import tied
 from saccade_bench.eval import ocr, shapes
 from saccade_bench.eval.contract import EvalResult, GradedAnswer, Item, ask_all, summarise
 from saccade_bench.eval.sampling import HttpSampler

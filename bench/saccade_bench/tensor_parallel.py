@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.core.arena import Arena
-from saccade.core.child import Channel, Child, Codec, Disconnected, enter
 from saccade.core.config import AllReduce, EncoderMode, EngineConfig
-from saccade.core.environment import engine_environment
 from saccade.core.plan import Open, Plan, Row, StepResult
 from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec
+from saccade.ipc.child import Channel, Child, Codec, Disconnected, enter
+from saccade.ipc.environment import engine_environment
 from saccade.parallel import Backend, join, leave
 from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.weights import load_net
@@ -134,7 +134,7 @@ def broadcast(table: Table) -> None:
             time.sleep(0.001)
         table.add_row(
             f"plan, {name} ({len(ENCODER.encode(plan))} bytes)",
-            "core/child.py",
+            "ipc/child.py",
             f"sent {spread(busy)}, decoded {spread(there)}",
         )
     child.end_sync()

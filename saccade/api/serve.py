@@ -25,9 +25,6 @@ from saccade.api.batches.runner import BatchRunner
 from saccade.api.trace.telemetry import Telemetry, check_installed
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
-from saccade.core.gc_freeze import settle
-from saccade.core.messages import Loading, Ready
-from saccade.core.secrets import KEY_VARIABLES, forget
 from saccade.core.serve_options import ServeOptions
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
@@ -38,6 +35,9 @@ from saccade.front.assemble import UNPROVEN, build_front
 from saccade.front.loading import LoadingView
 from saccade.front.parity import check_parity
 from saccade.front.request_manager import RequestManager
+from saccade.ipc.gc_freeze import settle
+from saccade.ipc.messages import Loading, Ready
+from saccade.ipc.secrets import KEY_VARIABLES, forget
 
 log = logging.getLogger("saccade")
 

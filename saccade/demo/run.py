@@ -28,8 +28,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from saccade.core.own_server import own_server
 from saccade.demo import PICTURES
+from saccade.ipc.own_server import own_server
 
 START_TIMEOUT = 120.0
 SCRIPT = Path(sys.executable).with_name("saccade")

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from saccade.core.messages import Alter, Altered
 from saccade.core.plan import Change, Changed, Memory
 from saccade.core.types import Delta, Request
+from saccade.ipc.messages import Alter, Altered
 
 ALONE = frozenset({"weights", "sleep", "wake"})
 """Kinds of changes while which nothing is computed."""

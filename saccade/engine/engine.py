@@ -12,8 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from saccade.core.child import HEARTBEAT_SECONDS
-from saccade.core.messages import (
+from saccade.core.metrics import Metrics
+from saccade.core.plan import ADAPT, PLANS_IN_FLIGHT, Changed, Masks, Plan, StepResult
+from saccade.core.types import Delta, Image, ImageKey, Request
+from saccade.engine.changes import ALONE, Changes
+from saccade.engine.language import LanguageHalf
+from saccade.engine.pause import Intermission
+from saccade.engine.store_lookup import StoreProbe
+from saccade.engine.workers import WorkersLost
+from saccade.ipc.child import HEARTBEAT_SECONDS
+from saccade.ipc.messages import (
     Abort,
     Alive,
     Alter,
@@ -33,14 +41,6 @@ from saccade.core.messages import (
     ToFront,
     TokenizerText,
 )
-from saccade.core.metrics import Metrics
-from saccade.core.plan import ADAPT, PLANS_IN_FLIGHT, Changed, Masks, Plan, StepResult
-from saccade.core.types import Delta, Image, ImageKey, Request
-from saccade.engine.changes import ALONE, Changes
-from saccade.engine.language import LanguageHalf
-from saccade.engine.pause import Intermission
-from saccade.engine.store_lookup import StoreProbe
-from saccade.engine.workers import WorkersLost
 from saccade.sched.protocol import Scheduler
 
 UNPAUSED = (

@@ -1,6 +1,6 @@
 """The engine for the front: starts its process, talks to it, watches its progress.
 
-Thin on `core/child.py`. The engine dies with the front, and the front notices the engine's death at
+Thin on `ipc/child.py`. The engine dies with the front, and the front notices the engine's death at
 once, and its silence within seconds. Knows nothing of messages but signs of life.
 """
 
@@ -11,11 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from saccade.core.arena import Arena
-from saccade.core.child import HEARTBEAT_SECONDS, AsyncChannel, Child, Disconnected, Silence
 from saccade.core.config import Role
-from saccade.core.environment import engine_environment
 from saccade.core.errors import EngineUnavailable, StartupError
-from saccade.core.messages import (
+from saccade.core.options import (
+    CacheOptions,
+    EngineOptions,
+    ModelOptions,
+    ParallelOptions,
+)
+from saccade.ipc.child import HEARTBEAT_SECONDS, AsyncChannel, Child, Disconnected, Silence
+from saccade.ipc.environment import engine_environment
+from saccade.ipc.messages import (
     FRONT_END,
     Alive,
     EngineBoot,
@@ -26,12 +32,6 @@ from saccade.core.messages import (
     ToEngine,
     ToFront,
     TokenizerText,
-)
-from saccade.core.options import (
-    CacheOptions,
-    EngineOptions,
-    ModelOptions,
-    ParallelOptions,
 )
 
 MODULE = "saccade.engine.process"

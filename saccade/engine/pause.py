@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from saccade.core.messages import Altered
 from saccade.core.plan import Changed
 from saccade.core.types import Delta, Request
+from saccade.ipc.messages import Altered
 
 
 class Intermission:

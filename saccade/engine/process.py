@@ -23,23 +23,10 @@ from saccade.cache.pages import PagePool
 from saccade.cache.pins import PinBook
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.cache.snapshots import Snapshots
-from saccade.core.child import AsyncChannel, ParentLink, enter
 from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
-from saccade.core.gc_freeze import settle
 from saccade.core.given_paths import readable, sendable
-from saccade.core.messages import (
-    ENGINE_END,
-    EngineBoot,
-    Failed,
-    Load,
-    Loading,
-    Ready,
-    ToEngine,
-    ToFront,
-    TokenizerText,
-)
 from saccade.core.metrics import Metrics
 from saccade.core.options import EngineOptions, usable_cores
 from saccade.core.page_store import PageIdentity
@@ -55,6 +42,19 @@ from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.checkpoint import digest_weights
 from saccade.families.registry import load_spec
+from saccade.ipc.child import AsyncChannel, ParentLink, enter
+from saccade.ipc.gc_freeze import settle
+from saccade.ipc.messages import (
+    ENGINE_END,
+    EngineBoot,
+    Failed,
+    Load,
+    Loading,
+    Ready,
+    ToEngine,
+    ToFront,
+    TokenizerText,
+)
 from saccade.sched.encoding import EncodeScheduler
 from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.protocol import Scheduler

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from saccade.core.child import AsyncChannel, Child, Silence
 from saccade.core.config import EngineConfig
-from saccade.core.messages import (
+from saccade.core.metrics import Metrics
+from saccade.core.plan import Masks, Plan, StepResult
+from saccade.ipc.child import AsyncChannel, Child, Silence
+from saccade.ipc.messages import (
     PEER_LOST_STATUS,
     WORKERS_END,
     Alive,
@@ -34,8 +36,6 @@ from saccade.core.messages import (
     ToWorker,
     WorkerBoot,
 )
-from saccade.core.metrics import Metrics
-from saccade.core.plan import Masks, Plan, StepResult
 
 MODULE = "saccade.runtime.process"
 SILENT_SECONDS = 5.0

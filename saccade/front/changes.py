@@ -12,8 +12,8 @@ from itertools import count
 from typing import Literal
 
 from saccade.core.errors import EngineUnavailable, InvalidRequest
-from saccade.core.messages import Alter, Altered, Pause, Resume, ToEngine
 from saccade.core.plan import Change, Changed, Memory
+from saccade.ipc.messages import Alter, Altered, Pause, Resume, ToEngine
 
 PauseMode = Literal["abort", "wait", "keep"]
 

@@ -10,7 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from saccade.core.messages import Loading
+from saccade.ipc.messages import Loading
 
 LINE_SECONDS = 2.0
 """Where lines stay, one stage has one so often at most."""

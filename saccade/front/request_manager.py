@@ -27,23 +27,6 @@ from saccade.core.errors import (
     RequestError,
     StartupError,
 )
-from saccade.core.messages import (
-    Abort,
-    Altered,
-    EmbeddingReady,
-    Failed,
-    Figures,
-    Flush,
-    Loading,
-    Output,
-    PixelsFailed,
-    PixelsReady,
-    Ready,
-    Scrape,
-    Submit,
-    ToEngine,
-    ToFront,
-)
 from saccade.core.metrics import Metrics
 from saccade.core.permits import Permits
 from saccade.core.plan import PixelSlot
@@ -65,6 +48,23 @@ from saccade.front.readout_cache import ReadoutCache
 from saccade.front.score_prompts import CHATS, Scoring
 from saccade.front.standing import InFlight
 from saccade.front.warm_ups import WarmUps
+from saccade.ipc.messages import (
+    Abort,
+    Altered,
+    EmbeddingReady,
+    Failed,
+    Figures,
+    Flush,
+    Loading,
+    Output,
+    PixelsFailed,
+    PixelsReady,
+    Ready,
+    Scrape,
+    Submit,
+    ToEngine,
+    ToFront,
+)
 from saccade.media.fairness import BOUNDLESS, MemoryBudget
 from saccade.text.answer.detokenize import Detokenizer, StopStrings, Vocabulary
 from saccade.text.answer.tool_calls import CallEnded

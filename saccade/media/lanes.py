@@ -16,9 +16,9 @@ from contextlib import suppress
 from signal import SIGKILL
 
 from saccade.core.arena import Arena
-from saccade.core.child import AsyncChannel, Disconnected
 from saccade.core.config import MIB
 from saccade.core.metrics import Metrics
+from saccade.ipc.child import AsyncChannel, Disconnected
 from saccade.media.stock import NurseryLink, Stock
 from saccade.media.worker import (
     FRONT,

@@ -39,9 +39,9 @@ import numpy as np
 import PIL.Image
 
 from saccade.core.arena import Arena
-from saccade.core.child import Channel, Disconnected, Frames, ParentLink, enter
-from saccade.core.gc_freeze import settle
 from saccade.core.recipe import OwnPixels
+from saccade.ipc.child import Channel, Disconnected, Frames, ParentLink, enter
+from saccade.ipc.gc_freeze import settle
 from saccade.media import heif, thread_gate
 from saccade.media.pixel_operations import own_module
 from saccade.media.sandbox import confine

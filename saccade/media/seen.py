@@ -10,8 +10,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from saccade.core.messages import Same
 from saccade.core.types import Image, ImageKey
+from saccade.ipc.messages import Same
 from saccade.media.cards import MOST_CARDS, CardDisk, CardShelf
 from saccade.media.content import FASTEST_FILE, VIDEO, Probe, check_pixels
 from saccade.media.opened import OpenedImage

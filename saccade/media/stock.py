@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from saccade.core.child import Child
-from saccade.core.environment import image_environment
 from saccade.core.recipe import OwnPixels
+from saccade.ipc.child import Child
+from saccade.ipc.environment import image_environment
 from saccade.media import nursery
 from saccade.media.worker import EXIT_STATUS, Boot, NurseryWanted
 

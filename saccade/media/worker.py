@@ -28,8 +28,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.child import Channel, Codec, Disconnected
 from saccade.core.recipe import ImageRecipe, OwnPixels
+from saccade.ipc.child import Channel, Codec, Disconnected
 from saccade.media.content import Probe
 from saccade.media.reasons import Reason, Undecodable, Unreadable
 

@@ -37,9 +37,9 @@ from starlette.types import Message, Receive, Scope, Send
 from saccade.core.errors import Overloaded
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.route_options import SpreadOptions
-from saccade.core.secrets import KEY_VARIABLES, forget
 from saccade.edge.body import Bodies
 from saccade.edge.rank import rank
+from saccade.ipc.secrets import KEY_VARIABLES, forget
 from saccade.route.affinity import AffinityKey
 from saccade.route.deploy import ENCODER, ENGINE, INGRESS, REQUESTS
 from saccade.route.fleet import Backend, Fleet

@@ -14,11 +14,11 @@ from saccade.core.config import MIB
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.options import ConnectionOptions
 from saccade.core.route_options import RouteOptions
-from saccade.core.secrets import KEY_VARIABLES, forget
 from saccade.edge.body import Bodies
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
+from saccade.ipc.secrets import KEY_VARIABLES, forget
 from saccade.route.fleet import Fleet
 from saccade.route.origins import guarded
 from saccade.route.proxy import OWN_PATHS, Proxy

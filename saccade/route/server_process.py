@@ -17,8 +17,8 @@ from concurrent.futures import Future
 import httpx
 
 from saccade.core.errors import StartupError
-from saccade.core.tied import tied
 from saccade.edge.headers import INSTANCE_HEADER
+from saccade.ipc.tied import tied
 
 ANNOUNCED = "serving at "
 """What a server says once it is ready, before its address (`api/serve.py`)."""

@@ -25,12 +25,15 @@ import psutil
 import torch
 
 from saccade.core.arena import Arena
-from saccade.core.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
 from saccade.core.config import Hardware, LanguageAttention
 from saccade.core.errors import StartupError
-from saccade.core.gc_freeze import settle
 from saccade.core.given_paths import readable, sendable
-from saccade.core.messages import (
+from saccade.core.metrics import Metrics
+from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
+from saccade.families.registry import load_spec
+from saccade.ipc.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
+from saccade.ipc.gc_freeze import settle
+from saccade.ipc.messages import (
     PEER_LOST_STATUS,
     WORKER_END,
     Alive,
@@ -47,9 +50,6 @@ from saccade.core.messages import (
     ToWorker,
     WorkerBoot,
 )
-from saccade.core.metrics import Metrics
-from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
-from saccade.families.registry import load_spec
 from saccade.kernels.ops import pick_ops
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from saccade.core.allocated import trim
 from saccade.core.plan import Memory
+from saccade.ipc.allocated import trim
 
 
 class GivenBack:

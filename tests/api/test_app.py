@@ -12,9 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.core.client import Client
-from saccade.core.messages import Submit
 from saccade.core.metrics import DECLARED
 from saccade.core.types import Request
+from saccade.ipc.messages import Submit
 from tests.helpers.echo import CACHED, CONTEXT
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served, its_own

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from saccade.core.messages import Submit
 from saccade.core.types import Caching
+from saccade.ipc.messages import Submit
 from tests.helpers.served import TOKENIZER, Served
 from tests.media.pictures import encode, noise
 

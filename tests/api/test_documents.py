@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.core.messages import Submit
 from saccade.core.types import Request
+from saccade.ipc.messages import Submit
 from saccade.media import documents
 from saccade_bench.fixtures.pdf import A4, Sheet, assembled, pdf
 from saccade_bench.fixtures.tiny import picture

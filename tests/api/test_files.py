@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from saccade.core.config import MIB
-from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
+from saccade.ipc.messages import Submit
 from tests.helpers.echo import CONTEXT
 from tests.helpers.images import png
 from tests.helpers.served import Served, serving

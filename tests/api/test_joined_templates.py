@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from saccade.core.messages import Submit
 from saccade.front.content import message_from_object
 from saccade.front.conversation import Chat
 from saccade.front.prompt_encoder import GenerationRequest
+from saccade.ipc.messages import Submit
 from saccade.text.prompt.template import ChatTemplate
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served, serving

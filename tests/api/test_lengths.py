@@ -16,10 +16,10 @@ from saccade.api.body_schema import check_size
 from saccade.api.chat import fields as bodies
 from saccade.api.chat.read import read_completion
 from saccade.core.errors import InvalidRequest
-from saccade.core.messages import Submit
 from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS
 from saccade.front.content import ChatMessage
 from saccade.front.fields import Reader
+from saccade.ipc.messages import Submit
 from tests.helpers.echo import CONTEXT
 from tests.helpers.served import Served
 

@@ -12,9 +12,9 @@ import anthropic
 import pydantic
 import pytest
 
-from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
 from saccade.families.qwen_vl.spec import TEMPLATES
+from saccade.ipc.messages import Submit
 from saccade.text.answer.answer_format import FORMATS, AnswerFormat
 from saccade.text.answer.reasoning import THINK
 from saccade.text.prompt.template import ChatTemplate

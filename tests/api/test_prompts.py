@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from saccade.api import prompt_logprobs as prompts
-from saccade.core.messages import Submit
 from saccade.core.types import Request
 from saccade.front import readings
+from saccade.ipc.messages import Submit
 from tests.helpers.echo import score
 from tests.helpers.served import TOKENIZER, Served
 

@@ -17,12 +17,12 @@ from saccade.api.responses.store import KEPT_SECONDS, KeptTurn, ResponseStore
 from saccade.api.responses.write import ResponseStream
 from saccade.core.client import Client
 from saccade.core.errors import ImageError, NotFound
-from saccade.core.messages import Submit
 from saccade.core.metrics import Metrics
 from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
 from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
+from saccade.ipc.messages import Submit
 from saccade.media.sources import ImageSource
 from saccade.text.answer.answer_format import FORMATS
 from saccade.text.answer.reader import AnswerReader

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from saccade.core.messages import Submit
 from saccade.core.token_rules import NO_RULES, NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import Request
 from saccade.front.answer_rules import (
@@ -20,6 +19,7 @@ from saccade.front.answer_rules import (
     MAX_NGRAM,
     AnswerRules,
 )
+from saccade.ipc.messages import Submit
 from saccade.text.prompt.template import Tokenizer
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from saccade.core.messages import Submit
+from saccade.ipc.messages import Submit
 from tests.helpers.served import TOKENIZER, Served
 
 PLAIN = "nothing"

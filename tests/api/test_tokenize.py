@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from saccade.core.messages import Submit
+from saccade.ipc.messages import Submit
 from saccade.text.prompt.template import Tokenizer
 from tests.helpers.echo import CONTEXT
 from tests.helpers.served import TOKENIZER, Served

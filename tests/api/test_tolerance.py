@@ -15,8 +15,8 @@ import pytest
 from saccade.api.messages.read import _MESSAGE
 from saccade.api.responses.items import read_item
 from saccade.core.errors import InvalidRequest
-from saccade.core.messages import Submit
 from saccade.core.types import Request
+from saccade.ipc.messages import Submit
 from saccade.text.prompt.template import ChatTemplate
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served

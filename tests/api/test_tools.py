@@ -15,8 +15,8 @@ import pydantic
 import pytest
 from PIL import Image
 
-from saccade.core.messages import Submit
 from saccade.core.types import Request
+from saccade.ipc.messages import Submit
 from tests.helpers.served import TOKENIZER, Served
 
 HI = [{"role": "user", "content": "Hi"}]

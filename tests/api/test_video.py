@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.core.messages import Submit
 from saccade.core.types import Request
+from saccade.ipc.messages import Submit
 from saccade_bench.fixtures.tiny import picture
 from tests.helpers.served import TOKENIZER, Served
 from tests.media.clips import clip

@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from saccade.core.child import Channel, Codec, Disconnected, enter
+from saccade.ipc.child import Channel, Codec, Disconnected, enter
 
 
 @dataclass(frozen=True, slots=True)

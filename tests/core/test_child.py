@@ -16,7 +16,7 @@ import psutil
 import pytest
 import uvloop
 
-from saccade.core.child import (
+from saccade.ipc.child import (
     LAST_WORDS_BYTES,
     AsyncChannel,
     Channel,
@@ -142,7 +142,7 @@ def test_a_child_that_hangs_is_killed(patience: float) -> None:
 def test_a_child_dies_with_its_parent_however_that_went() -> None:
     program = (
         "import os, signal\n"
-        "from saccade.core.child import Child\n"
+        "from saccade.ipc.child import Child\n"
         "from tests.core.chatty import Greeting\n"
         "reading, writing = os.pipe()\n"
         "child = Child.spawn('tests.core.chatty', Greeting('up', writing), (writing,))\n"
@@ -169,7 +169,7 @@ def test_a_child_that_is_still_importing_ends_with_its_parent(tmp_path: Path) ->
     """What it imports takes seconds, and for ever here."""
     (tmp_path / "slow_to_import.py").write_text("import time\nprint('here')\ntime.sleep(600)\n")
     program = (
-        "from saccade.core.child import Child\n"
+        "from saccade.ipc.child import Child\n"
         "child = Child.spawn('slow_to_import', None)\n"
         "print(child.pid, flush=True)\n"
         "child.wait_sync()\n"

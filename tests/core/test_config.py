@@ -25,7 +25,6 @@ from saccade.core.config import (
     ParallelConfig,
     StepGraphSizes,
 )
-from saccade.core.environment import engine_environment
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.options import (
@@ -47,6 +46,7 @@ from saccade.engine.sizing import VIT_GRAPH_SIZES, arena_bytes, kv_page_bytes, r
 from saccade.engine.startup_report import LoadFacts, describe, describe_intake
 from saccade.families.checkpoint import DEMO, Section
 from saccade.families.registry import load_spec
+from saccade.ipc.environment import engine_environment
 from saccade.llm import _take
 from saccade_bench.lab.qwen import qwen
 

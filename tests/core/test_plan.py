@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from saccade.core.child import Codec
 from saccade.core.plan import MOST_COMPARED, Masks, Plan, ReadRun, Row, RowExtra, ScoreRun
+from saccade.ipc.child import Codec
 
 
 @pytest.mark.parametrize("kinds", [1, 3, MOST_COMPARED, MOST_COMPARED + 1, 200])

@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 from saccade.core.arena import Arena
-from saccade.core.messages import Abort, Figures, Output, Scrape, Submit
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.types import Request, SamplingParams
 from saccade.engine.link import EngineProcess
+from saccade.ipc.messages import Abort, Figures, Output, Scrape, Submit
 from saccade_bench.fixtures.server import Server, serving
 from tests.helpers.breadth import broad
 

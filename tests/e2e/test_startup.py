@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from saccade.core.arena import Arena
-from saccade.core.child import Child
-from saccade.core.messages import Loading
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.engine.link import EngineProcess
+from saccade.ipc.child import Child
+from saccade.ipc.messages import Loading
 from tests.terminal import CTRL_C, Terminal, gone
 
 pytestmark = pytest.mark.more

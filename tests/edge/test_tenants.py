@@ -22,11 +22,11 @@ from PIL import Image
 from saccade.core.client import Client
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
-from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
 from saccade.core.types import Request
 from saccade.edge import auth as tenant
 from saccade.edge.auth import Keys, client_of, read_keys
+from saccade.ipc.messages import Submit
 from tests.helpers.asking import eventually, in_flight
 from tests.helpers.served import Served, serving
 

@@ -11,9 +11,9 @@ import pytest
 
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
-from saccade.core.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
 from saccade.core.plan import ADAPT, Plan
 from saccade.families.qwen_vl.spec import QwenVLSpec
+from saccade.ipc.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
 from saccade.runtime.encoder import PackBuffers
 from saccade.runtime.graphs import ENOUGH
 from saccade_bench.fixtures.crew import ThreadCrew

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from saccade.core.messages import Alter, Altered
 from saccade.core.plan import Change, Changed
 from saccade.core.types import AdapterRef, Caching, Delta, Request, SamplingParams
 from saccade.engine.changes import Changes
 from saccade.engine.pause import Intermission
+from saccade.ipc.messages import Alter, Altered
 
 LOAD, DROP = Change("load adapter", 2, "/a"), Change("drop adapter", 1)
 

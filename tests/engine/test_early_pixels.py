@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from saccade.core.arena import Arena
-from saccade.core.messages import (
+from saccade.families.qwen_vl.spec import QwenVLSpec
+from saccade.ipc.messages import (
     Output,
     PixelsReady,
     Stop,
@@ -18,7 +19,6 @@ from saccade.core.messages import (
     ToEngine,
     ToFront,
 )
-from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade_bench.fixtures.harness import Harness, run_engine, set_threads
 from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load

@@ -16,19 +16,6 @@ from typing import Literal
 
 from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable
-from saccade.core.messages import (
-    Abort,
-    Figures,
-    Loading,
-    Output,
-    PixelsFailed,
-    PixelsReady,
-    Ready,
-    Scrape,
-    Submit,
-    ToEngine,
-    ToFront,
-)
 from saccade.core.plan import PixelSlot
 from saccade.core.types import (
     CacheReport,
@@ -41,6 +28,19 @@ from saccade.core.types import (
     Request,
     Tier,
     TokenLogprobs,
+)
+from saccade.ipc.messages import (
+    Abort,
+    Figures,
+    Loading,
+    Output,
+    PixelsFailed,
+    PixelsReady,
+    Ready,
+    Scrape,
+    Submit,
+    ToEngine,
+    ToFront,
 )
 from saccade.sched.slots import PixelSlots
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.core.child import Channel
+from saccade.ipc.child import Channel
 from saccade.media import nursery
 from saccade.media.reasons import Reason
 from saccade.media.worker import Answer, Decode, Decoded, Desk, Header, Order, WorkerReplaced

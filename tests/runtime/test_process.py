@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.core.child import Channel
-from saccade.core.messages import WORKER_END, WORKERS_END, Finish, FromWorker, ToWorker
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan, Row, StepResult
+from saccade.ipc.child import Channel
+from saccade.ipc.messages import WORKER_END, WORKERS_END, Finish, FromWorker, ToWorker
 from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.process import carry_out
 

@@ -11,10 +11,10 @@ import torch
 
 from saccade.core.config import EmbeddingBudgets, EncoderConfig, ParallelConfig, TowerQuantization
 from saccade.core.errors import ConfigError
-from saccade.core.messages import Load
 from saccade.core.metrics import Metrics
 from saccade.engine.process import identify
 from saccade.families.registry import load_spec
+from saccade.ipc.messages import Load
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.disk import fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder

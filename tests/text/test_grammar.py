@@ -6,8 +6,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from saccade.core.allocated import allocated_bytes
 from saccade.core.errors import InvalidRequest
+from saccade.ipc.allocated import allocated_bytes
 from saccade.sched.grammar_state import Matchers
 from saccade.text.grammar.grammars import (
     FREE,

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from saccade.commands import TUNING
-from saccade.core.environment import ALLOCATION
+from saccade.ipc.environment import ALLOCATION
 from saccade_bench.gpu_check import __main__ as program
 from saccade_bench.gpu_check import run as runs
 from saccade_bench.gpu_check.correctness import tell

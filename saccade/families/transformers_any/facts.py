@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from saccade.core.child import Channel, Child, Codec, Disconnected
-from saccade.core.environment import image_environment
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.options import cache_folder
 from saccade.core.pixel_tensors import PixelTensor
 from saccade.core.types import Size, Span
+from saccade.ipc.child import Channel, Child, Codec, Disconnected
+from saccade.ipc.environment import image_environment
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 MODULE = "saccade.families.transformers_any.inspector"

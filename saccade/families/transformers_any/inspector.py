@@ -22,7 +22,6 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from saccade.core.child import Channel, Disconnected, enter
 from saccade.core.errors import CheckpointError
 from saccade.core.family import put_spaces
 from saccade.core.pixel_tensors import PixelTensor
@@ -66,6 +65,7 @@ from saccade.families.transformers_any.refusals import (
     refuse_type,
     ropes,
 )
+from saccade.ipc.child import Channel, Disconnected, enter
 
 MOST_BYTES = 8 << 30
 """Memory that a processor may take, whatever sizes its files name."""

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.child import Channel, Child, Codec, Disconnected
-from saccade.core.environment import engine_environment
 from saccade.core.errors import CheckpointError
 from saccade.core.types import Size
 from saccade.families.transformers_any.facts import LAST_SECONDS, OwnProcessor
+from saccade.ipc.child import Channel, Child, Codec, Disconnected
+from saccade.ipc.environment import engine_environment
 
 MODULE = "saccade.families.transformers_any.reference"
 NEW_TOKENS = 8

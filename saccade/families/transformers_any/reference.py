@@ -12,7 +12,6 @@ from typing import Any
 import PIL.Image
 import torch
 
-from saccade.core.child import Channel, Disconnected, enter
 from saccade.families.transformers_any.facts import OwnProcessor
 from saccade.families.transformers_any.inspector import find_class, read_config
 from saccade.families.transformers_any.merged import merge_adapter
@@ -31,6 +30,7 @@ from saccade.families.transformers_any.processor import (
     quiet,
 )
 from saccade.families.transformers_any.rope import keep_rope
+from saccade.ipc.child import Channel, Disconnected, enter
 
 TYPES = "mm_token_type_ids"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from saccade.core.secrets import bare, without_secrets
+from saccade.ipc.secrets import bare, without_secrets
 
 OPENMP_SPINS = "4000"
 """Turns that an idle OpenMP thread of the engine spins before it sleeps, some tens of microseconds.

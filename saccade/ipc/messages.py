@@ -1,4 +1,4 @@
-"""The messages between front, engine and workers, over the socket pairs of `core/child.py`.
+"""The messages between front, engine and workers, over the socket pairs of `ipc/child.py`.
 
 Pixels never travel in messages: they lie in the shared arena, located by a `PixelSlot`.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.core.child import Codec
 from saccade.core.config import (
     Dtype,
     EngineConfig,
@@ -23,6 +22,7 @@ from saccade.core.config import (
 from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.plan import Change, Changed, Masks, PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, Image, ImageKey, Request, Tower
+from saccade.ipc.child import Codec
 
 Values = tuple[tuple[str, tuple[str, ...], float], ...]
 """Absolute values of metrics: (name, label values, value)."""

@@ -26,14 +26,14 @@ from typing import Any, Generic, NoReturn, TypeVar, cast, get_args
 
 import msgspec
 
-from saccade.core.tied import end_with
+from saccade.ipc.tied import end_with
 
 HEARTBEAT_SECONDS = 0.5
 """An end that has nothing else to say gives a sign of life this often."""
 LAST_WORDS_BYTES = 4096
 """A pipe takes so much in one piece, and without waiting for a reader."""
 
-STARTER = "saccade.core.starter"
+STARTER = "saccade.ipc.starter"
 """Ties the child to its parent, then becomes the module."""
 
 _HEADER = struct.Struct("<IB")

@@ -1,4 +1,4 @@
-"""The first moments of a child process: `python -m saccade.core.starter MODULE SOCKET WORDS
+"""The first moments of a child process: `python -m saccade.ipc.starter MODULE SOCKET WORDS
 PARENT`, started by `child.py`.
 
 A child is tied to its parent before any slow import: a parent that dies meanwhile takes the child
@@ -10,7 +10,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from saccade.core.child import tie
+from saccade.ipc.child import tie
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from select import POLLIN, poll
 from typing import NoReturn
 
-from saccade.core.tied import tied
+from saccade.ipc.tied import tied
 
 GRACE_SECONDS = 60.0
 """A server gets so long to end in order before it is killed."""

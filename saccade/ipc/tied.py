@@ -1,6 +1,6 @@
 """Processes that end with their starter, however the starter ends.
 
-`python -m saccade.core.tied PARENT COMMAND...`: the kernel kills the command when PARENT, the id of
+`python -m saccade.ipc.tied PARENT COMMAND...`: the kernel kills the command when PARENT, the id of
 its starter, is gone. Knows nothing of the command.
 """
 
@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 def tied(command: Sequence[str]) -> list[str]:
     """Return the words that run `command` until it ends or the calling thread does."""
-    return [sys.executable, "-m", "saccade.core.tied", str(os.getpid()), *command]
+    return [sys.executable, "-m", "saccade.ipc.tied", str(os.getpid()), *command]
 
 
 def end_with(parent: int) -> None:
