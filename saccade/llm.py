@@ -404,7 +404,7 @@ def check_image(path: Path) -> None:
     Raises ImageError that names the file.
     """
     # here, not above: servers, which import this module too, leave headers to image workers
-    from saccade.media.header import probe
+    from saccade.media.formats.header import probe
 
     try:
         with open(path, "rb", opener=regular) as file:

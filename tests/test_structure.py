@@ -398,7 +398,7 @@ FRONT = ("core", "text", "front", "cache", "sched", "engine", "edge", "api", "ro
 """Rooms that import no torch; the last may parse bytes of images, as workers of it do."""
 LOADING = """
 import importlib, json, sys
-hostile = {"saccade.media.header", "PIL.PngImagePlugin", "PIL.AvifImagePlugin"}
+hostile = {"saccade.media.formats.header", "PIL.PngImagePlugin", "PIL.AvifImagePlugin"}
 found = set()
 for room, modules in json.loads(sys.argv[1]):
     for module in modules:

@@ -119,8 +119,10 @@ def processes(front: int) -> Iterator[tuple[str, psutil.Process]]:
     for process in sorted(root.children(recursive=True), key=lambda each: each.pid):
         try:
             line, parent = " ".join(process.cmdline()), process.parent()
-            if "saccade.media.worker" in line:
-                nested = parent is not None and "saccade.media.worker" in " ".join(parent.cmdline())
+            if "saccade.media.workers.worker" in line:
+                nested = parent is not None and "saccade.media.workers.worker" in " ".join(
+                    parent.cmdline()
+                )
                 kind = "image worker" if nested else "nursery"
             else:
                 kind = "worker" if "saccade.runtime" in line else "engine"

@@ -37,9 +37,9 @@ from saccade.edge.disconnect import while_connected
 from saccade.front.answer_update import AnswerUpdate
 from saccade.front.prepared import PreparedRequest
 from saccade.media.content import Budget
-from saccade.media.fairness import Requester
 from saccade.media.opened import OpenedImage
-from saccade.media.sources import ImageSource, Source, VideoSource
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.source import ImageSource, Source, VideoSource
 
 PIECE = 256 * 1024
 """Bytes that are handed to the connection at a time."""

@@ -1,7 +1,7 @@
 """OpenAI's Files API: upload an image once, then name it by id in any number of messages.
 Anthropic's clients, known by their header, get Anthropic's form of a file.
 
-Owns the shapes and the reading of multipart bodies. `media/files.py` owns the kept files.
+Owns the shapes and the reading of multipart bodies. `media/sources/files.py` owns the kept files.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from saccade.edge.body import Bodies, Held, pieces
 from saccade.edge.headers import SUFFIX_HEADER
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import RequestManager
-from saccade.media.files import PIECE, Stored
 from saccade.media.media import Media
-from saccade.media.uploads import Uploads
+from saccade.media.sources.files import PIECE, Stored
+from saccade.media.sources.uploads import Uploads
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 DATA = ("batch", "evals", "fine-tune")

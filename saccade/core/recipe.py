@@ -1,6 +1,6 @@
 """The way from an image to the pixels of a vision tower: operations that image workers carry out.
 
-Data only: families write recipes (`FamilySpec.recipe`), and `media/pixel_operations.py` has what
+Data only: families write recipes (`FamilySpec.recipe`), and `media/formats/pixel_operations.py` has what
 they name. Knows nothing of formats, patches or tokens.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from saccade.core.types import Grid, Size
 
 Resample = str
-"""The name of a function that resizes: one of `media/pixel_operations.py`."""
+"""The name of a function that resizes: one of `media/formats/pixel_operations.py`."""
 _FAMILY = re.compile(r"[a-z][a-z0-9_]*")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from saccade.core.errors import InvalidRequest
-from saccade.media.sources import FileId
+from saccade.media.sources.source import FileId
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
 _BASE64_SEEN = 512

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from saccade.front.breakpoints import Mark
-from saccade.media.sources import ImageSource, SentFile, Source, VideoSource
+from saccade.media.sources.source import ImageSource, SentFile, Source, VideoSource
 from saccade.text.grammar.json_size import extent
 from saccade.text.grammar.tools import ToolSet
 from saccade.text.prompt.message_offsets import TOOLS

@@ -18,7 +18,7 @@ from saccade.front.breakpoints import Marked
 from saccade.front.fields import Positive
 from saccade.front.part_defaults import PartDefaults
 from saccade.media.content import Budget, Detail
-from saccade.media.sources import (
+from saccade.media.sources.source import (
     Address,
     Base64,
     FileId,

@@ -28,9 +28,9 @@ from saccade.front.steps.limit_answer import LimitAnswer
 from saccade.front.steps.open_files import OpenFiles
 from saccade.front.steps.open_sources import OpenSources
 from saccade.front.steps.tokenise import Tokenise
-from saccade.media.fairness import BOUNDLESS, MemoryBudget
 from saccade.media.media import Media
 from saccade.media.opened import Opened
+from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget
 from saccade.text.answer.answer_format import SILENT, AnswerFormat
 from saccade.text.answer.reasoning import THINK
 from saccade.text.prompt.template import ChatTemplate, Tokenizer

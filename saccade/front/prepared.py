@@ -18,8 +18,8 @@ from saccade.core.token_rules import NO_RULES, TokenRules
 from saccade.core.types import Caching, Request, SamplingParams, Span
 from saccade.front.compiler import MakeConstraint
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
-from saccade.media.fairness import MemoryBudget
 from saccade.media.opened import Opened, OpenedImage
+from saccade.media.sources.fairness import MemoryBudget
 from saccade.text.answer.reader import PLAIN, ReadAs
 from saccade.text.answer.reasoning import Where
 from saccade.text.grammar.grammars import OutputConstraint

@@ -26,8 +26,8 @@ from saccade.front.conversation import Chat
 from saccade.front.prepared import PreparedRequest, Prompt
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, takes_long
 from saccade.front.request_manager import RequestManager
-from saccade.media.fairness import BOUNDLESS, MemoryBudget
-from saccade.media.sources import Source
+from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget
+from saccade.media.sources.source import Source
 from saccade.text.prompt.special_tokens import Rendered
 
 MOST_TOKENS = 1 << 20

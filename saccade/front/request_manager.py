@@ -65,7 +65,7 @@ from saccade.ipc.messages import (
     ToEngine,
     ToFront,
 )
-from saccade.media.fairness import BOUNDLESS, MemoryBudget
+from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget
 from saccade.text.answer.detokenize import Detokenizer, StopStrings, Vocabulary
 from saccade.text.answer.tool_calls import CallEnded
 

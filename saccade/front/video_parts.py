@@ -17,7 +17,7 @@ from saccade.core.video import MOST_FRAMES, VideoWishes, check_wishes
 from saccade.front.addresses import address, image_url, missing
 from saccade.front.breakpoints import Marked
 from saccade.front.fields import Natural, Positive
-from saccade.media.sources import Address, FileId, VideoSource, source_from_object
+from saccade.media.sources.source import Address, FileId, VideoSource, source_from_object
 
 Rate = Annotated[float, Meta(gt=0)]
 FRAMES = "data:video/jpeg;base64,"

@@ -29,15 +29,15 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.cards import LARGEST, CardDisk
 from saccade.media.content import Budget, Probe, digest
-from saccade.media.decode_queue import Job
-from saccade.media.document_pool import DocumentBytes, DocumentPool
-from saccade.media.fairness import Requester
-from saccade.media.flights import ByteFlight, Flights
 from saccade.media.opened import EncodedBytes, OpenedImage, PageOfFile, jobs_of
-from saccade.media.source_reader import Reads
-from saccade.media.sources import DrawnPage, ImageSource, SentFile
-from saccade.media.stock import Stocks
-from saccade.media.worker import PageWanted
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.flights import ByteFlight, Flights
+from saccade.media.sources.source import DrawnPage, ImageSource, SentFile
+from saccade.media.sources.source_reader import Reads
+from saccade.media.workers.decode_queue import Job
+from saccade.media.workers.document_pool import DocumentBytes, DocumentPool
+from saccade.media.workers.stock import Stocks
+from saccade.media.workers.worker import PageWanted
 
 T = TypeVar("T")
 POINTS = 72

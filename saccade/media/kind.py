@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from saccade.media.decode_queue import Job
 from saccade.media.opened import OpenedImage
-from saccade.media.source_reader import Reads
+from saccade.media.sources.source_reader import Reads
+from saccade.media.workers.decode_queue import Job
 
 S_contra = TypeVar("S_contra", contravariant=True)
 C = TypeVar("C")

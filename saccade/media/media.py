@@ -27,27 +27,27 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
-from saccade.media import heif
 from saccade.media.content import digest, looks_like_video, name_pixels
-from saccade.media.decode_dedup import Decoders
-from saccade.media.decode_queue import PixelLimits
 from saccade.media.documents import Documents, MeasuredFile, OpenedPage, has_renderer
 from saccade.media.encoders import Encoders, question
-from saccade.media.fairness import Requester
-from saccade.media.fetch import Fetcher
-from saccade.media.files import FileStore
-from saccade.media.flights import all_of
+from saccade.media.formats import heif
 from saccade.media.kind import MediaKind
 from saccade.media.opened import Kind, Opened, OpenedImage, Spent
-from saccade.media.pool import DecodePool
 from saccade.media.seen import SeenFiles
-from saccade.media.source_reader import INLINE_BYTES, Reads, SourceReader
-from saccade.media.sources import ImageSource, SentFile, Source, beside, in_company
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.fetch import Fetcher
+from saccade.media.sources.files import FileStore
+from saccade.media.sources.flights import all_of
+from saccade.media.sources.source import ImageSource, SentFile, Source, beside, in_company
+from saccade.media.sources.source_reader import INLINE_BYTES, Reads, SourceReader
+from saccade.media.sources.uploads import Uploads
 from saccade.media.stills import Stills
-from saccade.media.stock import Stocks
-from saccade.media.uploads import Uploads
 from saccade.media.video import check_decoder, has_decoder
 from saccade.media.videos import Videos
+from saccade.media.workers.decode_dedup import Decoders
+from saccade.media.workers.decode_queue import PixelLimits
+from saccade.media.workers.pool import DecodePool
+from saccade.media.workers.stock import Stocks
 
 Readable = Literal["images", "heic", "pdfs", "frames", "videos"]
 """What a request may hold besides text. frames: of a video, as a list; videos: as files."""

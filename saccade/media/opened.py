@@ -12,8 +12,8 @@ from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Image
 from saccade.core.video import FrameBudget, FrameTimes
 from saccade.media.content import Budget, Probe
-from saccade.media.decode_queue import Job
-from saccade.media.fairness import Requester
+from saccade.media.sources.fairness import Requester
+from saccade.media.workers.decode_queue import Job
 
 Kind = Literal["still", "video", "document"]
 """What an image is shown of: a source of its own, frames of a video, a page of a document."""

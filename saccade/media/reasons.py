@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from string import Formatter
 
 from saccade.core.errors import ImageError
-from saccade.media import heif
+from saccade.media.formats import heif
 
 READABLE = (
     "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000, ICO or PPM" + " (HEIC, too)" * heif.INSTALLED

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from saccade.core.family import FamilySpec
 from saccade.media.content import identify_soon
-from saccade.media.decode_queue import Job, PixelLimits
 from saccade.media.opened import Kind, OpenedImage, SeenFrame, jobs_of
-from saccade.media.source_reader import Reads, SourceRead
-from saccade.media.sources import DrawnPage, ImageSource
+from saccade.media.sources.source import DrawnPage, ImageSource
+from saccade.media.sources.source_reader import Reads, SourceRead
+from saccade.media.workers.decode_queue import Job, PixelLimits
 
 
 class Stills:

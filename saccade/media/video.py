@@ -19,9 +19,9 @@ from saccade.core.family import FamilySpec
 from saccade.core.types import Image, ImageKey
 from saccade.core.video import MOST_FRAMES, FrameBudget, FrameTimes, VideoRules, images_of, stacked
 from saccade.media.content import Probe
-from saccade.media.fairness import Requester
 from saccade.media.opened import OpenedImage, OpenedVideo, ReadTimes, SeenFrame
-from saccade.media.sources import VideoSource
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.source import VideoSource
 
 PAIR = b"saccade frames\0"
 FRAME = b"saccade frame\0"

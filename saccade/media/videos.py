@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from saccade.core.family import FamilySpec
 from saccade.core.video import FrameBudget
-from saccade.media.decode_queue import Job, PixelLimits
 from saccade.media.opened import OpenedImage, OpenedVideo, ReadTimes, SeenFrame, jobs_of
-from saccade.media.source_reader import Reads, SourceRead
-from saccade.media.sources import VideoSource, comes_along
+from saccade.media.sources.source import VideoSource, comes_along
+from saccade.media.sources.source_reader import Reads, SourceRead
 from saccade.media.video import (
     assemble,
     check_decoder,
@@ -17,6 +16,7 @@ from saccade.media.video import (
     times_of_file,
     times_of_frames,
 )
+from saccade.media.workers.decode_queue import Job, PixelLimits
 
 
 class Videos:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from saccade.media.inline import FILE_ID, decode_base64
+from saccade.media.sources.inline import FILE_ID, decode_base64
 
 DEEPEST = 8
 """Lists within lists that are looked into; no API nests images deeper."""

@@ -17,7 +17,7 @@ from saccade.core.errors import InvalidRequest, Overloaded
 from saccade.edge.refusal import error_body
 from saccade.front.conversation import Chat, MessageText, tool_call
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.media.sources import Base64, FileId, ImageSource
+from saccade.media.sources.source import Base64, FileId, ImageSource
 from saccade.text.answer.answer_format import FORMATS
 from saccade.text.answer.reader import AnswerReader
 from saccade.text.answer.tool_calls import CallArguments, CallStarted

@@ -20,7 +20,7 @@ from saccade.front.content import LONGEST_NAME, MOST_CALLS
 from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.refused_words import RefusedWords
-from saccade.media.sources import Base64, FileId, ImageSource
+from saccade.media.sources.source import Base64, FileId, ImageSource
 from saccade.text.grammar.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
 
 CONTEXT = 4096

@@ -18,7 +18,7 @@ from saccade.core.options import MediaOptions
 from saccade.core.types import Grid, Image, ImageKey, Size, Tower
 from saccade.core.video import FrameBudget, VideoWishes
 from saccade.media.media import Media
-from saccade.media.sources import VideoSource
+from saccade.media.sources.source import VideoSource
 from tests.media.conftest import PictureSpec
 
 TOWER = Tower("ab" * 16, "bfloat16", 2048)

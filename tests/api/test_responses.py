@@ -23,7 +23,7 @@ from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
 from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.ipc.messages import Submit
-from saccade.media.sources import ImageSource
+from saccade.media.sources.source import ImageSource
 from saccade.text.answer.answer_format import FORMATS
 from saccade.text.answer.reader import AnswerReader
 from saccade.text.grammar.grammars import OutputConstraint

@@ -29,7 +29,7 @@ from saccade.families.deepseek_vl2.tiny import (
 from saccade.families.registry import load_spec
 from saccade.kernels.attention_backends import BACKENDS
 from saccade.kernels.reference.ops import Ops
-from saccade.media.sources import ImageSource, in_company
+from saccade.media.sources.source import ImageSource, in_company
 from saccade.runtime.attention import pick_attention
 from saccade.text.prompt.template import ChatTemplate
 from saccade.text.prompt.template import Tokenizer as TextTokenizer

@@ -28,7 +28,7 @@ from saccade.engine.startup_report import LoadFacts, describe
 from saccade.families.registry import load_spec
 from saccade.front.assemble import check_role
 from saccade.media.media import Media
-from saccade.media.sources import ImageSource
+from saccade.media.sources.source import ImageSource
 from tests.families.text_alone import cut_out
 
 

@@ -46,7 +46,7 @@ from saccade.families.transformers_any.tower import AnyTower
 from saccade.kernels.reference import linear
 from saccade.kernels.reference.int8 import runs_int8
 from saccade.media.content import encode_array
-from saccade.media.decode import decode_into
+from saccade.media.formats.decode import decode_into
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net

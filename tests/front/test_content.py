@@ -14,7 +14,7 @@ from PIL import Image
 from saccade.core.errors import InvalidRequest
 from saccade.front.content import message_from_json, message_from_object, text_bytes
 from saccade.front.part_defaults import PartDefaults
-from saccade.media.sources import FileId, ImageSource
+from saccade.media.sources.source import FileId, ImageSource
 
 URL = "data:image/png;base64,AAAA"
 CALL = {"function": {"name": "f", "arguments": "{}"}}

@@ -34,7 +34,7 @@ from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.media.media import Media
-from saccade.media.sources import ImageSource, SentFile
+from saccade.media.sources.source import ImageSource, SentFile
 from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat
 from saccade.text.grammar.grammars import OutputConstraint
 from saccade.text.grammar.tools import ToolSet, read_tools

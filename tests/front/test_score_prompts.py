@@ -20,7 +20,7 @@ from saccade.front.prompt_encoder import PromptEncoder
 from saccade.front.readings import read_ask
 from saccade.front.score_prompts import Scoring, find_scoring
 from saccade.media.content import encode_array
-from saccade.media.sources import ImageSource
+from saccade.media.sources.source import ImageSource
 from saccade.text.answer.answer_format import SILENT
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.fixtures.tiny import CHAT_TEMPLATE

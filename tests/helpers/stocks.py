@@ -8,7 +8,7 @@ import atexit
 import threading
 from functools import cache
 
-from saccade.media.stock import Stocks
+from saccade.media.workers.stock import Stocks
 
 
 @cache

@@ -20,7 +20,7 @@ from saccade.core.types import Grid
 from saccade.families.qwen_vl.images import ImageRules
 from saccade.families.qwen_vl.video import QwenVideo
 from saccade.media.media import Media
-from saccade.media.stock import Stocks
+from saccade.media.workers.stock import Stocks
 from tests.helpers.stocks import image_stocks
 
 

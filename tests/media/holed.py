@@ -1,7 +1,7 @@
 """Image workers with a hole, for `test_tenants.py`: whatever they read, Python between two marks in
 an order's bytes is executed, as a decoder's hole would have it.
 
-Started as `python -m tests.media.holed` in the place of `saccade.media.nursery`; with arguments it
+Started as `python -m tests.media.holed` in the place of `saccade.media.workers.nursery`; with arguments it
 is `saccade` itself, whose image workers have the hole.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from saccade.media import nursery, stock, worker
-from saccade.media.worker import Desk, ReadHeaders
+from saccade.media.workers import nursery, stock, worker
+from saccade.media.workers.worker import Desk, ReadHeaders
 
 BEGIN, END = b"<<hole ", b" hole>>"
 READERS = "decode", "read_header", "read_piece"
@@ -63,7 +63,7 @@ for name in ("decode", "read_piece"):
 """Paints over all later orders."""
 LIE = """
 from saccade.media.content import Probe
-from saccade.media.worker import Header
+from saccade.media.workers.worker import Header
 
 def lying(order, place, desk):
     found = Probe("PNG", 33, 77, "RGB", 1, 1)
@@ -76,7 +76,7 @@ worker.read_header = lying
 """Says of all later images that they are others."""
 STAY = """
 import os
-from saccade.media.worker import Decoded
+from saccade.media.workers.worker import Decoded
 
 decodes = hasattr(order, "targets")
 if decodes:

@@ -1,7 +1,7 @@
 """Image workers that hostile bytes have taken over, for `test_sandbox.py`: a stock as ours, whose
 workers give up all that ours do, and then run an attack that the bytes of their order name.
 
-Started as `python -m tests.media.hostile` in the place of `saccade.media.nursery`.
+Started as `python -m tests.media.hostile` in the place of `saccade.media.workers.nursery`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,17 @@ from pathlib import Path
 import numpy as np
 
 from saccade.ipc.child import Channel
-from saccade.media import nursery
 from saccade.media.reasons import Reason
-from saccade.media.worker import Answer, Decode, Decoded, Desk, Header, Order, WorkerReplaced
+from saccade.media.workers import nursery
+from saccade.media.workers.worker import (
+    Answer,
+    Decode,
+    Decoded,
+    Desk,
+    Header,
+    Order,
+    WorkerReplaced,
+)
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYSCALLS = {

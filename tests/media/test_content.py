@@ -23,8 +23,8 @@ from saccade.core.family import FamilySpec
 from saccade.core.recipe import whole
 from saccade.core.types import ImageKey
 from saccade.media.content import Budget, digest, encode_array, identify
-from saccade.media.decode import decode_into
-from saccade.media.header import probe
+from saccade.media.formats.decode import decode_into
+from saccade.media.formats.header import probe
 from tests.media.pictures import chunk, encode, noise, photo, png, with_orientation
 
 LIMIT = 178_956_970
@@ -370,7 +370,7 @@ def test_only_the_header_is_read() -> None:
 def test_heic_without_its_extra_is_refused_by_the_extras_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("saccade.media.heif.INSTALLED", False)
+    monkeypatch.setattr("saccade.media.formats.heif.INSTALLED", False)
     with pytest.raises(ImageError, match=r"HEIC.*operator.*scripts/install\.py '\.\[heic\]'"):
         probe(encode(noise(64, 64), "HEIF"), LIMIT)
 

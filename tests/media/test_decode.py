@@ -17,9 +17,9 @@ import pytest
 from saccade.core.recipe import whole
 from saccade.families.qwen_vl.images import ImageRules, smart_resize
 from saccade.media.content import encode_image
-from saccade.media.decode import Target, _decode_png, decode, decode_into, turn
-from saccade.media.header import probe
-from saccade.media.pixel_operations import Pixels
+from saccade.media.formats.decode import Target, _decode_png, decode, decode_into, turn
+from saccade.media.formats.header import probe
+from saccade.media.formats.pixel_operations import Pixels
 from tests.helpers.breadth import broad
 from tests.media.pictures import (
     chunk,
@@ -266,7 +266,7 @@ def test_strips_change_no_pixel(
     format: str, orientation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An image is turned, converted and resized by strips of some rows; here, of few."""
-    monkeypatch.setattr("saccade.media.decode.STRIP_PIXELS", 700)
+    monkeypatch.setattr("saccade.media.formats.decode.STRIP_PIXELS", 700)
     assert_as_reference(with_orientation(photo(110, 173), orientation, format))
 
 
@@ -275,13 +275,13 @@ def test_strips_change_no_pixel(
 def test_strips_change_no_pixel_of_any_kind(
     kind: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.media.decode.STRIP_PIXELS", 2000)
+    monkeypatch.setattr("saccade.media.formats.decode.STRIP_PIXELS", 2000)
     for number, size in [*enumerate(SIZES)][part::PARTS]:
         assert_as_reference(MAKERS[kind](photo(*size, seed=number)))
 
 
 def test_one_decode_writes_all_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.media.decode.STRIP_PIXELS", 2000)
+    monkeypatch.setattr("saccade.media.formats.decode.STRIP_PIXELS", 2000)
     data = encode(photo(120, 200), "WEBP")
     sizes = [(64, 96), (120, 200), (32, 200), (120, 32), (256, 320)]
     targets = [np.empty((*size, 3), np.uint8) for size in sizes]
@@ -376,7 +376,7 @@ def test_a_damaged_netpbm_says_so(magic: bytes, body: bytes, words: str) -> None
 
 
 def test_words_of_a_netpbm_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.media.netpbm.PART", 5)
+    monkeypatch.setattr("saccade.media.formats.netpbm.PART", 5)
     assert_as_reference(netpbm(noise(4, 5), b"P3", 255, text(noise(4, 5, seed=1))))
     assert_as_reference(netpbm(noise(4, 5), b"P3", 255, text(noise(4, 5, seed=2)) + b" P3 5 4"))
 

@@ -20,16 +20,16 @@ import pytest
 from saccade.core.errors import EngineUnavailable, ImageError, Overloaded
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.media import document_pool
 from saccade.media.cards import LARGEST
 from saccade.media.content import Budget, digest
-from saccade.media.document_pool import DocumentBytes, DocumentPool
 from saccade.media.documents import OpenedPage
-from saccade.media.fairness import BOUNDLESS, MemoryBudget, Requester
-from saccade.media.lanes import Lanes, WorkerLane
-from saccade.media.sources import SentFile
-from saccade.media.worker import Order, PageWanted
-from saccade.media.worker_turns import Turns
+from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget, Requester
+from saccade.media.sources.source import SentFile
+from saccade.media.workers import document_pool
+from saccade.media.workers.document_pool import DocumentBytes, DocumentPool
+from saccade.media.workers.lanes import Lanes, WorkerLane
+from saccade.media.workers.worker import Order, PageWanted
+from saccade.media.workers.worker_turns import Turns
 from saccade_bench.attacks.documents import masked, nested
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
 from saccade_bench.fixtures.tiny import picture

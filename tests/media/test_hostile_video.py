@@ -16,7 +16,7 @@ from pathlib import Path as Folder
 import pytest
 
 from saccade.core.errors import RequestError
-from saccade.media.container import opened as opened_container
+from saccade.media.formats.container import opened as opened_container
 from saccade.media.reasons import Undecodable
 from tests.media.clips import clip
 from tests.media.conftest import MakePath

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from saccade.core.errors import ImageError, TooLarge
-from saccade.media.content_coding import PIECE, ContentDecoder
-from saccade.media.fetch import Fetcher
+from saccade.media.sources.content_coding import PIECE, ContentDecoder
+from saccade.media.sources.fetch import Fetcher
 from tests.media.origins import PICTURE, Origin, fetcher, origin
 
 OLD, NEW = PICTURE, PICTURE[::-1]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from saccade.media.fairness import Requester
 from saccade.media.kind import MediaKind
 from saccade.media.opened import EncodedBytes, Kind, OpenedImage
-from saccade.media.source_reader import Reads
-from saccade.media.sources import ImageSource, SentFile, Source, VideoSource
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.source import ImageSource, SentFile, Source, VideoSource
+from saccade.media.sources.source_reader import Reads
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.media.conftest import MakePath, Path
 from tests.media.pictures import encode, noise, photo

@@ -17,7 +17,7 @@ from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
 from saccade.media.media import Media
 from saccade.media.opened import OpenedImage
-from saccade.media.sources import ImageSource, source_from_object
+from saccade.media.sources.source import ImageSource, source_from_object
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, resized
 
@@ -237,7 +237,7 @@ def test_large_pictures_are_decoded_in_the_memory_they_are_priced_at(
     media_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker's address space is limited to that price, so one that takes more fails."""
-    monkeypatch.setattr("saccade.media.pool.SLACK_BYTES", 16 << 20)
+    monkeypatch.setattr("saccade.media.workers.pool.SLACK_BYTES", 16 << 20)
     image = PIL.Image.fromarray(photo(2700, 3600))
 
     async def scenario() -> None:

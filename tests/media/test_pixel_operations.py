@@ -23,12 +23,12 @@ from saccade.core.options import MediaOptions
 from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, OwnPixels, whole
 from saccade.families.registry import load_spec
 from saccade.media.content import Probe, encode_array, read_raw
-from saccade.media.decode import decode_into
-from saccade.media.decode_queue import Job, decoding_bytes
-from saccade.media.pixel_operations import RESAMPLERS, Pixels
-from saccade.media.pool import DecodePool
+from saccade.media.formats.decode import decode_into
+from saccade.media.formats.pixel_operations import RESAMPLERS, Pixels
 from saccade.media.reasons import Undecodable
-from saccade.media.worker import Decode
+from saccade.media.workers.decode_queue import Job, decoding_bytes
+from saccade.media.workers.pool import DecodePool
+from saccade.media.workers.worker import Decode
 from tests.media.pictures import photo
 
 DEMO = Path(saccade.__file__).parent / "demo" / "model"
@@ -147,7 +147,7 @@ def test_a_recipe_names_folders_of_families_alone(name: str) -> None:
 
 STOCK = """
 import sys
-from saccade.media import nursery
+from saccade.media.workers import nursery
 nursery.warm_up(True, None)
 print(*(name for name in sys.modules if name.startswith("saccade.families.")))
 """

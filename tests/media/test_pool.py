@@ -29,15 +29,15 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
-from saccade.media import header_pool
-from saccade.media import pool as media_pool
 from saccade.media.content import Probe, digest, encode_array
-from saccade.media.decode_queue import OVERTAKEN, Job, JobQueue
-from saccade.media.header import probe
-from saccade.media.header_pool import BATCH_IMAGES
-from saccade.media.pool import DecodePool
-from saccade.media.stock import Stocks
-from saccade.media.worker import TimeUp, limited_time
+from saccade.media.formats.header import probe
+from saccade.media.workers import header_pool
+from saccade.media.workers import pool as media_pool
+from saccade.media.workers.decode_queue import OVERTAKEN, Job, JobQueue
+from saccade.media.workers.header_pool import BATCH_IMAGES
+from saccade.media.workers.pool import DecodePool
+from saccade.media.workers.stock import Stocks
+from saccade.media.workers.worker import TimeUp, limited_time
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, png, resized
 
@@ -566,7 +566,7 @@ def test_a_picture_that_swells_beyond_its_header_is_refused_and_hurts_nobody(are
 
 def test_an_order_has_a_memory_limit() -> None:
     code = (
-        "import numpy, os\nfrom saccade.media.worker import limited_memory\n"
+        "import numpy, os\nfrom saccade.media.workers.worker import limited_memory\n"
         "statm = os.open('/proc/self/statm', os.O_RDONLY)\n"
         "with limited_memory(64 << 20, statm):\n    numpy.ones(16 << 20, numpy.uint8)\n"
         "    try:\n        numpy.ones(256 << 20, numpy.uint8)\n"
@@ -598,8 +598,8 @@ from saccade.core.recipe import whole
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.content import encode_array, read_raw
-from saccade.media.pool import DecodePool
-from saccade.media.decode_queue import Job
+from saccade.media.workers.pool import DecodePool
+from saccade.media.workers.decode_queue import Job
 import numpy as np
 
 async def main():

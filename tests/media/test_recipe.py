@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, Resample, whole
-from saccade.media import decode as decoding
 from saccade.media.content import Probe, encode_array
-from saccade.media.decode import decode_into
-from saccade.media.decode_queue import decoding_bytes
-from saccade.media.pixel_operations import Pixels
+from saccade.media.formats import decode as decoding
+from saccade.media.formats.decode import decode_into
+from saccade.media.formats.pixel_operations import Pixels
+from saccade.media.workers.decode_queue import decoding_bytes
 from tests.media.pictures import photo
 
 SIDE = 32

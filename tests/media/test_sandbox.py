@@ -22,13 +22,14 @@ from saccade.core.errors import ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
-from saccade.media import heif, sandbox, stock, thread_gate
 from saccade.media.content import Probe
-from saccade.media.decode import FORMATS
-from saccade.media.decode_queue import Job
-from saccade.media.header import probe
-from saccade.media.lanes import TRIES
-from saccade.media.pool import DecodePool
+from saccade.media.formats import heif
+from saccade.media.formats.decode import FORMATS
+from saccade.media.formats.header import probe
+from saccade.media.workers import sandbox, stock, thread_gate
+from saccade.media.workers.decode_queue import Job
+from saccade.media.workers.lanes import TRIES
+from saccade.media.workers.pool import DecodePool
 from tests.media import hostile
 from tests.media.pictures import decoded, encode, photo, resized, with_orientation
 from tests.media.test_pool import RESTARTS, SharedStocks, job, running, worker_process, workers

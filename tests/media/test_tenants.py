@@ -19,14 +19,15 @@ from saccade.core.family import FamilySpec
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
 from saccade.core.video import VideoWishes
-from saccade.media import heif, stock
 from saccade.media.content import Budget, Probe
-from saccade.media.decode_queue import Job, JobQueue
 from saccade.media.documents import OpenedPage
-from saccade.media.fairness import Requester
+from saccade.media.formats import heif
 from saccade.media.opened import OpenedImage, OpenedVideo
-from saccade.media.sources import ImageSource, SentFile, VideoSource
-from saccade.media.stock import Stocks
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.source import ImageSource, SentFile, VideoSource
+from saccade.media.workers import stock
+from saccade.media.workers.decode_queue import Job, JobQueue
+from saccade.media.workers.stock import Stocks
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.media import holed
 from tests.media.clips import clip
@@ -235,7 +236,7 @@ def test_a_reader_that_stops_its_own_clock_is_ended_by_the_nurserys(
     holed_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is refused from then on, to its own client."""
-    monkeypatch.setattr("saccade.media.header_pool.HEADER_SECONDS", 120.0)
+    monkeypatch.setattr("saccade.media.workers.header_pool.HEADER_SECONDS", 120.0)
 
     async def scenario() -> None:
         async with holed_path() as path:
@@ -252,7 +253,7 @@ def test_a_reader_that_stops_its_own_clock_is_ended_by_the_nurserys(
 TELL_PAGE = """
 import os
 import msgspec
-from saccade.media.worker import DocumentPiece
+from saccade.media.workers.worker import DocumentPiece
 
 def told(order, place, desk):
     found = b"".join(globals().get("kept", ())) + os.pread(desk.inbox, 1 << 22, 0)

@@ -14,9 +14,8 @@ from typing import BinaryIO
 import pytest
 
 from saccade.core.errors import ImageError, Overloaded, RequestError
-from saccade.media import fetch as fetch_module
-from saccade.media.fairness import FairPermits, Requester, Ticket
-from saccade.media.fetch import (
+from saccade.media.sources.fairness import FairPermits, Requester, Ticket
+from saccade.media.sources.fetch import (
     CLIENT_FETCHES,
     LOCAL_READS,
     MAX_FETCHES,
@@ -24,7 +23,8 @@ from saccade.media.fetch import (
     REQUEST_READS,
     Fetcher,
 )
-from saccade.media.sources import FileId, ImageSource
+from saccade.media.sources.source import FileId, ImageSource
+from saccade.media.sources.source import fetch as fetch_module
 from tests.media.conftest import MakePath
 from tests.media.origins import PICTURE, fetcher, ok, origin
 from tests.media.pictures import encode, noise
@@ -358,7 +358,7 @@ def test_a_folder_that_does_not_answer_holds_up_nobody_else(
         return open_file(self, url)
 
     monkeypatch.setattr(Fetcher, "_open_file", away)
-    monkeypatch.setattr("saccade.media.fetch.PATIENCE", 1)
+    monkeypatch.setattr("saccade.media.sources.fetch.PATIENCE", 1)
 
     async def scenario() -> None:
         folder = str(tmp_path)

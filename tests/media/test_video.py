@@ -21,9 +21,9 @@ from saccade.core.errors import ImageError, InvalidRequest, RequestError
 from saccade.core.plan import PixelSlot
 from saccade.core.video import VideoWishes
 from saccade.media import video as media_video
-from saccade.media.container import orientation_of
+from saccade.media.formats.container import orientation_of
 from saccade.media.opened import OpenedVideo
-from saccade.media.sources import ImageSource, VideoSource
+from saccade.media.sources.source import ImageSource, VideoSource
 from saccade.media.video import FRAME
 from tests.media.clips import clip, shown
 from tests.media.conftest import MakePath, Path

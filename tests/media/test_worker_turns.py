@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.media.fairness import Requester
-from saccade.media.worker_turns import Turns
+from saccade.media.sources.fairness import Requester
+from saccade.media.workers.worker_turns import Turns
 
 
 @dataclass(eq=False)

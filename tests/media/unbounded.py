@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from saccade.media import nursery, thread_gate
+from saccade.media.workers import nursery, thread_gate
 
 
 def refuse() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 
-from saccade.media import nursery
+from saccade.media.workers import nursery
 
 if __name__ == "__main__":
     platform.machine = lambda: "abacus"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from saccade.media.inline import decode_base64
+from saccade.media.sources.inline import decode_base64
 from saccade.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
 
 DATA = b"\x89PNG not one at all, and nobody looks"

@@ -46,11 +46,11 @@ from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.kernels.ops import pick_ops
 from saccade.media.content import Budget, digest, identify
-from saccade.media.decode import decode, decode_into, draw_into
-from saccade.media.header import probe
+from saccade.media.formats.decode import decode, decode_into, draw_into
+from saccade.media.formats.header import probe
+from saccade.media.formats.pixel_operations import Pixels
 from saccade.media.media import Media
-from saccade.media.pixel_operations import Pixels
-from saccade.media.sources import ImageSource
+from saccade.media.sources.source import ImageSource
 from saccade_bench.counted import each
 from saccade_bench.lab.clock import CpuClock
 from saccade_bench.lab.machine import describe

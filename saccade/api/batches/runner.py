@@ -45,7 +45,7 @@ from saccade.core.permits import Permits
 from saccade.edge.auth import CLIENT
 from saccade.edge.headers import request_id
 from saccade.edge.refusal import refusal
-from saccade.media.uploads import Uploads
+from saccade.media.sources.uploads import Uploads
 
 log = logging.getLogger("saccade")
 

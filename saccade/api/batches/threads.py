@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from saccade.core.client import Client
 from saccade.core.errors import StorageBusy
-from saccade.media.fairness import FairPermits, Requester, Ticket
+from saccade.media.sources.fairness import FairPermits, Requester, Ticket
 
 PLACES = 4
 PATIENCE = 60.0

@@ -59,7 +59,7 @@ from saccade.front.video_parts import (
     read_video,
 )
 from saccade.media.content import Budget
-from saccade.media.sources import Base64, FileId, ImageSource, SentFile, VideoSource
+from saccade.media.sources.source import Base64, FileId, ImageSource, SentFile, VideoSource
 from saccade.text.grammar.grammars import OutputConstraint
 from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
 

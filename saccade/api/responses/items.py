@@ -29,7 +29,7 @@ from saccade.front.part_defaults import PartDefaults
 from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import WISHES, InputVideoPart, Rate, read_video
 from saccade.media.content import Detail
-from saccade.media.sources import SentFile
+from saccade.media.sources.source import SentFile
 
 LONGEST_ID = 256
 """Characters of an id that a client gives."""

@@ -17,9 +17,9 @@ from saccade.front.fields import too_long
 from saccade.front.prepared import Preparation
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.documents import OpenedPage
-from saccade.media.fairness import MemoryBudget, Requester
 from saccade.media.media import Media
-from saccade.media.sources import ImageSource, SentFile
+from saccade.media.sources.fairness import MemoryBudget, Requester
+from saccade.media.sources.source import ImageSource, SentFile
 
 
 class OpenFiles:

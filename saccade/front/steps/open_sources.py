@@ -11,10 +11,10 @@ from saccade.core.client import Client
 from saccade.front.adapters import salted
 from saccade.front.prepared import Preparation
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
-from saccade.media.fairness import MemoryBudget, Requester
 from saccade.media.media import Media
 from saccade.media.opened import Opened, OpenedVideo
-from saccade.media.sources import Source
+from saccade.media.sources.fairness import MemoryBudget, Requester
+from saccade.media.sources.source import Source
 
 
 class OpenSources:

@@ -31,11 +31,11 @@ import pyspng  # type: ignore[import-untyped]
 import simplejpeg
 
 from saccade.core.recipe import Box, ImageRecipe, ImageView, OwnPixels, Resample
-from saccade.media import heif, netpbm
 from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
-from saccade.media.header import jpeg_segments
-from saccade.media.header_parsers import MAX_PARTS, PNG_SIGNATURE
-from saccade.media.pixel_operations import RESAMPLERS, Pixels, own_module
+from saccade.media.formats import heif, netpbm
+from saccade.media.formats.header import jpeg_segments
+from saccade.media.formats.header_parsers import MAX_PARTS, PNG_SIGNATURE
+from saccade.media.formats.pixel_operations import RESAMPLERS, Pixels, own_module
 from saccade.media.reasons import Undecodable
 
 Strips = Callable[[int, int], Pixels]

@@ -13,8 +13,8 @@ from math import prod
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
-from saccade.media.decode_queue import Job
-from saccade.media.pool import DecodePool
+from saccade.media.workers.decode_queue import Job
+from saccade.media.workers.pool import DecodePool
 
 
 class Decoders:

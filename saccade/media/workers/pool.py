@@ -20,14 +20,22 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.recipe import OwnPixels
 from saccade.media.content import Probe
-from saccade.media.decode_queue import THREADS, Job, JobQueue, decoding_bytes
-from saccade.media.fairness import Requester
-from saccade.media.header_pool import HeaderPool, fail
-from saccade.media.lanes import BLAME, NO_TIME, SLACK_BYTES, TRIES, Lanes, WorkerLane, WorkerLost
 from saccade.media.reasons import Reason
-from saccade.media.refused import RefusedBytes
-from saccade.media.stock import Stocks
-from saccade.media.worker import Decode, Decoded
+from saccade.media.sources.fairness import Requester
+from saccade.media.workers.decode_queue import THREADS, Job, JobQueue, decoding_bytes
+from saccade.media.workers.header_pool import HeaderPool, fail
+from saccade.media.workers.lanes import (
+    BLAME,
+    NO_TIME,
+    SLACK_BYTES,
+    TRIES,
+    Lanes,
+    WorkerLane,
+    WorkerLost,
+)
+from saccade.media.workers.refused import RefusedBytes
+from saccade.media.workers.stock import Stocks
+from saccade.media.workers.worker import Decode, Decoded
 
 GRACE_SECONDS = 0.2
 """How long a decode may go on that nobody waits for: most end sooner, and the worker is kept."""

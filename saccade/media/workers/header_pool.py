@@ -16,14 +16,22 @@ from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.content import VIDEO, Probe
-from saccade.media.decode_queue import BYTES_PER_PIXEL
-from saccade.media.fairness import Requester
-from saccade.media.lanes import BLAME, NO_TIME, SLACK_BYTES, TRIES, Lanes, WorkerLane, WorkerLost
 from saccade.media.reasons import Reason
-from saccade.media.refused import RefusedBytes
-from saccade.media.stock import Stocks
-from saccade.media.worker import CARD_CPU_SECONDS, HEADER_BYTES, Header, ReadHeaders
-from saccade.media.worker_turns import Turns
+from saccade.media.sources.fairness import Requester
+from saccade.media.workers.decode_queue import BYTES_PER_PIXEL
+from saccade.media.workers.lanes import (
+    BLAME,
+    NO_TIME,
+    SLACK_BYTES,
+    TRIES,
+    Lanes,
+    WorkerLane,
+    WorkerLost,
+)
+from saccade.media.workers.refused import RefusedBytes
+from saccade.media.workers.stock import Stocks
+from saccade.media.workers.worker import CARD_CPU_SECONDS, HEADER_BYTES, Header, ReadHeaders
+from saccade.media.workers.worker_turns import Turns
 
 HEADER_SECONDS = 5.0
 """How long a worker may take over one header before it is taken for stuck, on a busy machine. (Its

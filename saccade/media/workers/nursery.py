@@ -1,6 +1,6 @@
 """Nurseries: processes that fork image workers, and pass messages between workers and the front.
 
-Started by `media/stock.py` as `python -m saccade.media.nursery`. The process, a stock, loads the
+Started by `media/workers/stock.py` as `python -m saccade.media.workers.nursery`. The process, a stock, loads the
 workers' libraries and forks nurseries, which fork the workers. Stocks are two: one for workers that
 read headers or documents, without torch and ready in a moment, and one for workers that decode. A
 nursery passes orders on, and answers that fit the order; copies pixels from a worker's outbox into
@@ -42,12 +42,13 @@ from saccade.core.arena import Arena
 from saccade.core.recipe import OwnPixels
 from saccade.ipc.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.ipc.gc_freeze import settle
-from saccade.media import heif, thread_gate
-from saccade.media.pixel_operations import own_module
-from saccade.media.sandbox import confine
-from saccade.media.thread_gate import ThreadGate
+from saccade.media.formats import heif
+from saccade.media.formats.pixel_operations import own_module
 from saccade.media.video import has_decoder
-from saccade.media.worker import (
+from saccade.media.workers import thread_gate
+from saccade.media.workers.sandbox import confine
+from saccade.media.workers.thread_gate import ThreadGate
+from saccade.media.workers.worker import (
     EXIT_STATUS,
     FRONT,
     MOST_DESCRIPTORS,
@@ -521,8 +522,8 @@ def warm_up(decode: bool, own: OwnPixels | None) -> None:
     """Load the workers' libraries, once for all: workers may open no file. For decoding a second or
     two. own: as in `Boot`.
     """
-    from saccade.media.decode import FORMATS
-    from saccade.media.header import probe
+    from saccade.media.formats.decode import FORMATS
+    from saccade.media.formats.header import probe
 
     images = [heif.SAMPLE] if heif.INSTALLED else []
     plain = [("RGB", kind) for kind in set(FORMATS) - set(heif.FORMATS)]
@@ -534,19 +535,19 @@ def warm_up(decode: bool, own: OwnPixels | None) -> None:
     for image in images:
         probe(image, 64 * 64)
     if has_decoder():
-        from saccade.media import container
+        from saccade.media.formats import container
 
         container.warm_up()
     if not decode:
         if find_spec("pypdfium2_raw") is not None:
-            from saccade.media import pdf
+            from saccade.media.formats import pdf
 
             pdf.warm_up()
         return
     import torch
 
     from saccade.core.recipe import whole
-    from saccade.media.decode import decode_into
+    from saccade.media.formats.decode import decode_into
 
     torch.set_num_threads(1)  # more would not live through a fork
     for image in images:

@@ -24,9 +24,9 @@ from PIL import (
     PpmImagePlugin,
 )
 
-from saccade.media import heif
 from saccade.media.content import RAW_MAGIC, Probe, check_pixels, read_raw
-from saccade.media.header_parsers import (
+from saccade.media.formats import heif
+from saccade.media.formats.header_parsers import (
     JP2_SIGNATURE,
     JPEG_2000_CODESTREAM,
     MAX_PARTS,

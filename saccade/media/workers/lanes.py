@@ -1,7 +1,7 @@
 """Image workers as processes: a lane for each, taking one order at a time and hearing of its end,
 even if the process dies.
 
-Has a stock (`media/stock.py`) fork a nursery, and a new nursery after its end. A worker reads the
+Has a stock (`media/workers/stock.py`) fork a nursery, and a new nursery after its end. A worker reads the
 bytes of one tenant: before another's come, it has ended, and its memory is empty. Knows nothing of
 the purpose of orders.
 """
@@ -19,8 +19,8 @@ from saccade.core.arena import Arena
 from saccade.core.config import MIB
 from saccade.core.metrics import Metrics
 from saccade.ipc.child import AsyncChannel, Disconnected
-from saccade.media.stock import NurseryLink, Stock
-from saccade.media.worker import (
+from saccade.media.workers.stock import NurseryLink, Stock
+from saccade.media.workers.worker import (
     FRONT,
     OUTBOX_SPARE,
     Answer,

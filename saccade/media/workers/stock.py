@@ -20,8 +20,8 @@ import msgspec
 from saccade.core.recipe import OwnPixels
 from saccade.ipc.child import Child
 from saccade.ipc.environment import image_environment
-from saccade.media import nursery
-from saccade.media.worker import EXIT_STATUS, Boot, NurseryWanted
+from saccade.media.workers import nursery
+from saccade.media.workers.worker import EXIT_STATUS, Boot, NurseryWanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,14 +19,14 @@ from cachetools import LRUCache
 
 from saccade.core.errors import ImageError
 from saccade.media.content import RAW_MAGIC, Probe, digest, read_raw
-from saccade.media.fairness import Requester
-from saccade.media.fetch import Fetcher
-from saccade.media.flights import ByteFlight, Flights
 from saccade.media.opened import EncodedBytes, ReadTimes
-from saccade.media.pool import DecodePool
 from saccade.media.seen import SeenFiles
-from saccade.media.sources import Address, Base64, DrawnPage, FileId, KnownImage, name_of
-from saccade.media.uploads import Uploads
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.fetch import Fetcher
+from saccade.media.sources.flights import ByteFlight, Flights
+from saccade.media.sources.source import Address, Base64, DrawnPage, FileId, KnownImage, name_of
+from saccade.media.sources.uploads import Uploads
+from saccade.media.workers.pool import DecodePool
 
 INLINE_BYTES = 1 << 20
 """Bytes hashed on the event loop (0.2 ms); more go to a thread."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from saccade.core.errors import RequestError
-from saccade.media.fairness import Requester, Ticket
+from saccade.media.sources.fairness import Requester, Ticket
 
 T = TypeVar("T")
 

@@ -36,7 +36,7 @@ from saccade.core.claims import beside, made_beside, warn_of_others
 from saccade.core.config import MIB
 from saccade.core.errors import InvalidRequest, NotFound, StorageBusy, StorageFull, TooLarge
 from saccade.core.store import UPLOADS
-from saccade.media.inline import FILE_ID
+from saccade.media.sources.inline import FILE_ID
 
 log = logging.getLogger("saccade")
 

@@ -29,13 +29,13 @@ from saccade.core.errors import ImageError, TooLarge
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.shown_url import shown_url
-from saccade.media.address import PinnedNetwork, Resolve, resolve
-from saccade.media.content_coding import ContentDecoder
-from saccade.media.fairness import FairPermits, Requester
-from saccade.media.flights import ByteFlight, Flights
-from saccade.media.http_cache import HttpAnswer, HTTPCache
-from saccade.media.inline import decode_base64
-from saccade.media.network import GIVEN_UP
+from saccade.media.sources.address import PinnedNetwork, Resolve, resolve
+from saccade.media.sources.content_coding import ContentDecoder
+from saccade.media.sources.fairness import FairPermits, Requester
+from saccade.media.sources.flights import ByteFlight, Flights
+from saccade.media.sources.http_cache import HttpAnswer, HTTPCache
+from saccade.media.sources.inline import decode_base64
+from saccade.media.sources.network import GIVEN_UP
 
 MAX_REDIRECTS = 5
 MAX_FETCHES = 128

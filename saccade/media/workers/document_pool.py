@@ -21,12 +21,12 @@ from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.media.fairness import Requester
-from saccade.media.header_pool import fail
-from saccade.media.lanes import NO_TIME, SLACK_BYTES, TRIES, Lanes, WorkerLane, WorkerLost
-from saccade.media.refused import RefusedBytes
-from saccade.media.stock import Stocks
-from saccade.media.worker import (
+from saccade.media.sources.fairness import Requester
+from saccade.media.workers.header_pool import fail
+from saccade.media.workers.lanes import NO_TIME, SLACK_BYTES, TRIES, Lanes, WorkerLane, WorkerLost
+from saccade.media.workers.refused import RefusedBytes
+from saccade.media.workers.stock import Stocks
+from saccade.media.workers.worker import (
     CARD_ROOM,
     SIZE_BYTES,
     DocumentPiece,
@@ -34,7 +34,7 @@ from saccade.media.worker import (
     ReadDocument,
     piece_room,
 )
-from saccade.media.worker_turns import Turns
+from saccade.media.workers.worker_turns import Turns
 
 PAGE_BYTES = 512 * MIB
 """Memory that reading a page may take beside the file: a scan of 100 Mpx in colour fits."""

@@ -14,7 +14,7 @@ from mmap import mmap
 from typing import BinaryIO, TypeVar
 
 from saccade.core.errors import StorageBusy
-from saccade.media.files import PIECE, FileStore, Stored
+from saccade.media.sources.files import PIECE, FileStore, Stored
 
 READERS = 4
 """Threads that read. One more writes: writers take turns anyway."""

@@ -1,7 +1,7 @@
 """Orders to image workers, their answers, and their life: processes that read headers, decode
 images or read documents, each one at a time, and may die of hostile bytes.
 
-`media/nursery.py` forks them. Before the first order a worker gives up everything named by
+`media/workers/nursery.py` forks them. Before the first order a worker gives up everything named by
 `sandbox.py`. Left are a socket to the nursery, the encoded bytes from the front, to be read, and
 for pixels an outbox: memory of the worker's own, copied by the nursery into the arena; no worker
 ever has the arena. A worker reads the bytes of one tenant, and ends before another's come
@@ -288,7 +288,7 @@ NURSERY: Codec[Answer, Order] = Codec(Answer, Order)
 
 Bytes = npt.NDArray[np.uint8]
 Target = tuple[Bytes, ImageRecipe]
-"""As in `media/decode.py`."""
+"""As in `media/formats/decode.py`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -328,10 +328,10 @@ class TimeUp(BaseException):
 def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
     """Read one header of an order."""
     # here, not above: the front, which imports this module's messages, must not read headers
-    from saccade.media.header import probe
+    from saccade.media.formats.header import probe
 
     if order.videos:
-        from saccade.media.container import read_card as probe  # type: ignore[assignment]
+        from saccade.media.formats.container import read_card as probe  # type: ignore[assignment]
 
     offset, nbytes = order.places[place]
 
@@ -357,7 +357,7 @@ def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
 
 def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
     """Read one page of a document, or the sizes of all, into the outbox."""
-    from saccade.media import pdf  # here, not above: where the extra is not installed
+    from saccade.media.formats import pdf  # here, not above: where the extra is not installed
 
     def answer(nbytes: int, reason: Reason | None = None) -> DocumentPiece:
         return DocumentPiece(order.worker, order.serial, place, nbytes, reason)
@@ -387,7 +387,7 @@ def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
 def decode(order: Decode, desk: Desk) -> Reason | None:
     """Do one order; returns the reason for a failure."""
     # here, not above: the worker that reads headers has no use for it
-    from saccade.media.decode import decode_into
+    from saccade.media.formats.decode import decode_into
 
     if order.threads and not desk.threads:
         return Reason("no threads")
@@ -418,8 +418,8 @@ def decode(order: Decode, desk: Desk) -> Reason | None:
 
 def _decode_video(order: Decode, held: mmap.mmap, targets: Sequence[Target]) -> None:
     """Fill each target from a frame of the video. Raises Undecodable."""
-    from saccade.media.container import decode_frames
-    from saccade.media.decode import draw_into, turn
+    from saccade.media.formats.container import decode_frames
+    from saccade.media.formats.decode import draw_into, turn
 
     height, width = order.upright
     stored = (width, height) if order.orientation >= 5 else (height, width)

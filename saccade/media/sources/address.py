@@ -18,7 +18,7 @@ from functools import partial
 import httpcore
 
 from saccade.core.errors import ImageError
-from saccade.media.network import Network, until_given_up
+from saccade.media.sources.network import Network, until_given_up
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]

@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 
-from saccade.media.sandbox import (
+from saccade.media.workers.sandbox import (
     ALLOW,
     JUMP_IF_EQUAL,
     LOAD,

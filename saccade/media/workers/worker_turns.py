@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from saccade.media.fairness import Requester
+from saccade.media.sources.fairness import Requester
 
 
 class Waiting(Protocol):

@@ -17,7 +17,7 @@ from saccade.core.config import MIB
 from saccade.core.errors import ImageError
 from saccade.core.recipe import ImageRecipe
 from saccade.media.content import VIDEO, Probe
-from saccade.media.pixel_operations import RESAMPLERS
+from saccade.media.formats.pixel_operations import RESAMPLERS
 
 BYTES_PER_PIXEL = {
     "JPEG": 10,
