@@ -29,7 +29,7 @@ from saccade.families.registry import load_spec
 from saccade.kernels.triton import sample as sample_gpu
 from saccade.kernels.triton.ops import TritonOps
 from saccade.runtime import worker
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures import tiny
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.lab.aot_launch import digest_of, once, stubbed

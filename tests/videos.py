@@ -16,7 +16,7 @@ from saccade.core.video import FrameTimes, VideoRules, images_of
 from saccade.families.registry import load_spec
 from saccade.media.content import name_pixels
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
 from tests.families import transformers_video as theirs

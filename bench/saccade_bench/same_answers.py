@@ -32,7 +32,7 @@ from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import Caching, Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.sched.grammar_state import Matchers
 from saccade.sched.parts.drafts import Drafter, Speculation
 from saccade.sched.sequence import Sequence

@@ -37,7 +37,7 @@ from saccade.ipc.child import Channel, Child, Codec, Disconnected, enter
 from saccade.ipc.environment import engine_environment
 from saccade.parallel import Backend, join, leave
 from saccade.runtime.begun_step import MaskSource
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.crew import ProcessCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import make_checkpoint, picture

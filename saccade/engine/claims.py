@@ -152,13 +152,13 @@ def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
 
 
 def edit_bytes(spec: FamilySpec, slots: int) -> int:
-    """Of `runtime/edits.py`: how often each slot has each token, and its list."""
+    """Of `runtime/sampling/edits.py`: how often each slot has each token, and its list."""
     listed = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + 16 + len(spec.eos_token_ids)
     return slots * (4 * spec.vocab_size + 8 * listed)
 
 
 def rule_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Of `runtime/token_rules.py`: rows' tokens and how far each has matched, with as much room
+    """Of `runtime/sampling/token_rules.py`: rows' tokens and how far each has matched, with as much room
     again, and a row of logits for the end of reasoning. More tokens than `RULED_TOKENS` under rules
     at a time, each row near its context's end, take what others leave.
     """

@@ -1,7 +1,7 @@
 """A model's folder: its place, and the content of its JSON files.
 
 Owns the reading of `config.json`, `generation_config.json` and the image processor's file, and the
-wording of faults. Knows nothing of tensors (`runtime/weights.py` reads tensors), nor of a family's
+wording of faults. Knows nothing of tensors (`runtime/weights/checkpoint_weights.py` reads tensors), nor of a family's
 use of fields.
 """
 

@@ -2,7 +2,7 @@
 compressed-tensors' pack-quantized.
 
 Owns the names and shapes of the tensors that make up one matrix. Knows nothing of config.json
-(`quantization.py`), nor of numbers (`runtime/unpack.py`).
+(`quantization.py`), nor of numbers (`runtime/weights/unpack.py`).
 """
 
 from __future__ import annotations

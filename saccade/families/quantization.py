@@ -2,7 +2,7 @@
 int8, FP8 or packed ints, AWQ and GPTQ.
 
 Owns the reading of `quantization_config` and the wording of refusals. Knows nothing of tensors:
-`runtime/stored_scaled.py` and `runtime/stored_packed.py` read tensors.
+`runtime/weights/stored_scaled.py` and `runtime/weights/stored_packed.py` read tensors.
 """
 
 from __future__ import annotations

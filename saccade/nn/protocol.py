@@ -214,7 +214,7 @@ class VisionNet(Protocol):
         ...
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Computed anew at every call: `runtime/positions.py` keeps results. The host waits for
+        """Computed anew at every call: `runtime/vision/positions.py` keeps results. The host waits for
         nothing.
         """
         ...

@@ -1,4 +1,4 @@
-"""The source of a network's tensors, as its layers see it. `runtime/weights.py` implements it for
+"""The source of a network's tensors, as its layers see it. `runtime/weights/checkpoint_weights.py` implements it for
 files and for random numbers.
 
 Layers ask for tensors in the form needed, so a network is whole as soon as built.

@@ -21,9 +21,9 @@ from saccade.core.plan import NO_LINE, PLANS_IN_FLIGHT, Open, Plan, Row, RowExtr
 from saccade.nn.protocol import Batch
 from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
-from saccade.runtime.positions import PositionCache
 from saccade.runtime.row_parts import Asking, Draws
-from saccade.runtime.sampler import uniform
+from saccade.runtime.sampling.sampler import uniform
+from saccade.runtime.vision.positions import PositionCache
 
 Integers = npt.NDArray[np.int64]
 UPDATES = 4096

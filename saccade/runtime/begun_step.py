@@ -15,11 +15,11 @@ import torch
 
 from saccade.core.plan import Changed, DiskEvent, HeadGuesses, Plan, StepResult
 from saccade.core.types import ImageKey
-from saccade.runtime.disk import DiskTier
-from saccade.runtime.finite import NO_TOKEN
-from saccade.runtime.page_memory import PageMemory
 from saccade.runtime.row_parts import RowOutcome
-from saccade.runtime.vision import VisionEncoder
+from saccade.runtime.sampling.finite import NO_TOKEN
+from saccade.runtime.tiers.disk import DiskTier
+from saccade.runtime.tiers.page_memory import PageMemory
+from saccade.runtime.vision.vision_encoder import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
 """The words [M, ceil(V / 32)] of a plan's masked rows; None: nobody wants its tokens any more."""

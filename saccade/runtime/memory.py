@@ -16,9 +16,9 @@ from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.attention import KVCache
-from saccade.runtime.disk import DiskTier
-from saccade.runtime.host import BUFFER_BYTES, Buffers, HostTier, PinnedTier, SameMemory, Slab
-from saccade.runtime.streams import Copies
+from saccade.runtime.tiers.disk import DiskTier
+from saccade.runtime.tiers.host import BUFFER_BYTES, Buffers, HostTier, PinnedTier, SameMemory, Slab
+from saccade.runtime.vision.streams import Copies
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = {

@@ -55,13 +55,13 @@ from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.attention import pick_attention
 from saccade.runtime.begun_step import Step
-from saccade.runtime.gauge import Told, untold
-from saccade.runtime.kv_scales import read_kv_scales
 from saccade.runtime.memory import DTYPES
-from saccade.runtime.quant_policy import LoadTally
-from saccade.runtime.streams import put_first
-from saccade.runtime.tower import TowerWorker
-from saccade.runtime.weights import TowerDigest, load_net, load_tower
+from saccade.runtime.vision.streams import put_first
+from saccade.runtime.vision.tower import TowerWorker
+from saccade.runtime.weights.checkpoint_weights import TowerDigest, load_net, load_tower
+from saccade.runtime.weights.gauge import Told, untold
+from saccade.runtime.weights.kv_scales import read_kv_scales
+from saccade.runtime.weights.quant_policy import LoadTally
 from saccade.runtime.worker import Worker
 
 READY_POLL_SECONDS = 20e-6

@@ -26,21 +26,21 @@ from saccade.runtime.agreement import UNDERSTOOD, agree
 from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, Frame, PageTable
 from saccade.runtime.begun_step import MaskSource, Step
-from saccade.runtime.finite import NO_TOKEN, finite_rows, quieten
-from saccade.runtime.head import HeadGuesser
-from saccade.runtime.images import ImageExecutor, begin_captures
+from saccade.runtime.cuda.step_graphs import StepGraphs, StepMemory
+from saccade.runtime.cuda.warm import compile_few, rows_are_exact, warm_up
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
-from saccade.runtime.page_memory import PageMemory, open_pages
-from saccade.runtime.positions import PositionCache
-from saccade.runtime.renewal import LoadNet, Renewal
 from saccade.runtime.row_parts import Draws, StatePart
-from saccade.runtime.sampler import Sampler
-from saccade.runtime.scores import STATE_PARTS
+from saccade.runtime.sampling.finite import NO_TOKEN, finite_rows, quieten
+from saccade.runtime.sampling.head import HeadGuesser
+from saccade.runtime.sampling.sampler import Sampler
+from saccade.runtime.sampling.scores import STATE_PARTS
 from saccade.runtime.sleep import GivenBack, let_go
 from saccade.runtime.states import StateMemory
-from saccade.runtime.step_graphs import StepGraphs, StepMemory
-from saccade.runtime.streams import FIRST
-from saccade.runtime.warm import compile_few, rows_are_exact, warm_up
+from saccade.runtime.tiers.page_memory import PageMemory, open_pages
+from saccade.runtime.vision.images import ImageExecutor, begin_captures
+from saccade.runtime.vision.positions import PositionCache
+from saccade.runtime.vision.streams import FIRST
+from saccade.runtime.weights.renewal import LoadNet, Renewal
 
 logger = logging.getLogger("saccade")
 

@@ -14,8 +14,8 @@ from saccade.core.config import EncoderConfig
 from saccade.core.plan import ADAPT, Plan
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.ipc.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
-from saccade.runtime.encoder import PackBuffers
-from saccade.runtime.graphs import ENOUGH
+from saccade.runtime.cuda.graphs import ENOUGH
+from saccade.runtime.vision.packed_encoder import PackBuffers
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, run_engine, set_threads
 from saccade_bench.fixtures.tiny import picture

@@ -27,7 +27,7 @@ from saccade.families.registry import load_spec
 from saccade.gguf.folder import write_folder
 from saccade.nn import adapter_files
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.harness import Crew, Harness, set_threads

@@ -26,9 +26,9 @@ from saccade.core.page_store import PAGE_FILE
 from saccade.core.plan import PageOutcome, PageTier, StepResult
 from saccade.core.types import CacheMiss, Caching, Delta
 from saccade.families.registry import load_spec
-from saccade.runtime import page_files
-from saccade.runtime.page_files import PageFiles
-from saccade.runtime.weights import load_net
+from saccade.runtime.tiers import page_files
+from saccade.runtime.tiers.page_files import PageFiles
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.sched.parts.page_arrivals import ReadRates
 from saccade_bench.fixtures.crew import ThreadCrew, ThreadWorkers
 from saccade_bench.fixtures.harness import Harness, Outcome

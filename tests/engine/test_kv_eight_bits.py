@@ -18,8 +18,8 @@ from saccade.core.errors import CheckpointError
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.kv_scales import read_kv_scales
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade.runtime.weights.kv_scales import read_kv_scales
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import picture

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from saccade.core.types import Request
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime import scores
 from saccade.runtime.begun_step import Step
+from saccade.runtime.sampling import scores
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads

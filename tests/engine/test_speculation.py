@@ -23,7 +23,7 @@ from saccade.engine.process import draft_tokens
 from saccade.families.registry import load_spec
 from saccade.kernels.x86.amx import has_amx
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
 from saccade.sched.grammar_state import Matchers
 from saccade.sched.parts.drafts import Drafter, Speculation

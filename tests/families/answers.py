@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import Reference, picture, reference

@@ -20,11 +20,11 @@ from saccade.families.registry import load_spec
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.runtime.attention import attention_for
-from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.memory import allocate_caches, keys_and_values
-from saccade.runtime.positions import PositionCache
 from saccade.runtime.states import StateMemory
-from saccade.runtime.weights import load_net
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import grids
 

@@ -23,10 +23,10 @@ from saccade.families.registry import load_spec
 from saccade.kernels.reference import linear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.parallel import Shard
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.graphs import eager
-from saccade.runtime.positions import PositionCache
-from saccade.runtime.weights import load_net
+from saccade.runtime.cuda.graphs import eager
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.text.prompt.special_tokens import Literals
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.fixtures.crew import ThreadCrew

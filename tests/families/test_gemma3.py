@@ -21,8 +21,8 @@ from saccade.engine.sizing import pick_chunk
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.gemma3.tiny import BEGIN, TOKENS
 from saccade.families.registry import load_spec
-from saccade.runtime.quant_policy import LoadTally
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade.runtime.weights.quant_policy import LoadTally
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint
 from tests.families.answers import CASES, NEW_TOKENS, Case, Model, check

@@ -25,7 +25,7 @@ from saccade.families.gemma4.images import fit
 from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.gemma4.tiny import E2B, EXPERTS, FULL, LAYERS, NEAR, SHARED, TOKENS
 from saccade.families.registry import load_spec
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, picture

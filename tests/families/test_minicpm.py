@@ -34,10 +34,10 @@ from saccade.families.minicpm.spec import MiniCPMSpec, SlicePlaceholder
 from saccade.families.minicpm.tiny import IMAGE, MOST, SCALE, TOKENS, SliceReference
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet, Pack
-from saccade.runtime.encoder import PackedEncoder, cut_segments, drain
-from saccade.runtime.positions import PositionCache
-from saccade.runtime.quant_policy import LoadTally
-from saccade.runtime.weights import load_net
+from saccade.runtime.vision.packed_encoder import PackedEncoder, cut_segments, drain
+from saccade.runtime.vision.positions import PositionCache
+from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade.runtime.weights.quant_policy import LoadTally
 from saccade.text.prompt.template import ChatTemplate
 from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.harness import Harness

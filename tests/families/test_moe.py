@@ -25,10 +25,10 @@ from saccade.kernels.reference.moe import Experts, Routes, route
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.parallel import Shard
-from saccade.runtime import weights
-from saccade.runtime.dummy import DummyWeights
-from saccade.runtime.quant_policy import LoadTally, QuantPolicy
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import checkpoint_weights as weights
+from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade.runtime.weights.dummy import DummyWeights
+from saccade.runtime.weights.quant_policy import LoadTally, QuantPolicy
 from saccade_bench.fixtures.crew import shards, together
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint
 from tests.families.conftest import Refused
@@ -194,7 +194,7 @@ def test_experts_fused_or_apart_are_cut_among_ranks(
     the whole layer's answer.
     """
     from saccade.families.qwen_vl.net import QwenVLModel
-    from saccade.runtime.weights import CheckpointWeights
+    from saccade.runtime.weights.checkpoint_weights import CheckpointWeights
 
     source = checkpoint(MOE)
     folder = source if layout == "fused" else set_apart(source, tmp_path / "apart")

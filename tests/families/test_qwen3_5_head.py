@@ -20,7 +20,7 @@ from saccade.core.plan import HeadGuesses, StepResult
 from saccade.core.types import Delta
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.sched.parts.drafts import HEAD_TOKENS
 from saccade_bench.fixtures.certain_head import make_certain
 from saccade_bench.fixtures.harness import Harness

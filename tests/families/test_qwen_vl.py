@@ -24,7 +24,7 @@ from saccade.core.types import Grid, Image, ImageKey
 from saccade.families.qwen_vl.images import ImageRules, smart_resize
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, encode

@@ -49,7 +49,7 @@ from saccade.media.content import encode_array
 from saccade.media.formats.decode import decode_into
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.fixtures.tiny_any import AnyReference, any_reference, make_any

@@ -27,7 +27,7 @@ from saccade.families.transformers_any.prompts import ProbePrompt
 from saccade.families.transformers_any.refusals import Unservable
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.families.transformers_any.trial import OwnAnswer, learned_rows
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny_any import make_any
 from saccade_bench.fixtures.unlisted import SEERS, reader

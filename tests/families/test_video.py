@@ -20,7 +20,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.types import Image, ImageKey, Span
 from saccade.core.video import FrameTimes, VideoRules, VideoWishes
 from saccade.families.registry import load_spec
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.tiny import picture
 from tests.families import transformers_video as theirs
 

@@ -20,7 +20,7 @@ from saccade.gguf import header
 from saccade.gguf.config import make_configs
 from saccade.gguf.folder import choose, resolve_checkpoint, write_folder
 from saccade.gguf.header import read_header
-from saccade.runtime.gguf_tensors import open_gguf
+from saccade.runtime.weights.gguf_tensors import open_gguf
 from saccade_bench.fixtures.gguf_files import Files, write_files
 from tests.families.forwarding import load
 from tests.gguf.files import checkpoint

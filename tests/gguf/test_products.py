@@ -19,9 +19,9 @@ from saccade.kernels.matrix import DenseMatrix, Int4Matrix, Int4Panels, Int8Matr
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.x86 import vnni_layout
 from saccade.nn.weights import Part
-from saccade.runtime import weights
-from saccade.runtime.quant_policy import LoadTally, QuantPolicy
-from saccade.runtime.weights import CheckpointWeights
+from saccade.runtime.weights.checkpoint_weights import CheckpointWeights
+from saccade.runtime.weights.checkpoint_weights import checkpoint_weights as weights
+from saccade.runtime.weights.quant_policy import LoadTally, QuantPolicy
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.harness import set_threads
@@ -88,7 +88,7 @@ def test_other_blocks_become_eight_bits_and_start_up_tells_the_loss(
     pair: Pair, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, _ = pair(kind)
-    caplog.set_level(logging.DEBUG, "saccade.runtime.stored_gguf")
+    caplog.set_level(logging.DEBUG, "saccade.runtime.weights.stored_gguf")
     net, line = load(folder, "auto", torch.bfloat16)
     assert {type(each) for each in projections(net)} == {Int8Matrix}
     assert "matrices of the language model in int8, made at load" in line

@@ -18,12 +18,12 @@ from saccade.core.types import ImageKey
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.graphs import ENOUGH, Capture, CudaCapture, eager
+from saccade.runtime.cuda.graphs import ENOUGH, Capture, CudaCapture, eager
 from saccade.runtime.memory import EmbeddingMemory
-from saccade.runtime.positions import PositionCache
-from saccade.runtime.vision import VisionEncoder
-from saccade.runtime.weights import load_net
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
+from saccade.runtime.vision.vision_encoder import VisionEncoder
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.qwen import grids, qwen
 

@@ -15,7 +15,7 @@ from saccade.core.config import EmbeddingBudgets, EncoderConfig, KVConfig, PageT
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.sched.parts.page_arrivals import ReadRates
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.lab.checkpoint import make_checkpoint

@@ -41,8 +41,9 @@ from saccade.nn.low_rank import Adapters
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
-from saccade.runtime import images, streams, worker
-from saccade.runtime.graphs import eager
+from saccade.runtime import worker
+from saccade.runtime.cuda.graphs import eager
+from saccade.runtime.vision.vision_encoder import images, streams
 from saccade_bench.lab.checkpoint import make_checkpoint
 
 META = torch.device("meta")

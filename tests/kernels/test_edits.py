@@ -11,9 +11,9 @@ import torch
 
 from saccade.core.plan import Open
 from saccade.core.types import SamplingParams
-from saccade.runtime.draw_parts import RowByRow
-from saccade.runtime.edits import Edit, SlotEdits
 from saccade.runtime.row_parts import DrawPart, Draws
+from saccade.runtime.sampling.draw_parts import RowByRow
+from saccade.runtime.sampling.edits import Edit, SlotEdits
 
 pytest.importorskip("triton")
 

@@ -25,9 +25,9 @@ from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime import weights
 from saccade.runtime.begun_step import Step
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import checkpoint_weights as weights
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, Outcome
 from saccade_bench.fixtures.tiny import make_checkpoint, picture

@@ -12,7 +12,7 @@ from saccade.core.types import SamplingParams
 from saccade.kernels import device as placement
 from saccade.kernels.reference.ops import Ops
 from saccade.runtime.row_parts import Draws
-from saccade.runtime.sampler import Sampler, uniform
+from saccade.runtime.sampling.sampler import Sampler, uniform
 
 pytest.importorskip("triton")
 from saccade.kernels.triton import sample as sample_gpu

@@ -25,8 +25,8 @@ from saccade.families.registry import family_model, load_spec
 from saccade.kernels.matrix import DenseMatrix, Matrix
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
-from saccade.runtime.vision import split_evenly
-from saccade.runtime.weights import CheckpointWeights
+from saccade.runtime.vision.vision_encoder import split_evenly
+from saccade.runtime.weights.checkpoint_weights import CheckpointWeights
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint

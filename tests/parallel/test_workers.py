@@ -16,7 +16,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets
 from saccade.engine.workers import WorkersLost
 from saccade.families.registry import load_spec
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.crew import ProcessCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import picture

@@ -16,8 +16,8 @@ from saccade.nn.protocol import Batch, FamilyNet
 from saccade.parallel import WHOLE
 from saccade.runtime.batch import Batcher, PageTable
 from saccade.runtime.memory import EmbeddingMemory
-from saccade.runtime.positions import PositionCache
 from saccade.runtime.row_parts import Draws
+from saccade.runtime.vision.positions import PositionCache
 from tests.families.forwarding import CPU, load
 
 KEY = ImageKey(bytes(32), bytes(16))

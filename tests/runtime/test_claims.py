@@ -29,9 +29,9 @@ from saccade.engine.sizing import kv_page_bytes, memory_budget
 from saccade.kernels.reference.segments import Segments
 from saccade.nn.protocol import Batch, Cut, Pack
 from saccade.runtime.attention import attention_for
-from saccade.runtime.encoder import drain
 from saccade.runtime.memory import allocate_caches, keys_and_values
 from saccade.runtime.states import StateMemory
+from saccade.runtime.vision.packed_encoder import drain
 from tests.helpers.breadth import broad
 from tests.helpers.weightless import (
     BF16,

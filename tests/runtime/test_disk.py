@@ -20,10 +20,10 @@ from saccade.core.options import CacheOptions
 from saccade.core.plan import Happened
 from saccade.core.rare_warnings import SECONDS, RareWarnings
 from saccade.core.types import ImageKey
-from saccade.runtime import disk
-from saccade.runtime import files as on_disk
-from saccade.runtime.disk import DiskTier
-from saccade.runtime.files import EmbeddingFiles
+from saccade.runtime.tiers import disk
+from saccade.runtime.tiers import files as on_disk
+from saccade.runtime.tiers.disk import DiskTier
+from saccade.runtime.tiers.files import EmbeddingFiles
 
 A, B, C = (ImageKey(bytes([n] * 32), bytes(16), "salt" * (n % 2)) for n in range(3))
 WIDTH = 8
@@ -345,8 +345,8 @@ def test_what_a_crash_left_behind_is_removed(tmp_path: Path, files: list[Path]) 
 @pytest.mark.more
 def test_a_crash_at_any_moment_of_writing_leaves_only_whole_files(tmp_path: Path) -> None:
     code = (
-        "import sys, torch; from pathlib import Path; from saccade.runtime.disk import "
-        "DiskTier; from saccade.runtime.files import EmbeddingFiles; from saccade.core.types "
+        "import sys, torch; from pathlib import Path; from saccade.runtime.tiers.disk import "
+        "DiskTier; from saccade.runtime.tiers.files import EmbeddingFiles; from saccade.core.types "
         "import ImageKey\n"
         "tier = DiskTier(EmbeddingFiles(Path(sys.argv[1]), b'model', 8, torch.bfloat16))\n"
         "for n in range(200):\n"

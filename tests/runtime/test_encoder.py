@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.runtime.encoder import packs
+from saccade.runtime.vision.packed_encoder import packs
 
 
 def test_packs_keep_order_and_limit() -> None:

@@ -20,9 +20,9 @@ from saccade.core.metrics import Metrics
 from saccade.families.qwen_vl.vision import VisionTower
 from saccade.kernels import tower_attention
 from saccade.nn.protocol import FamilyNet, Pack
-from saccade.runtime.encoder import PackedEncoder, room, segment_bounds
-from saccade.runtime.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
-from saccade.runtime.positions import PositionCache
+from saccade.runtime.cuda.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
+from saccade.runtime.vision.packed_encoder import PackedEncoder, room, segment_bounds
+from saccade.runtime.vision.positions import PositionCache
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import grids, qwen
 from tests.families.forwarding import encode, load

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.runtime import host
-from saccade.runtime.host import Slab
+from saccade.runtime.tiers import host
+from saccade.runtime.tiers.host import Slab
 
 LIKE = torch.empty((0, 2))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.runtime.streams import Lane
+from saccade.runtime.vision.streams import Lane
 
 
 class Stub:

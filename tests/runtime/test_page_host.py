@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from saccade.core.plan import PageCopy
-from saccade.runtime import host, page_host
-from saccade.runtime.page_host import HostPages
+from saccade.runtime.tiers import host, page_host
+from saccade.runtime.tiers.page_host import HostPages
 from tests.runtime.test_lane import Event, Stub, stub
 
 __all__ = ["stub"]

@@ -37,11 +37,11 @@ from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime.attention import attention_for
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.graphs import Capture, eager
-from saccade.runtime.positions import PositionCache
+from saccade.runtime.cuda.graphs import Capture, eager
 from saccade.runtime.row_parts import Draws
-from saccade.runtime.sampler import Sampler
+from saccade.runtime.sampling.sampler import Sampler
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
 from saccade_bench.fixtures import tiny
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.qwen import grids, qwen

@@ -17,8 +17,8 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import Grid
 from saccade.nn.protocol import FamilyNet, GridFacts
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.positions import PositionCache
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import grids
 from tests.families.forwarding import load

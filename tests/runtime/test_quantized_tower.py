@@ -16,11 +16,11 @@ from saccade.engine.process import identify
 from saccade.families.registry import load_spec
 from saccade.ipc.messages import Load
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.disk import fingerprint_encoder
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.positions import PositionCache
-from saccade.runtime.quant_policy import LoadTally, QuantPolicy
-from saccade.runtime.weights import check_tower, load_net, load_tower
+from saccade.runtime.tiers.disk import fingerprint_encoder
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
+from saccade.runtime.weights.checkpoint_weights import check_tower, load_net, load_tower
+from saccade.runtime.weights.quant_policy import LoadTally, QuantPolicy
 from saccade_bench.fixtures.harness import CONFIG, Harness
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen

@@ -18,9 +18,9 @@ from saccade.core.plan import Change, Plan
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import PromptReading
 from saccade.runtime.adapters import AdapterTable
-from saccade.runtime.draw_parts import RowByRow
-from saccade.runtime.page_memory import PageMemory
-from saccade.runtime.scores import Scorer, StateReader
+from saccade.runtime.sampling.draw_parts import RowByRow
+from saccade.runtime.sampling.scores import Scorer, StateReader
+from saccade.runtime.tiers.page_memory import PageMemory
 from saccade_bench.fixtures.harness import Harness, set_threads
 from tests.families.forwarding import load
 

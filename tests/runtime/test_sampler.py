@@ -11,9 +11,9 @@ import torch
 
 from saccade.core.plan import Open, StepResult
 from saccade.core.types import SamplingParams, TokenLogprobs
-from saccade.runtime.edits import Edit
 from saccade.runtime.row_parts import Draws
-from saccade.runtime.sampler import Sampler, uniform
+from saccade.runtime.sampling.edits import Edit
+from saccade.runtime.sampling.sampler import Sampler, uniform
 
 VOCAB = 50
 EARLIER = [0.035919851159479155, 0.1928263447275923, 0.6179994333376583, 0.7506478699509643]
@@ -266,7 +266,7 @@ def test_a_large_vocabulary_is_not_sorted_and_draws_are_as_if_it_were(
         for n in range(count)
     ]
     short, _ = sample(rows.clone(), states)
-    monkeypatch.setattr("saccade.runtime.sampler.NUCLEUS_TOKENS", vocab)
+    monkeypatch.setattr("saccade.runtime.sampling.sampler.NUCLEUS_TOKENS", vocab)
     sorted_, _ = sample(rows.clone(), states)
     assert short == sorted_
 

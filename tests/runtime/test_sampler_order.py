@@ -16,7 +16,7 @@ import torch
 from saccade.core.plan import Open
 from saccade.core.types import SamplingParams
 from saccade.runtime.row_parts import Draws
-from saccade.runtime.sampler import Sampler, uniform
+from saccade.runtime.sampling.sampler import Sampler, uniform
 from tests.helpers.breadth import broad
 
 VOCAB, STOP, PROMPT, ANSWER = 40, 6, [1, 2, 3, 3], [5, 5, 8, 2]

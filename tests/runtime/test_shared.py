@@ -19,10 +19,10 @@ from saccade.core.errors import ConfigError
 from saccade.core.options import CacheOptions, MediaOptions
 from saccade.core.store import DRAFT, SUFFIX, file_name, stored_bytes
 from saccade.core.types import ImageKey
-from saccade.runtime import shared
-from saccade.runtime.disk import DiskTier
-from saccade.runtime.files import EmbeddingFiles
-from saccade.runtime.shared import SharedRoom
+from saccade.runtime.tiers import shared
+from saccade.runtime.tiers.disk import DiskTier
+from saccade.runtime.tiers.files import EmbeddingFiles
+from saccade.runtime.tiers.shared import SharedRoom
 
 WIDTH, TOKENS = 64, 40
 ONE = embedding_file_bytes(WIDTH * TOKENS * 2)

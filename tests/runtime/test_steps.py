@@ -19,10 +19,10 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan
 from saccade.core.types import Request
 from saccade.kernels.reference.paged import ReferenceAttention
-from saccade.runtime import images
 from saccade.runtime.attention import PagedAttention
 from saccade.runtime.batch import Frame
-from saccade.runtime.graphs import Replay, eager
+from saccade.runtime.cuda.graphs import Replay, eager
+from saccade.runtime.vision.vision_encoder import images
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import picture

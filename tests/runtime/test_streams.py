@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.runtime.graphs import CudaCapture
-from saccade.runtime.streams import FIRST, put_first
+from saccade.runtime.cuda.graphs import CudaCapture
+from saccade.runtime.vision.streams import FIRST, put_first
 
 
 @pytest.fixture

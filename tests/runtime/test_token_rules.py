@@ -15,8 +15,8 @@ from saccade.core.plan import Open
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import SamplingParams
 from saccade.runtime.row_parts import Draws
-from saccade.runtime.sampler import Sampler, uniform
-from saccade.runtime.token_rules import RowBans, match_ends
+from saccade.runtime.sampling.sampler import Sampler, uniform
+from saccade.runtime.sampling.token_rules import RowBans, match_ends
 
 VOCAB, CPU = 12, torch.device("cpu")
 

@@ -22,8 +22,8 @@ from saccade.kernels.x86 import attention
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import Attention, Batch, FamilyNet, LanguageModel
 from saccade.runtime.begun_step import Step
-from saccade.runtime.sampler import Sampler
-from saccade.runtime.weights import load_net
+from saccade.runtime.sampling.sampler import Sampler
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.crew import ThreadCrew, together
 from saccade_bench.fixtures.harness import CONFIG, Harness, set_threads

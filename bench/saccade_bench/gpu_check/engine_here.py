@@ -33,9 +33,9 @@ from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime.begun_step import Step
-from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.process import measure_hardware
-from saccade.runtime.streams import put_first
+from saccade.runtime.vision.streams import put_first
+from saccade.runtime.weights.dummy import DummyWeights
 from saccade.runtime.worker import Worker
 from saccade_bench.lab.checkpoint import make_checkpoint
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from saccade.runtime.streams import Pinned
+from saccade.runtime.vision.streams import Pinned
 from saccade_bench.gpu_check.clock import device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 from saccade_bench.gpu_check.targets import COPY, PRODUCTS

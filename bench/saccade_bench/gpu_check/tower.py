@@ -18,9 +18,9 @@ from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.options import EngineOptions
 from saccade.engine.sizing import resolve_encoder
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.graphs import CudaCapture
-from saccade.runtime.positions import PositionCache
+from saccade.runtime.cuda.graphs import CudaCapture
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
 from saccade_bench.gpu_check.engine_here import RandomModel, make_model
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 from saccade_bench.lab.qwen import grids, qwen

@@ -36,11 +36,11 @@ from saccade.core.types import Grid
 from saccade.engine.sizing import VIT_GRAPH_SIZES
 from saccade.families.registry import family_model, load_spec
 from saccade.parallel import WHOLE
-from saccade.runtime.dummy import DummyWeights
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.graphs import CudaCapture
+from saccade.runtime.cuda.graphs import CudaCapture
 from saccade.runtime.memory import DTYPES
-from saccade.runtime.positions import PositionCache
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
+from saccade.runtime.weights.dummy import DummyWeights
 from saccade_bench.counted import counted
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.machine import describe, pick_device, run_ms, where

@@ -16,7 +16,7 @@ from saccade.core.errors import ConfigError
 from saccade.families.registry import family_model, load_spec
 from saccade.kernels.matrix import FP8
 from saccade.kernels.reference.fp8 import LARGEST, to_fp8
-from saccade.runtime.tensors import weight_files
+from saccade.runtime.weights.tensors import weight_files
 from saccade_bench.lab.checkpoint import write_tensors
 
 BLOCK = 128

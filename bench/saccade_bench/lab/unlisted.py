@@ -23,7 +23,7 @@ from saccade.families.registry import load_spec
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.media.content import encode_array
 from saccade.media.formats.decode import decode_into
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.fixtures.tiny_any import AnyReference, any_reference, make_kind

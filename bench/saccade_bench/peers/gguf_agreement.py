@@ -26,7 +26,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from saccade.families.registry import load_spec
 from saccade.gguf.folder import write_folder
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.gguf_files import (
     QWEN2_SPLIT,
     QWEN35_SPLIT,

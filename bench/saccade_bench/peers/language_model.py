@@ -42,8 +42,8 @@ from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime.attention import attention_for
 from saccade.runtime.memory import allocate_caches, keys_and_values
-from saccade.runtime.quant_policy import LoadTally, Made, QuantPolicy
-from saccade.runtime.weights import CheckpointWeights
+from saccade.runtime.weights.checkpoint_weights import CheckpointWeights
+from saccade.runtime.weights.quant_policy import LoadTally, Made, QuantPolicy
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.peers.gguf import write_gguf
 from saccade_bench.peers.llama_cpp import FTYPES, Llama, LlamaCpp

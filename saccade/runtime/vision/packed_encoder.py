@@ -20,8 +20,8 @@ from saccade.kernels.reference.segments import Segments
 from saccade.kernels.tower_attention import Backend
 from saccade.nn.protocol import Cut, GridFacts, Pack, TowerNet, VisionNet
 from saccade.nn.transfer import send
-from saccade.runtime.graphs import Capture, GraphRunner, Prepare
-from saccade.runtime.positions import PositionCache
+from saccade.runtime.cuda.graphs import Capture, GraphRunner, Prepare
+from saccade.runtime.vision.positions import PositionCache
 
 T = TypeVar("T")
 

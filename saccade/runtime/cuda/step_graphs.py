@@ -17,7 +17,7 @@ from saccade.core.config import StepGraphSizes
 from saccade.core.metrics import Metrics
 from saccade.nn.protocol import Attention, Batch, FamilyNet
 from saccade.runtime.batch import ROW_TOKENS, Batcher, Frame
-from saccade.runtime.graphs import Capture, GraphRunner
+from saccade.runtime.cuda.graphs import Capture, GraphRunner
 
 
 class StepMemory:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from saccade.core.errors import CheckpointError
-from saccade.runtime.tensors import weight_files
+from saccade.runtime.weights.tensors import weight_files
 
 NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.([kv])_scale$")
 

@@ -14,9 +14,9 @@ import torch
 from saccade.kernels.matrix import Int8Matrix, Matrix
 from saccade.kernels.reference.int8 import pack_int8, quantise_matrix
 from saccade.nn.weights import Part
-from saccade.runtime.gguf_tensors import GgufSlice, read_blocks
-from saccade.runtime.stored import FORMATS, LoadContext, StoredTensor, check_shape
-from saccade.runtime.unpack import Numbers, join_int4
+from saccade.runtime.weights.gguf_tensors import GgufSlice, read_blocks
+from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
+from saccade.runtime.weights.unpack import Numbers, join_int4
 
 GROUP, SCALE_BYTES = 32, 2
 """Of a block of Q4_0: its numbers, after the bytes of their scale."""

@@ -12,9 +12,9 @@ import torch
 
 from saccade.core.plan import Open
 from saccade.kernels.reference.ops import Ops
-from saccade.runtime.edits import Edit, SlotEdits
 from saccade.runtime.row_parts import DrawPart, Draws, RowEdit
-from saccade.runtime.token_rules import RowBans, RowThinking
+from saccade.runtime.sampling.edits import Edit, SlotEdits
+from saccade.runtime.sampling.token_rules import RowBans, RowThinking
 
 
 class RowByRow:

@@ -13,8 +13,8 @@ from saccade.core.plan import Deliver, Plan
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.begun_step import MaskSource, Step
-from saccade.runtime.images import ImageExecutor
-from saccade.runtime.positions import PositionCache
+from saccade.runtime.vision.images import ImageExecutor
+from saccade.runtime.vision.positions import PositionCache
 
 
 class TowerWorker:

@@ -17,7 +17,7 @@ from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.low_rank import Adapters
 from saccade.nn.weights import Part
-from saccade.runtime.quant_policy import AS_STORED, QuantPolicy
+from saccade.runtime.weights.quant_policy import AS_STORED, QuantPolicy
 
 
 class DummyWeights:

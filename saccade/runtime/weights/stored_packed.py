@@ -15,9 +15,9 @@ from saccade.families.packed_layouts import SUFFIXES, Packed, Role
 from saccade.families.quantization import Quantization
 from saccade.kernels.matrix import Matrix
 from saccade.nn.weights import Part
-from saccade.runtime.stored import LoadContext, StoredTensor
-from saccade.runtime.tensors import TensorFiles
-from saccade.runtime.unpack import Numbers, join_int4, restore_packed, unpack_matrix
+from saccade.runtime.weights.stored import LoadContext, StoredTensor
+from saccade.runtime.weights.tensors import TensorFiles
+from saccade.runtime.weights.unpack import Numbers, join_int4, restore_packed, unpack_matrix
 
 VALUES = ("qweight", "weight_packed")
 """What stands in place of `weight` where a matrix is packed."""

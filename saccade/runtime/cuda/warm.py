@@ -19,10 +19,10 @@ from saccade.core.types import SamplingParams
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import Attention, Batch, FamilyNet
 from saccade.runtime.batch import ROW_TOKENS, Batcher, Frame
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.graphs import Prepare
+from saccade.runtime.cuda.graphs import Prepare
 from saccade.runtime.memory import EmbeddingMemory
-from saccade.runtime.sampler import Sampler
+from saccade.runtime.sampling.sampler import Sampler
+from saccade.runtime.vision.packed_encoder import PackedEncoder
 
 BLANK = -1
 """An adapter's number that no adapter is given."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from saccade.core.types import ImageKey
-from saccade.runtime.streams import Copies, Pinned
+from saccade.runtime.vision.streams import Copies, Pinned
 
 Ready = torch.cuda.Event | None
 """When rows on the device are whole; None: in the order of the current stream."""

@@ -30,7 +30,7 @@ from saccade.core.claims import Strange, beside, opened_folder
 from saccade.core.config import DISK_BLOCK
 from saccade.core.store import LONE_DRAFT_NAME, SHARED, WHOLE_NAME, file_name
 from saccade.core.types import ImageKey
-from saccade.runtime.shared import SharedRoom
+from saccade.runtime.tiers.shared import SharedRoom
 
 log = logging.getLogger("saccade")
 

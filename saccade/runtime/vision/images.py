@@ -20,15 +20,15 @@ from saccade.kernels.reference import long_attention as blockwise
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import Shard
 from saccade.runtime.begun_step import Step
-from saccade.runtime.disk import DiskTier, fingerprint_encoder
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.files import EmbeddingFiles
-from saccade.runtime.graphs import Capture, CudaCapture, eager
+from saccade.runtime.cuda.graphs import Capture, CudaCapture, eager
+from saccade.runtime.cuda.warm import compiler
 from saccade.runtime.memory import DTYPES, EmbeddingMemory
-from saccade.runtime.page_memory import PageMemory
-from saccade.runtime.positions import PositionCache
-from saccade.runtime.vision import VisionEncoder
-from saccade.runtime.warm import compiler
+from saccade.runtime.tiers.disk import DiskTier, fingerprint_encoder
+from saccade.runtime.tiers.files import EmbeddingFiles
+from saccade.runtime.tiers.page_memory import PageMemory
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
+from saccade.runtime.vision.vision_encoder import VisionEncoder
 
 
 class ImageExecutor:

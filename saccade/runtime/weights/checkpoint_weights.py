@@ -31,20 +31,26 @@ from saccade.nn.low_rank import Adapters, of_language
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
-from saccade.runtime.dummy import DummyWeights, in_memory
-from saccade.runtime.gauge import Gauge, Told, untold
-from saccade.runtime.quant_policy import (
+from saccade.runtime.weights.dummy import DummyWeights, in_memory
+from saccade.runtime.weights.gauge import Gauge, Told, untold
+from saccade.runtime.weights.quant_policy import (
     AS_STORED,
     LoadTally,
     QuantPolicy,
     check_int8,
     check_made,
 )
-from saccade.runtime.stored import FORMATS, LoadContext, PlainTensor, StoredTensor, unreadable
-from saccade.runtime.stored_gguf import BlockTensor
-from saccade.runtime.stored_packed import PackedMatrix, find_packed, names_of
-from saccade.runtime.stored_scaled import ScaledTensor, scales_name
-from saccade.runtime.tensors import TensorFiles
+from saccade.runtime.weights.stored import (
+    FORMATS,
+    LoadContext,
+    PlainTensor,
+    StoredTensor,
+    unreadable,
+)
+from saccade.runtime.weights.stored_gguf import BlockTensor
+from saccade.runtime.weights.stored_packed import PackedMatrix, find_packed, names_of
+from saccade.runtime.weights.stored_scaled import ScaledTensor, scales_name
+from saccade.runtime.weights.tensors import TensorFiles
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from saccade.kernels.matrix import (
 from saccade.kernels.reference.fp8 import prepare
 from saccade.kernels.reference.int8 import pack_int8
 from saccade.nn.weights import Part
-from saccade.runtime.stored import FORMATS, LoadContext, StoredTensor, check_shape
+from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 
 BLOCK_VALUES = 1 << 20
 """Values that are made whole at a time: what is made of them on the way is float32."""

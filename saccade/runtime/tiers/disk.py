@@ -23,7 +23,7 @@ from saccade.core.given_paths import reason
 from saccade.core.plan import Happened
 from saccade.core.rare_warnings import RareWarnings
 from saccade.core.types import Grid
-from saccade.runtime.files import FORMAT, Damaged, Lend, discard, values_of
+from saccade.runtime.tiers.files import FORMAT, Damaged, Lend, discard, values_of
 
 PENDING_BYTES = 1 << 30
 """Bytes that may wait to be written; what would come on top is not saved."""

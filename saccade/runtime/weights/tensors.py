@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import read_json, weights_elsewhere
 from saccade.nn.weights import Part
-from saccade.runtime.gguf_tensors import PLAIN, GgufSlice, open_gguf
+from saccade.runtime.weights.gguf_tensors import PLAIN, GgufSlice, open_gguf
 
 GGUF = ".gguf"
 

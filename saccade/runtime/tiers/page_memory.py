@@ -20,11 +20,11 @@ from saccade.core.errors import StartupError
 from saccade.core.plan import PageCopy, PageEvent, PageMoves, TierMoves
 from saccade.nn.transfer import send
 from saccade.parallel import Shard
-from saccade.runtime.disk import DiskTier
 from saccade.runtime.memory import Caches
-from saccade.runtime.page_files import PageFiles, remove_others
-from saccade.runtime.page_host import HostPages
 from saccade.runtime.states import StateMemory
+from saccade.runtime.tiers.disk import DiskTier
+from saccade.runtime.tiers.page_files import PageFiles, remove_others
+from saccade.runtime.tiers.page_host import HostPages
 
 log = logging.getLogger("saccade")
 

@@ -34,7 +34,7 @@ from saccade.core.page_store import (
     page_file,
     page_folders,
 )
-from saccade.runtime.files import (
+from saccade.runtime.tiers.files import (
     LARGEST_HEADER,
     TENSOR,
     Damaged,

@@ -24,8 +24,8 @@ from saccade.core.family import FamilySpec
 from saccade.core.plan import Encode
 from saccade.core.types import Grid, ImageKey
 from saccade.parallel import Shard
-from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.streams import Lane, Pinned, Stopwatch
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.streams import Lane, Pinned, Stopwatch
 
 logger = logging.getLogger("saccade")
 MOST_WORDS = 300

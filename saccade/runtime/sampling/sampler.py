@@ -21,8 +21,8 @@ from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.transfer import send
-from saccade.runtime.draw_parts import DrawParts
 from saccade.runtime.row_parts import DrawPart, Draws
+from saccade.runtime.sampling.draw_parts import DrawParts
 
 _MASK = (1 << 64) - 1
 NUCLEUS_TOKENS = 1024
