@@ -3,7 +3,7 @@
 The front creates the arena and passes its descriptor to the workers, who read pixels, and to the
 nursery of image workers, which copies pixels in (image workers never hold the arena). The memory
 has no name and ends with the last process that holds a descriptor, however the process ends. The
-engine decides which bytes hold which pixels (`sched/slots.py`).
+engine decides which bytes hold which pixels (`sched/images/slots.py`).
 """
 
 from __future__ import annotations

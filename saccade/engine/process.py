@@ -56,10 +56,10 @@ from saccade.ipc.messages import (
     TokenizerText,
 )
 from saccade.sched.encoding import EncodeScheduler
+from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.protocol import Scheduler
 from saccade.sched.scheduler import GenerationScheduler
-from saccade.sched.tower_pace import TowerPace
 
 PINNED_SHARE = 0.5
 """Of the KV cache and of each tier of it, and of the device's embedding cache: what requests may

@@ -108,7 +108,7 @@ LARGE_IMAGE_STEPS = {"cpu": 8, "cuda": 27}
 """While the language model has work an image of that size is encoded in so many steps, smaller ones
 in fewer. On a GPU this is where a server begins: a part is a block of Qwen3-VL's tower, estimated
 at 4 ms on an H100, where steps that decode take 7. From there the pauses that it measures decide
-(`sched/tower_pace.py`).
+(`sched/images/tower_pace.py`).
 """
 
 LARGEST_IMAGES = 4

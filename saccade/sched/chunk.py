@@ -13,7 +13,7 @@ from saccade.cache.content import overlapping
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.types import Image, ImageKey, Span
 from saccade.sched.builder import PlanBuilder
-from saccade.sched.image_scheduler import ImageScheduler
+from saccade.sched.images.image_scheduler import ImageScheduler
 from saccade.sched.kv_cache_manager import KVCacheManager
 from saccade.sched.limits import Counts, SchedulerLimits
 from saccade.sched.sequence import Run, Sequence

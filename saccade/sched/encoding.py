@@ -18,10 +18,10 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.plan import Deliver, Place, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Request
 from saccade.sched.builder import PlanBuilder
-from saccade.sched.image_scheduler import ImageScheduler
+from saccade.sched.images.image_scheduler import ImageScheduler
+from saccade.sched.images.slots import Allocator, Notices, aligned
 from saccade.sched.limits import Counts, SchedulerLimits, image_failure
 from saccade.sched.sequence import Sequence, State
-from saccade.sched.slots import Allocator, Notices, aligned
 from saccade.sched.turns import TurnQueue, in_turn
 
 

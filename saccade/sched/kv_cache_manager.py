@@ -12,11 +12,11 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Place
 from saccade.core.types import ImageOutcome, Span
+from saccade.sched.images.sharing import has_twin, image_outcome
 from saccade.sched.limits import GROWTH_TOKENS
 from saccade.sched.parts.page_arrivals import PageArrivals
 from saccade.sched.parts.snapshot_scheduler import SnapshotScheduler
 from saccade.sched.sequence import Run, Sequence
-from saccade.sched.sharing import has_twin, image_outcome
 
 
 class KVCacheManager:

@@ -12,9 +12,9 @@ from typing import Protocol
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.plan import Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
-from saccade.sched.image_scheduler import ImageScheduler
+from saccade.sched.images.image_scheduler import ImageScheduler
+from saccade.sched.images.slots import Notices
 from saccade.sched.limits import Counts
-from saccade.sched.slots import Notices
 
 
 class Scheduler(Protocol):

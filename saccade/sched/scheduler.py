@@ -32,7 +32,9 @@ from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
 from saccade.sched.chunk import ImageChunks
 from saccade.sched.grammar_state import GrammarState
-from saccade.sched.image_scheduler import ImageScheduler
+from saccade.sched.images.image_scheduler import ImageScheduler
+from saccade.sched.images.slots import Notices
+from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.kv_cache_manager import KVCacheManager
 from saccade.sched.limits import (
     NO_MEMORY_STEP,
@@ -46,8 +48,6 @@ from saccade.sched.parts.assembly import build_parts
 from saccade.sched.parts.idle_work import IDLE_TOKENS, IdleWork
 from saccade.sched.parts.step_part import StepPart
 from saccade.sched.sequence import Run, Sequence
-from saccade.sched.slots import Notices
-from saccade.sched.tower_pace import TowerPace
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
 Part = TypeVar("Part", bound=StepPart)

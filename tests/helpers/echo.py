@@ -42,7 +42,7 @@ from saccade.ipc.messages import (
     ToEngine,
     ToFront,
 )
-from saccade.sched.slots import PixelSlots
+from saccade.sched.images.slots import PixelSlots
 
 CONTEXT = 512
 CHUNK = 5

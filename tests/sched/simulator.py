@@ -52,12 +52,12 @@ from saccade.core.types import (
     Span,
     TokenLogprobs,
 )
+from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.parts.drafts import Drafter, Speculation, StepCosts
 from saccade.sched.parts.speculative import SpeculativeDecoding
 from saccade.sched.scheduler import GenerationScheduler
 from saccade.sched.sequence import Sequence, State
-from saccade.sched.tower_pace import TowerPace
 
 VOCABULARY = 40
 PLACEHOLDER = 39

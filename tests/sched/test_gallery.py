@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from saccade.core.plan import Plan
-from saccade.sched.image_scheduler import TOWER_STEPS
+from saccade.sched.images.image_scheduler import TOWER_STEPS
 from saccade.sched.limits import SchedulerLimits
 from tests.sched.simulator import Simulation, picture
 from tests.sched.test_scheduler import IMAGE, gallery

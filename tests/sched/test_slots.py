@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.core.types import Image, ImageKey
-from saccade.sched.slots import ALIGNMENT_BYTES, Allocator, PixelSlots
+from saccade.sched.images.slots import ALIGNMENT_BYTES, Allocator, PixelSlots
 
 
 def key(number: int) -> ImageKey:

@@ -15,8 +15,8 @@ import pytest
 from saccade.core.plan import Plan, Row
 from saccade.engine.process import build_scheduler
 from saccade.families.registry import load_spec
+from saccade.sched.images.tower_pace import LEAST_PART, LONGEST_PAUSE, TowerPace
 from saccade.sched.limits import SchedulerLimits
-from saccade.sched.tower_pace import LEAST_PART, LONGEST_PAUSE, TowerPace
 from saccade_bench.fixtures.harness import CONFIG
 from tests.sched.simulator import Simulation, picture
 from tests.sched.test_scheduler import gallery

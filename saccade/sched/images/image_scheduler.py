@@ -29,12 +29,12 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.plan import TOWER_RESTS, Encode, Move, PixelSlot, Place, Plan
 from saccade.core.types import Image, ImageKey
 from saccade.sched.builder import PlanBuilder
+from saccade.sched.images.same_pixels import SamePixels
+from saccade.sched.images.slots import Notices, PixelSlots
+from saccade.sched.images.tower_pace import TowerPace
+from saccade.sched.images.under_way import Fresh, UnderWay, Walk
 from saccade.sched.limits import Counts, SchedulerLimits
-from saccade.sched.same_pixels import SamePixels
 from saccade.sched.sequence import Run, Sequence, Source
-from saccade.sched.slots import Notices, PixelSlots
-from saccade.sched.tower_pace import TowerPace
-from saccade.sched.under_way import Fresh, UnderWay, Walk
 
 AHEAD_CHUNKS = 2
 """Images of so many chunks from a sequence's position on may be encoded."""
