@@ -8,6 +8,7 @@ import ast
 import importlib
 import inspect
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
+
+from saccade.families.registry import families
 
 pytestmark = pytest.mark.slow  # in `make check`
 
@@ -364,6 +367,24 @@ def test_no_two_classes_have_one_name() -> None:
     assert Classes(both).doubles() == [["saccade/core/a.py: Same", "saccade/edge/b.py: Same"]]
 
 
+def missing_files(text: str) -> list[str]:
+    """The files and folders that a document names in code, and that are nowhere."""
+    named = re.findall(r"`((?:[\w.*-]+/)+[\w.*-]*|[\w-]+\.py)`", text)
+    homes = ROOT / "tests", ROOT / "docs", *HOMES.values()
+    return [
+        name
+        for name in named
+        if not (ROOT / name).exists()
+        and not any(any(home.rglob(name.rstrip("/"))) for home in homes)
+    ]
+
+
+def test_every_file_that_the_plan_names_exists() -> None:
+    assert not missing_files((ROOT / "ARCHITECTURE.md").read_text())
+    text = "`core/plan.py`, `runtime/weights/` and `core/gone.py`, `attic/`, `gone.py`"
+    assert missing_files(text) == ["core/gone.py", "attic/", "gone.py"]
+
+
 def lapses(source: Source) -> Iterator[str]:
     """House rules of style."""
     if source.path.stem in {"utils", "common", "helpers", "manager", "base"}:
@@ -432,6 +453,7 @@ def test_the_front_half_imports_without_torch() -> None:
         )
         for room in FRONT
     ]
+    rooms.insert(0, ("families", [family.spec.split(":")[0] for family in families()]))
     assert all(modules for _, modules in rooms)
     assert not loaded(rooms)
 

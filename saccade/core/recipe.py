@@ -1,7 +1,7 @@
 """The way from an image to the pixels of a vision tower: operations that image workers carry out.
 
-Data only: families write recipes (`FamilySpec.recipe`), and `media/formats/pixel_operations.py` has what
-they name. Knows nothing of formats, patches or tokens.
+Data only: families write recipes (`FamilySpec.recipe`), and `media/formats/pixel_operations.py` has
+what they name. Knows nothing of formats, patches or tokens.
 """
 
 from __future__ import annotations

@@ -158,9 +158,9 @@ def edit_bytes(spec: FamilySpec, slots: int) -> int:
 
 
 def rule_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Of `runtime/sampling/token_rules.py`: rows' tokens and how far each has matched, with as much room
-    again, and a row of logits for the end of reasoning. More tokens than `RULED_TOKENS` under rules
-    at a time, each row near its context's end, take what others leave.
+    """Return the bytes of `runtime/sampling/token_rules.py`: rows' tokens and how far each has
+    matched, with as much room again, and a row of logits for the end of reasoning. More tokens than
+    `RULED_TOKENS` under rules at a time, each row near its context's end, take what others leave.
     """
     tokens = min(steps.rows * steps.context, max(steps.context, RULED_TOKENS))
     return 16 * tokens + 4 * steps.rows * spec.vocab_size

@@ -1,8 +1,8 @@
 """A model's folder: its place, and the content of its JSON files.
 
 Owns the reading of `config.json`, `generation_config.json` and the image processor's file, and the
-wording of faults. Knows nothing of tensors (`runtime/weights/checkpoint_weights.py` reads tensors), nor of a family's
-use of fields.
+wording of faults. Knows nothing of tensors (`runtime/weights/checkpoint_weights.py` reads tensors),
+nor of a family's use of fields.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The kinds of a network's matrices: layout in memory, padding, and the product of a backend for
 each.
 
-A matrix is loaded as one kind (`runtime/weights/checkpoint_weights.py`), padded if a device wants padding, made ready
-once, and multiplied from then on; holders never ask for the kind. Owns the meaning of fields. Knows
-nothing of computing products: `Products` is the matrices' demand on a backend (`reference/ops.py`
-and its siblings).
+A matrix is loaded as one kind (`runtime/weights/checkpoint_weights.py`), padded if a device wants
+padding, made ready once, and multiplied from then on; holders never ask for the kind. Owns the
+meaning of fields. Knows nothing of computing products: `Products` is the matrices' demand on a
+backend (`reference/ops.py` and its siblings).
 """
 
 from __future__ import annotations

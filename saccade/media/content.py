@@ -1,7 +1,7 @@
 """The front's knowledge of encoded bytes: digest, key, size after resizing, token count.
 
-Reads no format: a `Probe` (a header's facts) comes from an image worker (`media/formats/header.py`), for
-the bytes may be hostile. Knows nothing of the bytes' origin.
+Reads no format: a `Probe` (a header's facts) comes from an image worker
+(`media/formats/header.py`), for the bytes may be hostile. Knows nothing of the bytes' origin.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ class VisionNet(Protocol):
         ...
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Computed anew at every call: `runtime/vision/positions.py` keeps results. The host waits for
-        nothing.
+        """Compute an image's facts anew, without a wait of the host. `runtime/vision/positions.py`
+        keeps results.
         """
         ...
 

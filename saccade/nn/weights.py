@@ -1,5 +1,5 @@
-"""The source of a network's tensors, as its layers see it. `runtime/weights/checkpoint_weights.py` implements it for
-files and for random numbers.
+"""The source of a network's tensors, as its layers see it. `runtime/weights/checkpoint_weights.py`
+implements it for files and for random numbers.
 
 Layers ask for tensors in the form needed, so a network is whole as soon as built.
 """

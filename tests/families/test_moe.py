@@ -25,7 +25,7 @@ from saccade.kernels.reference.moe import Experts, Routes, route
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.parallel import Shard
-from saccade.runtime.weights.checkpoint_weights import checkpoint_weights as weights
+from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.dummy import DummyWeights
 from saccade.runtime.weights.quant_policy import LoadTally, QuantPolicy

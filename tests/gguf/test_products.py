@@ -19,8 +19,8 @@ from saccade.kernels.matrix import DenseMatrix, Int4Matrix, Int4Panels, Int8Matr
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.x86 import vnni_layout
 from saccade.nn.weights import Part
+from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights.checkpoint_weights import CheckpointWeights
-from saccade.runtime.weights.checkpoint_weights import checkpoint_weights as weights
 from saccade.runtime.weights.quant_policy import LoadTally, QuantPolicy
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.gguf_files import write_files

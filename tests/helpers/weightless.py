@@ -43,7 +43,7 @@ from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime import worker
 from saccade.runtime.cuda.graphs import eager
-from saccade.runtime.vision.vision_encoder import images, streams
+from saccade.runtime.vision import images, streams
 from saccade_bench.lab.checkpoint import make_checkpoint
 
 META = torch.device("meta")

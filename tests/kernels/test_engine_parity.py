@@ -26,7 +26,7 @@ from saccade.kernels import device as placement
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.begun_step import Step
-from saccade.runtime.weights.checkpoint_weights import checkpoint_weights as weights
+from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, Outcome

@@ -1,8 +1,8 @@
 """Image workers with a hole, for `test_tenants.py`: whatever they read, Python between two marks in
 an order's bytes is executed, as a decoder's hole would have it.
 
-Started as `python -m tests.media.holed` in the place of `saccade.media.workers.nursery`; with arguments it
-is `saccade` itself, whose image workers have the hole.
+Started as `python -m tests.media.holed` in the place of `saccade.media.workers.nursery`; with
+arguments it is `saccade` itself, whose image workers have the hole.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import hishel
 import pytest
 
 from saccade.core.errors import ImageError, RequestError, TooLarge
+from saccade.media.sources import address
 from saccade.media.sources.address import is_public
 from saccade.media.sources.http_cache import HEAD_BYTES, HttpAnswer, HTTPCache
-from saccade.media.sources.source import address
 from tests.helpers.images import data_url
 from tests.media.origins import PICTURE, fetcher, ok, origin
 

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import pytest
 
 from saccade.core.errors import ImageError, Overloaded, RequestError
+from saccade.media.sources import fetch as fetch_module
 from saccade.media.sources.fairness import FairPermits, Requester, Ticket
 from saccade.media.sources.fetch import (
     CLIENT_FETCHES,
@@ -24,7 +25,6 @@ from saccade.media.sources.fetch import (
     Fetcher,
 )
 from saccade.media.sources.source import FileId, ImageSource
-from saccade.media.sources.source import fetch as fetch_module
 from tests.media.conftest import MakePath
 from tests.media.origins import PICTURE, fetcher, ok, origin
 from tests.media.pictures import encode, noise

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from saccade.core.errors import CheckpointError
 from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix
 from saccade.kernels.x86 import vnni_layout
-from saccade.runtime.weights.checkpoint_weights import checkpoint_weights as weights
+from saccade.runtime.weights import checkpoint_weights as weights
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint

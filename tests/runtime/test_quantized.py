@@ -30,8 +30,9 @@ from saccade.nn.mlp import GatedMLP
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
-from saccade.runtime.weights.checkpoint_weights import checkpoint_weights as weights
-from saccade.runtime.weights.checkpoint_weights import load_net, quant_policy
+from saccade.runtime.weights import checkpoint_weights as weights
+from saccade.runtime.weights import quant_policy
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.quant_policy import LoadTally
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, set_threads

@@ -22,7 +22,7 @@ from saccade.kernels.reference.paged import ReferenceAttention
 from saccade.runtime.attention import PagedAttention
 from saccade.runtime.batch import Frame
 from saccade.runtime.cuda.graphs import Replay, eager
-from saccade.runtime.vision.vision_encoder import images
+from saccade.runtime.vision import images
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import picture

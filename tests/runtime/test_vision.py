@@ -19,10 +19,10 @@ from saccade.nn import patches
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.cuda.graphs import eager
+from saccade.runtime.vision import packed_encoder as encoder
 from saccade.runtime.vision.packed_encoder import PackedEncoder, cut_segments
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.vision.vision_encoder import VisionEncoder, is_fatal
-from saccade.runtime.vision.vision_encoder import packed_encoder as encoder
 from saccade_bench.fixtures.crew import ThreadCrew, together
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import qwen

@@ -32,7 +32,7 @@ from saccade.nn.low_rank import LANGUAGE, Factors
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE
 from saccade.runtime.adapters import AdapterTable, open_table
-from saccade.runtime.weights.checkpoint_weights import checkpoint_weights as weights
+from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture

@@ -1,5 +1,5 @@
-"""The edits of `runtime/sampling/edits.py` to one row's logits, for all rows of a step in one launch: bans
-and biases, then penalties for past tokens, by tables of slots on the device.
+"""The edits of `runtime/sampling/edits.py` to one row's logits, for all rows of a step in one
+launch: bans and biases, then penalties for past tokens, by tables of slots on the device.
 
 Two launches a step, before and after the draw, whose grids depend on the number of rows alone; the
 host reads nothing. Knows tensors only. Imported only on a GPU, or in Triton's interpreter.

@@ -1,9 +1,9 @@
 """Image workers as processes: a lane for each, taking one order at a time and hearing of its end,
 even if the process dies.
 
-Has a stock (`media/workers/stock.py`) fork a nursery, and a new nursery after its end. A worker reads the
-bytes of one tenant: before another's come, it has ended, and its memory is empty. Knows nothing of
-the purpose of orders.
+Has a stock (`media/workers/stock.py`) fork a nursery, and a new nursery after its end. A worker
+reads the bytes of one tenant: before another's come, it has ended, and its memory is empty. Knows
+nothing of the purpose of orders.
 """
 
 from __future__ import annotations
