@@ -1,17 +1,24 @@
-"""Writes the tables of docs/models.md from what each family says in its `facts.toml`. With
-`--check` it writes nothing, and ends with 1 if a table is not current.
+"""Write the tables of docs/models.md from what each family says in its `facts.toml`, and those of
+docs/options.md from the options' classes. With `--check` nothing is written, and the status is 1 if
+a table is not current.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
+import inspect
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from saccade.commands import SERVE_OPTIONS, TUNING
+from saccade.core.tuning import option
+
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/models.md"
 FACTS = sorted((ROOT / "saccade/families").rglob("facts.toml"))
 COLUMNS = {
     "family": "models",
@@ -35,35 +42,71 @@ def architectures() -> Iterator[Sequence[str]]:
             yield f"`{name}`", images
 
 
+def options() -> Iterator[Sequence[str]]:
+    """Yield name, default and meaning of each option of `saccade serve`."""
+    for kind in SERVE_OPTIONS:
+        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, words in zip(tree.body, tree.body[1:]):
+            if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
+                name = ast.unparse(field.target)
+                if name not in TUNING:
+                    meaning = " ".join(ast.literal_eval(words.value).split())
+                    yield f"`{option(name)}`", shown(defaults[name]), meaning
+
+
+def tuning_values() -> Iterator[Sequence[str]]:
+    """Yield name, default and meaning of each value of `--tune`."""
+    for name, value in sorted(TUNING.items()):
+        yield f"`{name}`", shown(value.default), value.meaning
+
+
+def shown(default: object) -> str:
+    return "" if default in (None, (), "") else f"`{default}`"
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
+    safe = ([cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows)
+    lines = [columns, ["---"] * len(columns), *safe]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return text.replace("| --- ", "|---").replace("|  |", "| |")
 
 
-def fill(page: str) -> str:
+def fill(page: str, tables: dict[str, str]) -> str:
     """Put the tables in place of what stands between their marks."""
-    tables = {
-        "families": table([*COLUMNS], sorted(families())),
-        "architectures": table(["architecture", "images"], [*architectures()]),
-    }
     for name, text in tables.items():
         before, mark, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->\n")
-        assert mark and end, f"{PAGE} has no place for {name}"
+        assert mark and end, f"a page has no place for {name}"
         page = before + mark + text + end + after
     return page
+
+
+PAGES = {
+    "docs/models.md": {
+        "families": table([*COLUMNS], sorted(families())),
+        "architectures": table(["architecture", "images"], [*architectures()]),
+    },
+    "docs/options.md": {
+        "options": table(["Option", "Default", "Meaning"], [*options()]),
+        "tuning values": table(["Value", "Default", "Meaning"], [*tuning_values()]),
+    },
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
-    before = PAGE.read_text()
-    after = fill(before)
-    if not parser.parse_args().check:
-        PAGE.write_text(after)
-    elif after != before:
-        sys.exit("docs/models.md is not what the families say: run `python scripts/tables.py`")
+    check = parser.parse_args().check
+    for name, tables in PAGES.items():
+        page = ROOT / name
+        before = page.read_text()
+        after = fill(before, tables)
+        if not check:
+            page.write_text(after)
+        elif after != before:
+            sys.exit(f"{name} is not what the code says: run `python scripts/tables.py`")
 
 
 if __name__ == "__main__":
