@@ -9,7 +9,7 @@ from saccade.core.types import SamplingParams
 if TYPE_CHECKING:
     from saccade.llm import LLM, Answer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["LLM", "Answer", "SamplingParams", "__version__"]
 
 
