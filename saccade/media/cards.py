@@ -40,7 +40,9 @@ BUSY_SECONDS = 1.0
 
 
 class CardDisk:
-    """The cards of `folder`, or of none. All work is on one thread; nothing raises."""
+    """Keep the cards of `folder`, or of none. All work is on one thread. Errors are logged instead
+    of raised.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -52,12 +54,12 @@ class CardDisk:
         return self._folder is not None
 
     async def find(self, kind: str, name: bytes) -> bytes | None:
-        """A card's bytes; None if missing."""
+        """Return a card's bytes, or `None` if missing."""
         (found,) = await self.find_all(kind, [name])
         return found
 
     async def find_all(self, kind: str, names: Sequence[bytes]) -> list[bytes | None]:
-        """Several cards' bytes, in one look."""
+        """Return several cards' bytes in one look, `None` for each missing card."""
         if self._folder is None or not names:
             return [None] * len(names)
 
@@ -70,7 +72,7 @@ class CardDisk:
         return await asyncio.wrap_future(work) or [None] * len(names)
 
     def put(self, kind: str, name: bytes, card: bytes) -> None:
-        """Written soon."""
+        """Write a card soon, unless it is larger than `LARGEST`."""
         if self._folder is None or len(card) > LARGEST:
             return
 
@@ -87,7 +89,7 @@ class CardDisk:
         self._thread.submit(self._with_database, write)
 
     def close(self) -> None:
-        """Once all is written."""
+        """Close the database once all cards are written."""
         self._thread.submit(self._shut)
         self._thread.shutdown()
 
@@ -127,7 +129,7 @@ class CardDisk:
 
 
 class CardShelf(Generic[T]):
-    """Cards of one kind. `kind` names their form, and their maker, the decoder."""
+    """Cards of one kind. `kind` names their form and their maker, the decoder."""
 
     def __init__(self, disk: CardDisk, kind: str, form: type[T]) -> None:
         self._disk = disk
@@ -136,18 +138,18 @@ class CardShelf(Generic[T]):
         self._cards: LRUCache[bytes, T] = LRUCache(MOST_CARDS)
 
     def get(self, name: bytes) -> T | None:
-        """A card in memory."""
+        """Return a card in memory."""
         return self._cards.get(name)
 
     async def find(self, name: bytes) -> T | None:
-        """A card in memory or on disk."""
+        """Return a card in memory or on disk."""
         found = self._cards.get(name)
         if found is None and self._disk:
             (found,) = await self.find_all([name])
         return found
 
     async def find_all(self, names: Sequence[bytes]) -> list[T | None]:
-        """Several cards on disk, in one look."""
+        """Return several cards on disk, in one look."""
         written = await self._disk.find_all(self._kind, names)
         return [
             None if card is None else self._read(name, card)

@@ -38,7 +38,7 @@ CONTAINERS = {b"mif1", b"msf1"}
 
 
 def is_heic(head: bytes) -> bool:
-    """True for a file that begins as an image in HEVC. `head`: the first 64 bytes."""
+    """Return True if a file begins as an image in HEVC. `head` is the first 64 bytes."""
     if head[4:8] != b"ftyp":
         return False
     size = min(int.from_bytes(head[:4], "big"), 64)
