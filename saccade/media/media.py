@@ -284,7 +284,7 @@ class Media:
         self._spent.setdefault(opened.image.key, Spent())
 
     def release(self, opened: OpenedImage) -> None:
-        """Undo one `hold` when the request has ended."""
+        """Release one `hold` when the request has ended."""
         key = opened.image.key
         self._held[key].remove(opened)
         if not self._held[key]:

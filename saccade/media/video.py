@@ -129,7 +129,7 @@ def assemble(
     read: ReadTimes,
     budget: FrameBudget | None,
 ) -> OpenedVideo:
-    """Assemble the video from its frames, all with one recipe. budget: as `OpenedImage`'s."""
+    """Build the video from its frames, all with one recipe. budget: as `OpenedImage`'s."""
     recipe = frames[0].recipe
     both = stacked(recipe, rules.grid(recipe), rules.frames)
     settings, settings_of_both = spec.settings(recipe), spec.settings(both)

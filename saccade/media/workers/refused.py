@@ -27,7 +27,7 @@ class RefusedBytes:
         self._why[tenant, digest, use] = error.message, error.code
 
     def check(self, tenant: str, digest: bytes, use: str = "") -> None:
-        """Raises ImageError, as told before."""
+        """Raise ImageError, as reported before."""
         if found := self._why.get((tenant, digest, use)):
             message, code = found
             raise ImageError(message, code=code)

@@ -45,8 +45,8 @@ SPARE = 64
 
 
 def hand_over(connection: socket.socket) -> bool:
-    """Have the kernel ask the reader of `connection` before this process begins a thread; True if
-    the kernel does.
+    """Have the kernel ask the reader of `connection` before this process begins a thread. Returns
+    True if the kernel does.
     """
     try:
         listener = _listen()
@@ -59,7 +59,7 @@ def hand_over(connection: socket.socket) -> bool:
 
 
 def receive(connection: socket.socket, pid: int) -> ThreadGate | None:
-    """The listener from `hand_over`. None for a kernel that asks nobody: no threads."""
+    """Return the listener from `hand_over`, or `None` if the kernel cannot ask: no threads."""
     try:
         _, listeners, _, _ = socket.recv_fds(connection, len(NOBODY), 1)
     except OSError:  # the process has ended
@@ -68,7 +68,7 @@ def receive(connection: socket.socket, pid: int) -> ThreadGate | None:
 
 
 def _listen() -> int:
-    """A descriptor. Raises OSError."""
+    """Return a descriptor where the kernel asks. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     never_more_rights(libc)
     asking: list[Step] = [
@@ -95,8 +95,8 @@ class ThreadGate:
         self._asked = 0
 
     def answer(self, most: int) -> bool:
-        """Allow or deny the thread asked for: an order may have `most`. False for a worker that
-        asks for so many as to be ended.
+        """Allow or deny the thread asked for. An order may have `most`. Returns False for a worker
+        that asks for so many that it must end.
         """
         asked = bytearray(ASKED.size)
         self._asked += 1

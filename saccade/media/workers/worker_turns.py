@@ -20,7 +20,7 @@ class Waiting(Protocol):
 
     @property
     def wanted(self) -> bool:
-        """False where nobody waits for it any more."""
+        """Return False once every waiter has gone."""
         ...
 
 
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=Waiting)
 
 class Turns(Generic[T]):
     """First come, first served among clients. Who was served goes behind those who have come until
-    the next is served; the same for the requests of a client.
+    the next is served. The same holds for one client's requests.
     """
 
     def __init__(self) -> None:
