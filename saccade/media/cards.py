@@ -1,11 +1,12 @@
-"""Cards: the few facts worth keeping of opened bytes (a header, a video's frames and pace, a
-document's pages), by digest, so that a seen file is not opened again.
+"""Cards: the few facts worth keeping about opened bytes, by digest, so that a seen file stays
+closed. The facts are a header, a video's frames and pace, or a document's pages.
 
     CardShelf    cards of one kind, typed, in memory: the newest of them
     CardDisk     cards of all kinds in one database, in a folder of our own: outlive the server
 
 A card that cannot be read or written counts as missing: the worst cost is an opening. Cards are
-believed no more than the bytes themselves: decoders check. Knows nothing of the cards' content.
+believed only as far as the bytes themselves, since decoders check. Knows nothing of the cards'
+content.
 """
 
 from __future__ import annotations

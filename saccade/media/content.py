@@ -1,6 +1,6 @@
-"""The front's knowledge of encoded bytes: digest, key, size after resizing, token count.
+"""The front's knowledge about encoded bytes: digest, key, size after resizing, token count.
 
-Reads no format: a `Probe` (a header's facts) comes from an image worker
+Reads no format. A `Probe` (a header's facts) comes from an image worker
 (`media/formats/header.py`), for the bytes may be hostile. Knows nothing of the bytes' origin.
 """
 

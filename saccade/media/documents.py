@@ -1,9 +1,9 @@
 """Documents: PDFs whose pages a model sees as text, as images, or as both.
 
-Owns a page's name, its drawn size, and the memory of a file (cards): the sizes of pages, their
-text, and the names of their images, so that a seen file costs a hash. A page's image is named by
-its drawing: the same page of two files is one image. Cards are a tenant's own. Parses nothing:
-`document_pool.py` has files read. Knows nothing of prompts.
+Owns a page's name, its drawn size, and a file's memory (cards). Cards hold the pages' sizes, their
+text, and their images' names, so that a seen file costs a hash. A page's image is named by its
+drawing, so the same page in two files is one image. Cards are a tenant's own. `document_pool.py`
+has files read and parsed. Knows nothing of prompts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Embeddings from servers that only encode (`--encoders`), instead of decoding and encoding here.
 
-Owns the question to encoders: the choice of encoder, the time limit, and the check of the answer.
+Owns the question to encoders: the choice between them, the time limit, and the check on the answer.
 After any failure, counted by kind, this server encodes the image itself. Knows nothing of decoding,
-nor of the engine's use of an embedding.
+or how the engine uses an embedding.
 
-One encoder has the word on one image (rendezvous hashing of its digest), so that all asking
-servers, at any time, find the embedding ready. An encoder that failed is left alone for a while;
-its images go to the next.
+One encoder has the word on one image (rendezvous hashing by its digest). So all asking servers, at
+any time, find the embedding ready. An encoder that failed is left alone for a while, and its images
+go to the next.
 """
 
 from __future__ import annotations

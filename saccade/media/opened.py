@@ -1,5 +1,5 @@
-"""The front's knowledge of opened images and videos: names, sizes, places of bytes. Data only, made
-by `media/media.py`.
+"""The front's knowledge about opened images and videos: names, sizes, where bytes lie. Data only,
+made by `media/media.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Memory of seen files: their headers, and the names of images' pixels. Kept in memory, and, where
-embeddings outlive the server, on disk beside embeddings (`cards.py`): of videos, the dearest to
-open, and of pixels. A header is believed by the tenant alone whose bytes its reader had read.
+"""Memory for seen files: their headers, and the names of images' pixels. It is kept in memory, and,
+where embeddings outlive the server, on disk beside them (`cards.py`). Videos, the dearest to open,
+and pixels go to disk. A header is believed only by the tenant whose bytes its reader had read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A video's frames as images: the frames on one canvas, and the canvas's name.
 
-An image of two frames is named by both frames' names; an image of one frame twice has the name of
-the frame's still image. Knows nothing of fetching, and nothing decided by a family
-(`core/video.py`).
+An image with two frames is named by both frames' names. An image with one frame twice has the name
+of the frame's still image. Knows nothing of fetching, and leaves a family's decisions to
+`core/video.py`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Video files: how many frames, of what size, at what pace (`read_card`), and some of their frames
-as RGB pixels (`decode_frames`). Runs in image workers only; PyAV comes with the extra
-`video`.
+"""Video files: how many frames, how large, at what pace (`read_card`), and some frames as RGB
+pixels (`decode_frames`). Runs in image workers only. PyAV comes with the extra `video`.
 
-A file is read from memory and opens nothing else: only the containers and codecs named in this file
-are tried (a playlist, a session description or a list of files is no container), anything that a
-container asks to open is refused, and no thread begins. Frame k is the k-th shown. Frames are
-converted by PyAV's `to_ndarray(format="rgb24")`, as in transformers' `load_video`, and turned
-upright as the file asks, as players do and `load_video` does not: a phone held upright writes
-frames that lie on their side. Knows nothing of processes, keys or families.
+A file is read from memory and opens nothing else. Only the containers and codecs named in this file
+are tried, which leaves out playlists, session descriptions and lists of files. Anything that a
+container asks to open is refused, and no thread begins. Frame k is the k-th shown.
+
+Frames are converted by PyAV's `to_ndarray(format="rgb24")`, as in transformers' `load_video`. Then
+they are turned upright as the file asks, as players do and `load_video` does not: a phone held
+upright writes frames that lie on their side. Knows nothing of processes, keys or families.
 """
 
 from __future__ import annotations

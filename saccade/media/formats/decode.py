@@ -1,19 +1,19 @@
 """Encoded bytes to the uint8 RGB pixels of a recipe, exactly as by Hugging Face's processors from a
 PIL image. Runs in image workers only.
 
-The reference is: `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
-bicubic, bilinear or Lanczos on uint8, which is the call that
-`torchvision.transforms.v2.functional.resize` makes. (Lanczos since torchvision 0.27; before, and on
-GPUs, transformers' `TorchvisionBackend.resize` takes bicubic in its place.) Pillow's resizing is
-that of processors which resize by Pillow alone. RGB is the output of transformers' image processor
-for a PIL image: transparency (an alpha channel, a tRNS chunk) is laid over white. (transformers'
+The reference is `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
+bicubic, bilinear or Lanczos on uint8. The last is the call that
+`torchvision.transforms.v2.functional.resize` makes. (Lanczos since torchvision 0.27. Before, and on
+GPUs, transformers' `TorchvisionBackend.resize` takes bicubic in its place.) Processors which resize
+by Pillow alone get Pillow's resizing. RGB is what transformers' image processor makes from a PIL
+image: transparency (an alpha channel, a tRNS chunk) is laid over white. (transformers'
 `load_image(url)` drops the alpha channel instead, unlike Saccade.) Decoding at a reduced size
-(JPEG's draft mode) would change pixels: never done.
+(JPEG's draft mode) would change pixels, so it is never done.
 
-Pillow decodes here too, except for RGB and grey JPEG and for 8-bit RGB(A) PNG, which simplejpeg and
-libspng decode to the same pixels in less time. Every step after the decoder (orientation, colour,
-the resize's horizontal pass) goes by strips: a large image is held once. Knows nothing of
-processes, keys or families.
+Pillow decodes here too, except for RGB and grey JPEG and for 8-bit RGB(A) PNG. simplejpeg and
+libspng decode these to the same pixels in less time. Every step after the decoder (orientation,
+colour, the resize's horizontal pass) goes by strips, so a large image is held once. Knows nothing
+of processes, keys or families.
 """
 
 from __future__ import annotations

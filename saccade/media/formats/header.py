@@ -1,10 +1,10 @@
 """An image's header: format, size, orientation, frames. Runs in image workers only.
 
 Bytes may be hostile, and some parsers are native code or quadratic. So the header is read in a
-process that may die, and only parts about size, mode and orientation reach Pillow: no compressed
-text, no repeated notes, no more segments than images have; some formats are read without it
-(`header_parsers.py`). The worker's clock ends anything that still takes long. Knows nothing of
-processes.
+process that may die, and only parts about size, mode and orientation reach Pillow. Compressed text,
+repeated notes, and more segments than images have are left out. Some formats are read without
+Pillow (`header_parsers.py`). The worker's clock ends anything that still takes long. Knows nothing
+of processes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""PBM, PGM and PPM whose values must be converted one by one: as text, or of another largest value
-than their bits have. To Pillow's pixels, which takes microseconds for each of them (a second for
-0.1 Mpx). Runs in image workers only.
+"""PBM, PGM and PPM whose values must be converted one by one: as text, or with another largest
+value than their bits have. Gives Pillow's pixels, for which Pillow takes microseconds each (a
+second for 0.1 Mpx). Runs in image workers only.
 """
 
 from __future__ import annotations

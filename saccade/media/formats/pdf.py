@@ -1,10 +1,10 @@
-"""PDF files: the sizes of pages (`read_sizes`), and each page's text and pixels (`read_page`). Runs
-in image workers only; PDFium comes with the extra `documents`.
+"""PDF files: the pages' sizes (`read_sizes`), and each page's text and pixels (`read_page`). Runs
+in image workers only. PDFium comes with the extra `documents`.
 
-PDFium is called by its C interface, from memory: built without JavaScript and XFA, PDFium has no
-fonts but its own and the file's, gets no password, and runs no action of a form. A page is drawn as
-on a screen: with annotations and the values of the form's fields. Knows nothing of processes, of
-keys, or of the use of a page.
+PDFium is called by its C interface, from memory, and is built without JavaScript and XFA. It has
+only its own fonts and the file's, gets no password, and runs no form's action. A page is drawn as
+on a screen: with annotations and the values in the form's fields. Knows nothing of processes or
+keys, or how a page is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The operations that recipes name: functions that resize, and families' own.
 
-Owns the table of the former. A family's own are `draw` and `warm_up` of its `pixels.py`, which
-image workers import where a recipe names the family, and nobody else does. Knows nothing of
-formats, canvases or any family.
+Owns the table for the former. A family's own are `draw` and `warm_up` in its `pixels.py`. Only
+image workers import it, where a recipe names the family. Knows nothing of formats, canvases or any
+family.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Network addresses that images may be fetched from, checked after DNS and pinned: the connection
 goes to the checked address.
 
-A name that resolves to a private address, and any spelling of one (decimal, octal, hexadecimal,
-IPv4 inside IPv6), is refused at this point, after names and spellings have become addresses. Knows
-nothing of URLs, redirects or images.
+A name that resolves to a private address is refused here, after names and spellings have become
+addresses. So is any spelling of one (decimal, octal, hexadecimal, IPv4 inside IPv6). Knows nothing
+of URLs, redirects or images.
 """
 
 from __future__ import annotations

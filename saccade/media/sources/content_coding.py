@@ -1,7 +1,7 @@
-"""Content codings of HTTP (RFC 9110, 8.4): gzip and deflate are taken off a body as it comes.
+"""HTTP's content codings (RFC 9110, 8.4): gzip and deflate are taken off a body as it comes.
 
 Some stores send objects compressed whatever was asked. A few bytes may stand for many, so bodies
-come out in pieces. Knows nothing of limits: the caller counts the pieces.
+come out in pieces. The caller counts the pieces against its limits.
 """
 
 from __future__ import annotations

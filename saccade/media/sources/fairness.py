@@ -1,4 +1,4 @@
-"""Turns to fetch: places shared by requests, so that no request and no client holds all places.
+"""Turns to fetch: places shared by requests, so that every client and every request gets some.
 
 Owns the queue and the counts of held places. Knows nothing of URLs or connections. One event loop;
 no locks.

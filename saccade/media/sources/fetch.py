@@ -1,9 +1,9 @@
-"""An image's bytes from the place of its URL: `data:`, `http(s):`, or `file:` below one allowed
+"""An image's bytes from where its URL leads: `data:`, `http(s):`, or `file:` below one allowed
 folder.
 
 Owns limits (bytes, seconds, redirects, hosts) and the connections. One URL is one flight
 (`flights.py`), and waits for its turn (`fairness.py`) before its clock starts. Allowed addresses
-are `address.py`'s policy; `http_cache.py` keeps answers as servers allow, `content_coding.py`
+are `address.py`'s policy. `http_cache.py` keeps answers as servers allow, and `content_coding.py`
 decodes them. Redirects are followed by hand, so that every hop passes the same checks. Knows
 nothing of the bytes' meaning.
 """

@@ -6,11 +6,11 @@
     FOLDER / lock                      its holder writes; says the bytes in use
     FOLDER / .saccade-files            the marker: this folder is ours (`core/claims.py`)
 
-The disk is the only truth: a restart loads nothing, and several servers may share a folder (writers
-take turns by the lock). Everything is written whole, synced and then renamed into place; content is
-compared with its digest when read, and dropped if damaged. Only names of these forms are touched;
-no link is followed, and no pipe waited for. Every method blocks, for the lock a few seconds at
-most: `uploads.py` calls them on threads of their own. Knows nothing of HTTP or images.
+The disk is the only truth. A restart loads nothing, and several servers may share a folder (writers
+take turns by the lock). Everything is written whole, synced and then renamed into place. Content is
+compared with its digest when read, and dropped if damaged. Only names in these forms are touched.
+Links are left unfollowed, and pipes are never waited for. Every method blocks, for the lock a few
+seconds at most, so `uploads.py` calls them on its own threads. Knows nothing of HTTP or images.
 """
 
 from __future__ import annotations

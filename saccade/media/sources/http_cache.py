@@ -1,9 +1,9 @@
-"""Answers of web servers, kept and reused as RFC 9111 allows: hishel decides, this file holds the
-bytes, and says how long an answer is fresh.
+"""Web servers' answers, kept and reused as RFC 9111 allows. hishel decides, and this file holds the
+bytes and says how long an answer is fresh.
 
 An answer is fresh for as long as its server says, from the question on, by this machine's steady
-clock. A server that says nothing is asked before each use: its image may have been replaced. Knows
-nothing of addresses, redirects or images; the caller's `send` brings a request to the server.
+clock. A server that says nothing is asked before each use, for its image may have been replaced.
+Knows nothing of addresses, redirects or images. The caller's `send` brings a request to the server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Images within a request: ids of uploaded files, and base64 as clients write it, in lines, without
 its padding, or in the alphabet for URLs.
 
-One reading for all users of an image's bytes, whose digest is the image's name. Knows nothing of
+All users of an image's bytes share one reading, whose digest is the image's name. Callers check
 limits.
 """
 

@@ -1,8 +1,8 @@
-"""Connections that can be given up: a wait for a server ends with an error of the network.
+"""Connections that can be given up: a wait for a server ends with a network error.
 
-httpcore is never cancelled: interrupted while it opens, closes or hands over a connection, httpcore
-keeps the connection in its pool for good, at times with an open socket; errors of the network are
-handled. Knows nothing of addresses (`address.py` decides) or of HTTP.
+httpcore is never cancelled. Interrupted while it opens, closes or hands over a connection, it keeps
+the connection in its pool for good, at times with an open socket. Network errors it handles. Knows
+nothing of HTTP, or of addresses (`address.py` decides).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bytes of sources: fetched, named by their digest, held once, their headers read once.
+"""The bytes behind sources: fetched, named by their digest, held once, their headers read once.
 
     SourceReader   for all requests of a server
     Reads          the reads of one request: a source named several times is read once

@@ -1,4 +1,4 @@
-"""Uploaded files for an event loop: the work of `files.py`, on own threads and within a time.
+"""Uploaded files for an event loop: the work in `files.py`, on own threads and within a time.
 
 A folder that does not answer (a lock held elsewhere, a file server that is away) holds up only
 askers for files.

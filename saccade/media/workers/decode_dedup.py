@@ -1,7 +1,7 @@
-"""Decodes under way: one per image, of one frame or two, into the engine's slot of the arena.
+"""Decodes under way: one per image, with one frame or two, into the engine's slot in the arena.
 
-Owns the tasks. Knows nothing of requests, of other holders of the arena, or of finished pixels: the
-engine keeps pixels, and asks for an image only while no decode of the image is under way.
+Owns the tasks. The engine keeps finished pixels, and asks for an image only while no decode for it
+is under way. Knows nothing of requests, or who else holds the arena.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The order of decodes, and their memory: turns between clients and between a client's requests,
-small images first, under one budget of memory.
+small images first, under one memory budget.
 
 Owns the waiting jobs. Work is priced by its decoded pixels. Knows nothing of processes.
 """

@@ -1,10 +1,10 @@
-"""Documents read by image workers of their own, which hostile bytes may kill: sizes of pages, their
+"""Documents read by their own image workers, which hostile bytes may kill: the pages' sizes, their
 text, their pixels.
 
-Owns the work waiting for these workers: a page an order, so that clients take turns after each, and
-sizes, known in a moment, by a worker of their own. A page, and a document, may take so much
-processor time; what takes more, or costs a worker, is refused for a while. The workers start with
-the first document. Knows nothing of names, or of the use of pages.
+Owns the work waiting for these workers. An order is one page, so that clients take turns after
+each. Sizes are known in a moment and have their own worker. Processor time is limited for a page
+and for a document. What takes more, or costs a worker, is refused for a while. The workers start
+with the first document. Knows nothing of names, or how pages are used.
 """
 
 from __future__ import annotations

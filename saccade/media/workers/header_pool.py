@@ -1,7 +1,7 @@
-"""Headers of images, or cards of videos, read by one worker that hostile bytes may kill.
+"""Image headers, or videos' cards, read by one worker that hostile bytes may kill.
 
-Owns the headers that wait. The same bytes of one tenant are read once at a time, for all waiting
-requests. One order has the bytes of one tenant.
+Owns the headers that wait. The same bytes from one tenant are read once at a time, for all waiting
+requests. One order has one tenant's bytes.
 """
 
 from __future__ import annotations

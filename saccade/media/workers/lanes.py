@@ -1,9 +1,9 @@
-"""Image workers as processes: a lane for each, taking one order at a time and hearing of its end,
-even if the process dies.
+"""Image workers as processes. Each has a lane, takes one order at a time, and the lane hears of its
+end, even if the process dies.
 
 Has a stock (`media/workers/stock.py`) fork a nursery, and a new nursery after its end. A worker
-reads the bytes of one tenant: before another's come, it has ended, and its memory is empty. Knows
-nothing of the purpose of orders.
+reads one tenant's bytes: before another's come, it has ended, and its memory is empty. Knows
+nothing of the orders' purpose.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
 """Nurseries: processes that fork image workers, and pass messages between workers and the front.
 
 Started by `media/workers/stock.py` as `python -m saccade.media.workers.nursery`. The process, a
-stock, loads the workers' libraries and forks nurseries, which fork the workers. Stocks are two: one
-for workers that read headers or documents, without torch and ready in a moment, and one for workers
-that decode. A nursery passes orders on, and answers that fit the order; copies pixels from a
-worker's outbox into the arena, and a document's pieces behind the document; ends a worker when
-told, or when an order takes too much processor time, and replaces an ended worker in milliseconds.
-A successor finds nothing of what its place was used for: its memory is empty, and no image's bytes
-have been in the nursery's own. A nursery never looks at an image, and believes no worker: messages
-are bounded, and nobody waits for the rest of a message. A stock does nothing but fork a nursery
-when asked, and tell its exit status, so that nothing is loaded again after a kill. Encoded bytes
-lie in memory files, one per worker, that the front fills.
+stock, loads the workers' libraries and forks nurseries, which fork the workers. Stocks are two. One
+is for workers that read headers or documents, without torch and ready in a moment. The other is for
+workers that decode.
+
+A nursery passes orders on, and answers that fit the order. It copies pixels from a worker's outbox
+into the arena, and a document's pieces behind the document. It ends a worker when told, or when an
+order takes too much processor time, and replaces an ended worker in milliseconds. A successor finds
+nothing that its predecessor left: its memory is empty, and the nursery's own memory has never held
+an image's bytes. A nursery never looks at an image, and believes no worker. Messages are bounded,
+and the rest of a message is never waited for.
+
+A stock only forks a nursery when asked, and tells its exit status, so that nothing is loaded again
+after a kill. Encoded bytes lie in memory files, one per worker, that the front fills.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Images decoded by processes that hostile bytes may kill; their headers by `header_pool.py`.
+"""Images decoded by processes that hostile bytes may kill. `header_pool.py` reads their headers.
 
-Owns the queue for workers that decode. One image alone bears the harm of its bytes. The same bytes
-of one tenant are decoded once at a time, for all waiting requests; work that nobody waits for is
-dropped, and its worker stopped. Knows nothing of keys; the caller has reserved the memory that
+Owns the queue for workers that decode. Each image alone bears the harm from its bytes. The same
+bytes from one tenant are decoded once at a time, for all waiting requests. Unwanted work is
+dropped, and its worker stopped. Knows nothing of keys. The caller has reserved the memory that
 workers write to.
 """
 

@@ -1,12 +1,12 @@
 """Rights that a process gives up before reading hostile bytes: everything but computing, and
 talking to its nursery.
 
-An allow-list of system calls, in a filter that the kernel keeps to the process's end: any other
-call fails with EPERM, as if forbidden by another rule, so that libraries fall back. (A deny-list
-would have to know every call of later kernels.) No file, no socket, no process, no executable
-memory; threads only where told so, and then as many as `thread_gate.py` lets begin; of descriptors
-only `keep`, of memory, files and processes hard limits, of root's rights none. Knows nothing of
-images.
+An allow-list of system calls stands in a filter that the kernel keeps to the process's end. Any
+other call fails with EPERM, as if forbidden by another rule, so that libraries fall back. (A
+deny-list would have to know every call in later kernels.) No file, no socket, no process, no
+executable memory. Threads begin only where told so, and then as many as `thread_gate.py` lets
+begin. Only the descriptors in `keep` stay. Memory, files and processes have hard limits. All root's
+rights go. Knows nothing of images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The process that image workers are forked from, as the front sees it.
 
 Owns the process: started for the first nursery, or before, and again after its end. A stock has
-loaded the workers' libraries and knows no arena, so that any number of `Lanes`, on any threads, may
-have their nurseries of one stock. Knows nothing of orders.
+loaded the workers' libraries and knows no arena. So any number of `Lanes`, on any threads, may have
+their nurseries from one stock. Knows nothing of orders.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The number of threads that an image worker may begin: the kernel asks its nursery for each.
+"""How many threads an image worker may begin: the kernel asks its nursery for each.
 
-libde265, which decodes HEIC, works in a thread of its own, one after another for each tile. No
-limit of the kernel's bounds threads alone (RLIMIT_NPROC counts all of a user's, and not root's). So
-a worker, before giving up all else, hands a listener to the nursery: from then on each `clone`
-waits for the nursery's word. `sandbox.py` decides on the kinds of clone.
+libde265, which decodes HEIC, works in its own thread, one after another for each tile. The kernel
+has no limit that bounds threads alone (RLIMIT_NPROC counts all that a user has, and leaves out
+root's). So a worker, before giving up all else, hands a listener to the nursery. From then on each
+`clone` waits for the nursery's word. `sandbox.py` decides on the kinds of clone.
 """
 
 from __future__ import annotations

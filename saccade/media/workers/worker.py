@@ -1,11 +1,12 @@
-"""Orders to image workers, their answers, and their life: processes that read headers, decode
-images or read documents, each one at a time, and may die of hostile bytes.
+"""Orders to image workers, their answers, and their life. Workers are processes that read headers,
+decode images or read documents, each one at a time, and may die from hostile bytes.
 
 `media/workers/nursery.py` forks them. Before the first order a worker gives up everything named by
 `sandbox.py`. Left are a socket to the nursery, the encoded bytes from the front, to be read, and
-for pixels an outbox: memory of the worker's own, copied by the nursery into the arena; no worker
-ever has the arena. A worker reads the bytes of one tenant, and ends before another's come
-(`ReplaceWorker`). All effects of hostile bytes (crash, hang, code that stays) end with the process.
+for pixels an outbox. The outbox is the worker's own memory, copied by the nursery into the arena,
+which no worker ever has. A worker reads one tenant's bytes, and ends before another's come
+(`ReplaceWorker`). All effects from hostile bytes (crash, hang, code that stays) end with the
+process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns of what waits for a worker: between clients, and between the requests of one client.
+"""Turns for what waits for a worker: between clients, and between one client's requests.
 
 Owns what waits. Knows nothing of its price, which `decode_queue.py` counts for pixels.
 """
