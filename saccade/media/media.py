@@ -159,8 +159,8 @@ class Media:
         times is read once.
 
         Before a page is read, `fits` hears the tokens that each file's images take. They share the
-        prompt with `others`. `fits` may raise. Raises as `open` does. A file that holds another
-        format fails later.
+        prompt with `others`. `fits` may raise. Raises as `open` does, for a file that is no image
+        later.
         """
         self._check_count(len(sources), sources[-1].param)
         if not self._spec.sees_images:

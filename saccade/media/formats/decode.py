@@ -300,7 +300,7 @@ def _place(canvas: Pixels, view: ImageView) -> Pixels:
 
 
 def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Strips) -> None:
-    """Resize parts of the image, bit-exact to torchvision's uint8 resize with antialias or to
+    """Resize parts of the image, bit-exact to torchvision's antialiased uint8 resize or to
     Pillow's.
 
     torch resizes rows first and columns of the uint8 result next. The first pass knows one row at a

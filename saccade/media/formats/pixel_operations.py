@@ -27,6 +27,7 @@ class Resampler:
     argument.
 
     by_strips: rows are resized first, each by itself, so that an image may come by strips.
+
     source_bytes: memory for each pixel of the image, added to what any resizing takes.
     """
 

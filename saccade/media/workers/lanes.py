@@ -198,7 +198,7 @@ class Lanes:
 
     def idle(self, tenant: str = "") -> WorkerLane | None:
         """Return an idle lane, `tenant`'s own or a fresh one if any, else the least recently used.
-        Returns `None` if all are busy or workers take orders only later.
+        Returns `None` if all are busy, and while workers take no orders.
         """
         lanes = self._lanes if self._channel is not None else ()
         # Whose last use is longest ago, first.

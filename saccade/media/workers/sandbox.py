@@ -66,8 +66,9 @@ AARCH64_THREADS = {"clone": 220, "clone3": 435, "rseq": 293, "set_robust_list": 
 
 
 class CallNumbers(NamedTuple):
-    """A machine's name in the kernel, and its numbers: of seccomp and capset, of allowed calls, and
-    of calls that begin a thread. glibc ends the process where `rseq` is refused.
+    """A machine's name in the kernel, and its call numbers. They are for seccomp and capset, for
+    allowed calls, and for calls that begin a thread. glibc ends the process where `rseq` is
+    refused.
     """
 
     name: int

@@ -59,7 +59,9 @@ def hand_over(connection: socket.socket) -> bool:
 
 
 def receive(connection: socket.socket, pid: int) -> ThreadGate | None:
-    """Return the listener from `hand_over`, or `None` if the kernel cannot ask: no threads."""
+    """Return the listener from `hand_over`, or `None` if the kernel cannot ask. Without a listener
+    the worker gets no threads.
+    """
     try:
         _, listeners, _, _ = socket.recv_fds(connection, len(NOBODY), 1)
     except OSError:  # the process has ended
@@ -68,7 +70,7 @@ def receive(connection: socket.socket, pid: int) -> ThreadGate | None:
 
 
 def _listen() -> int:
-    """Return a descriptor where the kernel asks. Raises OSError."""
+    """Install a filter that asks about each `clone`. Returns its listener. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     never_more_rights(libc)
     asking: list[Step] = [
@@ -96,7 +98,7 @@ class ThreadGate:
 
     def answer(self, most: int) -> bool:
         """Allow or deny the thread asked for. An order may have `most`. Returns False for a worker
-        that asks for so many that it must end.
+        that asks too often and must end.
         """
         asked = bytearray(ASKED.size)
         self._asked += 1

@@ -73,13 +73,17 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class NurseryWanted:
-    """The order to fork a nursery. It has the most bytes of memory that hostile code in a worker
-    may take, the arena's bytes, and each worker's outbox. Header workers lack arena and outbox,
-    document workers only the arena.
+    """The order to fork a nursery. `memory` is the most bytes that hostile code in a worker may
+    take. Then come the bytes of the arena and of each worker's outbox. Header workers lack arena
+    and outbox, document workers only the arena.
 
-    Descriptors come along: the nursery's socket; the write end of a pipe held by the nursery and
-    its workers, closed when the last has gone; the write end of a pipe for the nursery's exit
-    status, from the stock; the arena's, if any; and a memory file for each worker.
+    Descriptors come along:
+
+    - the nursery's socket
+    - the write end of a pipe held by the nursery and its workers, closed when the last has gone
+    - the write end of a pipe for the nursery's exit status, from the stock
+    - the arena's, if any
+    - a memory file for each worker
     """
 
     memory: int
