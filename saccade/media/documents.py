@@ -242,7 +242,10 @@ class Documents:
         return MeasuredFile(file, source.budget, drawn, begun)
 
     async def check_file(self, file: EncodedBytes, salt: str, asker: Requester) -> None:
-        """Check that a request could name this PDF. Raises ImageError if not, EngineUnavailable."""
+        """Check that a request could name this PDF.
+
+        Raises ImageError if the PDF is refused, EngineUnavailable.
+        """
         await self._sizes(file, salt, asker)
 
     async def units(
@@ -348,8 +351,8 @@ class Documents:
     def _drawn_size(
         self, points: tuple[float, float], budget: Budget, index: int
     ) -> tuple[int, int]:
-        """Return (height, width) in pixels. This is the tower's size for one image, so the drawn
-        page keeps its size.
+        """Return (height, width) in pixels. This is the tower's size for one image, so that drawn
+        pages need no resizing.
         """
         bounds = budget.apply(self._spec.pixel_bounds)
         scale = PIXELS_PER_INCH[budget.detail] / POINTS

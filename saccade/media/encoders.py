@@ -84,7 +84,7 @@ class Asked:
 
 
 class _Encoder:
-    """One encoder. Questions wait until `away_until`. `away` is the seconds of the last pause."""
+    """One encoder. It is asked again after `away_until`. `away` has the last pause's seconds."""
 
     def __init__(self, url: str) -> None:
         self.name, host, port = parse_worker(url, "--encoders")
@@ -337,8 +337,8 @@ async def _said(pieces: AsyncIterator[bytes]) -> str:
 
 
 def _refusal(status: int, said: str) -> NoEmbedding:
-    """Turn a refusal into an error. An image unreadable or too large for an encoder leaves other
-    images alone.
+    """Turn a refusal into an error. An image that is unreadable or too large for an encoder says
+    nothing about other images.
     """
     lasting = status not in (400, 404, 413, 429)
     return NoEmbedding("refused", f"it answers {status}: {said}", lasting)

@@ -158,9 +158,8 @@ class Media:
         """Return each file's pages, or the source of the image in the file. A file named several
         times is read once.
 
-        Before a page is read, `fits` hears the tokens that each file's images take. They share the
-        prompt with `others`. `fits` may raise. Raises as `open` does, for a file that is no image
-        later.
+        Before a page is read, `fits` hears the tokens that each file's images take in a prompt with
+        `others` more, and may raise. Raises as `open` does, for a file that is no image later.
         """
         self._check_count(len(sources), sources[-1].param)
         if not self._spec.sees_images:
@@ -238,7 +237,7 @@ class Media:
         """Name an image and its cost before any decode.
 
         Bytes from elsewhere are counted in the asker's budget before the read. Raises ImageError
-        (TooLarge, NotFound) with `param` set for a failed fetch, bytes of another format, or a
+        (TooLarge, NotFound) with `param` set for a failed fetch, bytes that are no image, or a
         passed limit. Raises Overloaded if the budget is used up or the wait for a turn is too long.
         """
         (opened,) = await self.open_all((source,), salt, asker)

@@ -90,7 +90,7 @@ NETPBM = re.compile(rb"P[1-6f]\s+(\d|#)")
 def probe(data: Encoded, max_pixels: int) -> Probe:
     """Read a header.
 
-    Raises Unreadable if the bytes hold another format, are cut short, or claim more than
+    Raises Unreadable if the bytes are no image we read, are cut short, or claim more than
     `max_pixels`.
     """
     if not data:

@@ -77,9 +77,7 @@ class OwnModule(Protocol):
     """A family's `pixels.py`."""
 
     def warm_up(self, argument: str, /) -> None:
-        """Load all that `draw` needs, since workers are forked later and may open files only
-        before.
-        """
+        """Load all that `draw` needs. Workers are forked later and may open no file."""
         ...
 
     def draw(self, out: Pixels, argument: str, pixels: Pixels, /) -> None:

@@ -1,4 +1,5 @@
-"""Turns to fetch: places shared by requests, so that every client and every request gets some.
+"""Turns to fetch: places shared by requests, so that one request or one client never holds them
+all.
 
 Owns the queue and the counts of held places. Knows nothing of URLs or connections. One event loop;
 no locks.

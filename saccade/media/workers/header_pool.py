@@ -99,7 +99,7 @@ class HeaderPool:
     async def read(self, digest: bytes, data: bytes, asker: Requester) -> Probe:
         """Return the header of these bytes, which `digest` names.
 
-        Raises ImageError for bytes that hold another format, EngineUnavailable if workers fail to
+        Raises ImageError for bytes that cannot be read here, EngineUnavailable if workers fail to
         start.
         """
         self._refused.check(asker.tenant, digest)
