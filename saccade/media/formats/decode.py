@@ -303,8 +303,9 @@ def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Str
     """Resize parts of the image, bit-exact to torchvision's antialiased uint8 resize or to
     Pillow's.
 
-    torch resizes rows first and columns of the uint8 result next. The first pass knows one row at a
-    time, so strips change nothing. Pillow begins with what leaves less, so it gets all rows.
+    Resizing by torch takes rows first and columns of the uint8 result next. The first pass knows
+    one row at a time, so strips change nothing. Pillow begins with what leaves less, so it gets all
+    rows.
     """
     height, width = upright
     step = max(1, STRIP_PIXELS // width)
