@@ -1,11 +1,12 @@
-"""Cards: the few facts worth keeping of opened bytes (a header, a video's frames and pace, a
-document's pages), by digest, so that a seen file is not opened again.
+"""Cards: the few facts worth keeping about opened bytes, by digest, so that a seen file stays
+closed. The facts are a header, a video's frames and pace, or a document's pages.
 
     CardShelf    cards of one kind, typed, in memory: the newest of them
     CardDisk     cards of all kinds in one database, in a folder of our own: outlive the server
 
 A card that cannot be read or written counts as missing: the worst cost is an opening. Cards are
-believed no more than the bytes themselves: decoders check. Knows nothing of the cards' content.
+believed only as far as the bytes themselves, since decoders check. Knows nothing of the cards'
+content.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ BUSY_SECONDS = 1.0
 
 
 class CardDisk:
-    """The cards of `folder`, or of none. All work is on one thread; nothing raises."""
+    """Keep the cards of `folder`, or of none. All work is on one thread. Errors are logged instead
+    of raised.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -52,12 +55,12 @@ class CardDisk:
         return self._folder is not None
 
     async def find(self, kind: str, name: bytes) -> bytes | None:
-        """A card's bytes; None if missing."""
+        """Return a card's bytes, or `None` if missing."""
         (found,) = await self.find_all(kind, [name])
         return found
 
     async def find_all(self, kind: str, names: Sequence[bytes]) -> list[bytes | None]:
-        """Several cards' bytes, in one look."""
+        """Return several cards' bytes in one look, `None` for each missing card."""
         if self._folder is None or not names:
             return [None] * len(names)
 
@@ -70,7 +73,7 @@ class CardDisk:
         return await asyncio.wrap_future(work) or [None] * len(names)
 
     def put(self, kind: str, name: bytes, card: bytes) -> None:
-        """Written soon."""
+        """Write a card soon, unless it is larger than `LARGEST`."""
         if self._folder is None or len(card) > LARGEST:
             return
 
@@ -87,7 +90,7 @@ class CardDisk:
         self._thread.submit(self._with_database, write)
 
     def close(self) -> None:
-        """Once all is written."""
+        """Close the database once all cards are written."""
         self._thread.submit(self._shut)
         self._thread.shutdown()
 
@@ -127,7 +130,7 @@ class CardDisk:
 
 
 class CardShelf(Generic[T]):
-    """Cards of one kind. `kind` names their form, and their maker, the decoder."""
+    """Cards of one kind. `kind` names their form and their maker, the decoder."""
 
     def __init__(self, disk: CardDisk, kind: str, form: type[T]) -> None:
         self._disk = disk
@@ -136,18 +139,18 @@ class CardShelf(Generic[T]):
         self._cards: LRUCache[bytes, T] = LRUCache(MOST_CARDS)
 
     def get(self, name: bytes) -> T | None:
-        """A card in memory."""
+        """Return a card in memory."""
         return self._cards.get(name)
 
     async def find(self, name: bytes) -> T | None:
-        """A card in memory or on disk."""
+        """Return a card in memory or on disk."""
         found = self._cards.get(name)
         if found is None and self._disk:
             (found,) = await self.find_all([name])
         return found
 
     async def find_all(self, names: Sequence[bytes]) -> list[T | None]:
-        """Several cards on disk, in one look."""
+        """Return several cards on disk, in one look."""
         written = await self._disk.find_all(self._kind, names)
         return [
             None if card is None else self._read(name, card)

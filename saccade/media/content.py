@@ -1,6 +1,6 @@
-"""The front's knowledge of encoded bytes: digest, key, size after resizing, token count.
+"""The front's knowledge about encoded bytes: digest, key, size after resizing, token count.
 
-Reads no format: a `Probe` (a header's facts) comes from an image worker
+Reads no format. A `Probe` (a header's facts) comes from an image worker
 (`media/formats/header.py`), for the bytes may be hostile. Knows nothing of the bytes' origin.
 """
 
@@ -50,11 +50,11 @@ RAW_MAGIC = b"\x93SACRAW\n"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The header's facts. `height` and `width` are in pixels as stored; `orientation` is EXIF's, 1
-    to 8, 1 being upright; of a video it is what its file asks of a player.
+    """The header's facts. `height` and `width` are in pixels as stored. `orientation` is EXIF's, 1
+    to 8, 1 being upright. For a video it is what the file asks of a player.
 
-    `frames` is None where counting them would mean reading the whole file; only the first is ever
-    used. Of a video file (`VIDEO`) all are counted, `fps` is frames a second, and `sound` tells of
+    `frames` is `None` where counting them would mean reading the whole file. Only the first is ever
+    used. In a video file (`VIDEO`) all are counted, `fps` is frames a second, and `sound` tells of
     something to be heard.
     """
 
@@ -69,7 +69,7 @@ class Probe:
 
     @property
     def upright(self) -> tuple[int, int]:
-        """(height, width) once the orientation is applied."""
+        """Return (height, width) once the orientation is applied."""
         return (self.width, self.height) if self.orientation >= 5 else (self.height, self.width)
 
 
@@ -85,9 +85,9 @@ class Budget:
     as_edges: bool = False
 
     def apply(self, bounds: PixelBounds) -> PixelBounds:
-        """The bounds for resizing this image.
+        """Return the bounds for resizing this image.
 
-        Raises ImageError when the wishes contradict each other or the model's limit.
+        Raises ImageError if the wishes contradict each other or the model's limit.
         """
         if self.as_edges and not bounds.as_edges:
             raise ImageError(
@@ -115,14 +115,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class SizedImage:
-    """An image as the engine will know it, and the making of its pixels."""
+    """An image as the engine will know it, and the recipe for its pixels."""
 
     image: Image
     recipe: ImageRecipe
 
 
 def digest(data: bytes) -> bytes:
-    """blake3-256 of the encoded bytes.
+    """Return the blake3-256 hash of the encoded bytes.
 
     Lets go of the interpreter lock, so large bodies are best hashed on a thread.
     """
@@ -134,7 +134,7 @@ def identify(
 ) -> SizedImage:
     """Name an image and its cost.
 
-    Raises ImageError on a budget or an aspect ratio out of bounds.
+    Raises ImageError if a budget or an aspect ratio is out of bounds.
     """
     bounds = budget.apply(spec.pixel_bounds)
     recipe = spec.recipe(*probe.upright, bounds)
@@ -146,8 +146,8 @@ def identify(
 async def identify_soon(
     digest: bytes, probe: Probe, budget: Budget, salt: str, spec: FamilySpec
 ) -> SizedImage:
-    """As `identify`; in a thread for models with an operation of their own: what becomes of a size
-    may be asked of another process.
+    """Name an image as `identify` does. Models with an operation of their own may ask another
+    process for the size, so they use a thread.
     """
     name = partial(identify, digest, probe, budget, salt, spec)
     if spec.sample.own is None:
@@ -156,7 +156,7 @@ async def identify_soon(
 
 
 def looks_like_video(data: bytes) -> bool:
-    """True if the first bytes are those of a readable container of videos."""
+    """Return True if the data begins like a readable video container."""
     head = data[:12]
     if head[4:8] == b"ftyp" and head[8:12] in IMAGE_BRANDS:
         return False
@@ -169,8 +169,8 @@ def looks_like_video(data: bytes) -> bool:
 
 
 def name_pixels(pixels: memoryview, image: Image, frames: int) -> bytes:
-    """The name of a canvas of `frames` images, one below another: equal for canvases that the
-    vision tower cannot tell apart. One image several times has the name of the image alone.
+    """Name a canvas that holds `frames` images, one below another. Canvases that the vision tower
+    cannot tell apart share a name. One image several times has the name of the image alone.
     """
     size = len(pixels) // frames
     parts = {blake3(pixels[size * k : size * (k + 1)]).digest(): None for k in range(frames)}
@@ -180,7 +180,7 @@ def name_pixels(pixels: memoryview, image: Image, frames: int) -> bytes:
 
 
 def encode_array(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """RGB pixels [height, width, 3] as bytes of our format, for images from behind the front."""
+    """Encode RGB pixels [height, width, 3] in our format, for images from behind the front."""
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
         raise ImageError(
             f"an array must be uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}"
@@ -190,15 +190,15 @@ def encode_array(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def encode_image(image: PIL.Image.Image) -> bytes:
-    """A Pillow image, upright and in RGB, transparency laid over white, as bytes of our own
-    format.
+    """Encode a Pillow image in our own format. The image is made upright and RGB, with transparency
+    laid over white.
     """
     return encode_array(to_rgb(PIL.ImageOps.exif_transpose(image)))
 
 
 def to_rgb(image: PIL.Image.Image) -> npt.NDArray[np.uint8]:
-    """RGB pixels [height, width, 3], transparency laid over white, as by transformers'
-    `convert_to_rgb`.
+    """Return RGB pixels [height, width, 3], transparency laid over white. This is what
+    transformers' `convert_to_rgb` does.
 
     Raises ValueError for a mode that Pillow cannot convert.
     """
@@ -210,7 +210,7 @@ def to_rgb(image: PIL.Image.Image) -> npt.NDArray[np.uint8]:
 
 
 def read_raw(data: bytes | mmap.mmap) -> Probe:
-    """The header of our own format. Raises Unreadable if cut short."""
+    """Read the header of our own format. Raises Unreadable if cut short."""
     if len(data) >= RAW_HEADER.size:
         _, height, width = RAW_HEADER.unpack(data[: RAW_HEADER.size])
         if len(data) == RAW_HEADER.size + 3 * height * width:
@@ -219,7 +219,7 @@ def read_raw(data: bytes | mmap.mmap) -> Probe:
 
 
 def check_pixels(found: Probe, max_pixels: int) -> None:
-    """Raises Unreadable for an image of no pixels, or of more than `max_pixels`."""
+    """Raise Unreadable if an image has less than one pixel or more than `max_pixels`."""
     pixels = found.height * found.width
     if pixels < 1:
         raise Unreadable("no pixels", found.width, found.height)

@@ -1,9 +1,9 @@
 """Documents: PDFs whose pages a model sees as text, as images, or as both.
 
-Owns a page's name, its drawn size, and the memory of a file (cards): the sizes of pages, their
-text, and the names of their images, so that a seen file costs a hash. A page's image is named by
-its drawing: the same page of two files is one image. Cards are a tenant's own. Parses nothing:
-`document_pool.py` has files read. Knows nothing of prompts.
+Owns a page's name, its drawn size, and a file's memory (cards). Cards hold the pages' sizes, their
+text, and their images' names, so that a seen file costs a hash. A page's image is named by its
+drawing, so the same page in two files is one image. Cards are a tenant's own. `document_pool.py`
+has files read and parsed. Knows nothing of prompts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _NAMES = msgspec.msgpack.Decoder(list[Name])
 
 @cache
 def renderer_version() -> str:
-    """The version of the PDF reader's distribution; "" if not installed."""
+    """Return the version of the PDF reader's distribution, or "" if missing."""
     try:
         return version("pypdfium2")
     except PackageNotFoundError:
@@ -88,8 +88,8 @@ class OpenedPage:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile:
-    """A PDF whose pages' sizes are known. drawn: (height, width) in pixels of each page; None: of
-    its text alone. `begun`: when it was opened.
+    """A PDF whose pages' sizes are known. `drawn` has (height, width) in pixels for each page, or
+    `None` for its text alone. `begun` is when it was opened.
     """
 
     file: EncodedBytes
@@ -99,13 +99,13 @@ class MeasuredFile:
 
     @property
     def images(self) -> int:
-        """Pages shown as images."""
+        """Count the pages shown as images."""
         return sum(size is not None for size in self.drawn)
 
 
 @dataclass(slots=True)
 class _Known:
-    """The known part of a file's pages; None: not yet known, or not wanted."""
+    """The known part of a file's pages. `None` means unknown or unwanted."""
 
     texts: list[str] | None = None
     names: list[bytes] | None = None
@@ -123,7 +123,7 @@ class _Cards:
     async def find(
         self, name: bytes, form: msgspec.msgpack.Decoder[list[T]], length: int | None = None
     ) -> list[T] | None:
-        """A list of the given length, if known; else None."""
+        """Return a list with the given length if known, else `None`."""
         told = self._cards.get(name)
         if told is None and self._disk:
             told = await self._read(name)
@@ -167,7 +167,9 @@ def _piece(name: bytes, number: int) -> bytes:
 
 
 class Documents:
-    """All documents of one server: answers `MediaKind`. What is shown is pages, not images yet."""
+    """All documents of one server, answering `MediaKind`. It shows pages, which become images
+    later.
+    """
 
     def __init__(
         self,
@@ -177,7 +179,7 @@ class Documents:
         disk: CardDisk,
         stocks: Stocks | None = None,
     ) -> None:
-        """`disk`: where cards outlive the server."""
+        """Open the documents' cards. `disk` is where cards outlive the server."""
         self._spec = spec
         self._options = options
         self._metrics = metrics
@@ -190,8 +192,9 @@ class Documents:
         await self._pool.close()
 
     def takes(self, data: bytes, param: str) -> bool:
-        """True for a PDF. Raises InvalidRequest for an unreadable PDF, and for documents of other
-        formats.
+        """Return True for a PDF.
+
+        Raises InvalidRequest for an unreadable PDF, and for documents in other formats.
         """
         if b"%PDF-" not in data[:BEGIN] or data.startswith(IMAGES):
             kind = next((kind for start, kind in OFFICE.items() if data.startswith(start)), None)
@@ -212,18 +215,19 @@ class Documents:
         return True
 
     def shows(self, view: PageView | None) -> bool:
-        """True if the view has images."""
+        """Return True if the view has images."""
         return view != "text"
 
     def check(self, source: SentFile) -> None:
-        """What a file is shows in its bytes."""
+        """Accept every file, since only its bytes show what it is."""
 
     def begin(self, source: SentFile, reads: Reads) -> None:
         reads.fetch(source.url)
 
     async def card(self, source: SentFile, reads: Reads) -> MeasuredFile | ImageSource:
-        """Measure the pages of a PDF, and read none; return any other file as an image. Raises
-        ImageError, EngineUnavailable.
+        """Measure the pages of a PDF before any is read. Any other file is returned as an image.
+
+        Raises ImageError, EngineUnavailable.
         """
         file = (await reads.fetch(source.url)).encoded
         if not self.takes(file.data, source.param):
@@ -238,13 +242,19 @@ class Documents:
         return MeasuredFile(file, source.budget, drawn, begun)
 
     async def check_file(self, file: EncodedBytes, salt: str, asker: Requester) -> None:
-        """Raises ImageError for a PDF that no request could name, EngineUnavailable."""
+        """Check that a request could name this PDF.
+
+        Raises ImageError if the PDF is refused, EngineUnavailable.
+        """
         await self._sizes(file, salt, asker)
 
     async def units(
         self, source: SentFile, card: MeasuredFile | ImageSource, reads: Reads
     ) -> tuple[OpenedPage, ...] | ImageSource:
-        """Read the pages of a PDF. Raises as `card`; Overloaded without room for drawings."""
+        """Read the pages of a PDF.
+
+        Raises as `card`, and Overloaded if the budget for drawings is used up.
+        """
         if isinstance(card, ImageSource):
             return card
         file, drawn, begun = card.file, card.drawn, card.begun
@@ -307,7 +317,7 @@ class Documents:
         salt: str,
         asker: Requester,
     ) -> _Known:
-        """Texts, and names of pages drawn in these sizes: from cards, as far as known."""
+        """Find texts, and names of pages drawn in these sizes, in cards as far as known."""
         of_texts = _card_name("texts", file.digest, salt)
         of_names = _card_name("names", file.digest, salt, msgspec.msgpack.encode(drawn))
         shows = drawn[0] is not None
@@ -341,7 +351,9 @@ class Documents:
     def _drawn_size(
         self, points: tuple[float, float], budget: Budget, index: int
     ) -> tuple[int, int]:
-        """(height, width) in pixels: the tower's size of one image: nothing is resized."""
+        """Return (height, width) in pixels. This is the tower's size for one image, so that drawn
+        pages need no resizing.
+        """
         bounds = budget.apply(self._spec.pixel_bounds)
         scale = PIXELS_PER_INCH[budget.detail] / POINTS
         height, width = (side * scale for side in points)
@@ -359,6 +371,6 @@ class Documents:
 
 
 def _card_name(kind: str, file: bytes, salt: str, more: bytes = b"") -> bytes:
-    """The card's name for a known part of a file with this digest. `more`: the way of drawing."""
+    """Name the card for a known part of the file with this digest. `more` is the way of drawing."""
     told = msgspec.msgpack.encode(("saccade page", kind, renderer_version(), salt, file, more))
     return blake3(told).digest()

@@ -1,12 +1,12 @@
 """Embeddings from servers that only encode (`--encoders`), instead of decoding and encoding here.
 
-Owns the question to encoders: the choice of encoder, the time limit, and the check of the answer.
+Owns the question to encoders: the choice between them, the time limit, and the check on the answer.
 After any failure, counted by kind, this server encodes the image itself. Knows nothing of decoding,
-nor of the engine's use of an embedding.
+or how the engine uses an embedding.
 
-One encoder has the word on one image (rendezvous hashing of its digest), so that all asking
-servers, at any time, find the embedding ready. An encoder that failed is left alone for a while;
-its images go to the next.
+One encoder has the word on one image (rendezvous hashing by its digest). So all asking servers, at
+any time, find the embedding ready. An encoder that failed is left alone for a while, and its images
+go to the next.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ MOST_SAID = 2000
 
 
 class NoEmbedding(Exception):
-    """No embedding came. `kind`: as in `saccade_encoder_images_total`. `lasting`: nor will any
-    come for other images.
+    """Report a missing embedding. `kind` is as in `saccade_encoder_images_total`. `lasting` means
+    that other images will fail too.
     """
 
     def __init__(self, kind: str, why: str, lasting: bool = True) -> None:
@@ -74,8 +74,8 @@ class NoEmbedding(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The end of a question. `outcome`: "embedding", or the reason for none. `ms`: the whole time,
-    of which the encoder's tower took `encode_ms`.
+    """The end of a question. `outcome` is "embedding", or the reason for failure. `ms` is the whole
+    time, including `encode_ms` in the encoder's tower.
     """
 
     outcome: str
@@ -84,7 +84,7 @@ class Asked:
 
 
 class _Encoder:
-    """One encoder. `away_until`: not asked before. `away`: seconds of the last pause."""
+    """One encoder. It is asked again after `away_until`. `away` has the last pause's seconds."""
 
     def __init__(self, url: str) -> None:
         self.name, host, port = parse_worker(url, "--encoders")
@@ -109,10 +109,12 @@ class _Encoder:
 
 
 class Encoders:
-    """All encoders. `trust`: our own tower's signature, once known; before, no encoder is asked."""
+    """All encoders. `trust` takes our own tower's signature, once known. Encoders are asked only
+    after that.
+    """
 
     def __init__(self, options: RoleOptions, arena: Arena, metrics: Metrics) -> None:
-        """Raises ConfigError."""
+        """Name the encoders from the options. Raises ConfigError."""
         self._options = options
         self._arena = arena
         self._metrics = metrics
@@ -125,14 +127,14 @@ class Encoders:
         self._tasks: dict[ImageKey, asyncio.Task[Asked]] = {}
 
     def trust(self, tower: Tower) -> None:
-        """Take only embeddings as made by this tower."""
+        """Take only embeddings made by this tower."""
         self.tower = tower
 
     async def ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
-        """Have an embedding written into `slot`. After the call nothing writes to the slot. `data`:
-        the encoded image, empty where only the key is known.
+        """Have an embedding written into `slot`. Writes to the slot end with the call.
 
-        Raises CancelledError after `call_off`.
+        `data` is the encoded image, empty where only the key is known. Raises CancelledError after
+        `call_off`.
         """
         key = wanted.image.key
         assert key not in self._tasks, "the engine asks for an image once at a time"
@@ -146,7 +148,7 @@ class Encoders:
         return answer
 
     def call_off(self, key: ImageKey) -> None:
-        """Nobody needs the image."""
+        """Cancel the question for an image."""
         if key in self._tasks:
             self._tasks[key].cancel()
 
@@ -160,7 +162,7 @@ class Encoders:
             encoder.upstream.drop()
 
     def fits(self, num_tokens: int, slot: PixelSlot) -> bool:
-        """True if an embedding may be asked for, and has room."""
+        """Return True if an embedding may be asked for and fits the slot."""
         asks = self._options.role == "language"
         return asks and 0 < self.tower.nbytes(num_tokens) <= slot.room
 
@@ -219,7 +221,10 @@ class Encoders:
     async def _exchange(
         self, encoder: _Encoder, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot
     ) -> EmbeddingGiven:
-        """Ask, by the key alone where the bytes are many. Raises NoEmbedding, WorkerGone."""
+        """Ask an encoder for an embedding, by the key alone first if the data is large.
+
+        Raises NoEmbedding, WorkerGone.
+        """
         if len(data) > SENT_AT_ONCE or not data:
             given = await self._post(encoder, wanted, b"", slot)
             if given is not None:
@@ -231,7 +236,7 @@ class Encoders:
     async def _post(
         self, encoder: _Encoder, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot
     ) -> EmbeddingGiven | None:
-        """None: the encoder lacks the bytes."""
+        """Send one question. Returns `None` if the encoder lacks the bytes."""
         head = [
             f"POST {ENCODE_PATH} HTTP/1.1",
             f"host: {encoder.authority}",
@@ -252,7 +257,7 @@ class Encoders:
             return given
 
     def _check_head(self, answer: Head, wanted: EmbeddingWanted) -> EmbeddingGiven:
-        """Raises NoEmbedding unless the answer announces the right embedding."""
+        """Raise NoEmbedding unless the answer announces the right embedding."""
         headers = dict(answer.headers)
         try:
             given = msgspec.json.decode(headers[GIVEN_HEADER.encode()], type=EmbeddingGiven)
@@ -266,7 +271,7 @@ class Encoders:
     async def _receive(
         self, given: EmbeddingGiven, pieces: AsyncIterator[bytes], slot: PixelSlot
     ) -> None:
-        """The values, into the slot, checked. Raises NoEmbedding, WorkerGone."""
+        """Receive the values into the slot and check them. Raises NoEmbedding, WorkerGone."""
         nbytes, came = given.tower.nbytes(given.num_tokens), 0
         target = self._arena.flat(slot.offset, nbytes)
         async for piece in pieces:
@@ -281,7 +286,9 @@ class Encoders:
 
 
 def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingWanted, bytes]:
-    """The question for an image's embedding, and its body, empty where bytes are not held."""
+    """Return the question for an image's embedding, and its body. The body is empty if the bytes
+    are gone.
+    """
     files = [frame.encoded.data for frame in opened.frames] if opened.there else []
     budget = opened.budget
     assert budget is not None, "frames of a file are encoded where their text is"
@@ -293,7 +300,7 @@ def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingWanted, bytes]
 
 
 def _listed(path: Path) -> list[str]:
-    """The encoders' names. Raises OSError, UnicodeDecodeError, ConfigError."""
+    """Return the encoders' names. Raises OSError, UnicodeDecodeError, ConfigError."""
     with open(path, opener=regular) as file:
         lines = file.read(MOST_LISTED).split()
     return [parse_worker(line, "--encoders")[0] for line in lines]
@@ -306,7 +313,7 @@ _CHECKED_BYTES = 1 << 20
 
 
 def _fault(values: memoryview, given: EmbeddingGiven) -> str:
-    """The fault in an embedding's values; empty: none."""
+    """Describe the fault in an embedding's values, or return ""."""
     if blake3(values).hexdigest() != given.blake3:
         return "the checksum of an embedding is wrong"
     bits = _EXPONENTS[given.tower.dtype]
@@ -320,7 +327,6 @@ def _fault(values: memoryview, given: EmbeddingGiven) -> str:
 
 
 async def _said(pieces: AsyncIterator[bytes]) -> str:
-    """A refusal's words, for the log."""
     told = b""
     async for piece in pieces:
         told = (told + piece)[:MOST_SAID]
@@ -331,6 +337,8 @@ async def _said(pieces: AsyncIterator[bytes]) -> str:
 
 
 def _refusal(status: int, said: str) -> NoEmbedding:
-    """An image unreadable or too large for an encoder says nothing of other images."""
+    """Turn a refusal into an error. An image that is unreadable or too large for an encoder says
+    nothing about other images.
+    """
     lasting = status not in (400, 404, 413, 429)
     return NoEmbedding("refused", f"it answers {status}: {said}", lasting)

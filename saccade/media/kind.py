@@ -23,10 +23,10 @@ U_co = TypeVar("U_co", covariant=True)
 
 
 class MediaKind(Protocol[S_contra, C, U_co]):
-    """What one kind answers of its sources. Errors name the fault, `Media` adds the place."""
+    """What one kind answers about its sources. Errors name the fault. `Media` adds the place."""
 
     def check(self, source: S_contra) -> None:
-        """Raises InvalidRequest for what this model or this installation does not see."""
+        """Raise InvalidRequest for what this model or this installation cannot see."""
         ...
 
     def begin(self, source: S_contra, reads: Reads) -> None:
@@ -42,5 +42,5 @@ class MediaKind(Protocol[S_contra, C, U_co]):
         ...
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Return the decodes of one image, in the order of its canvas; None without its bytes."""
+        """Return the decodes for one image, in canvas order, or `None` if its bytes are gone."""
         ...

@@ -58,7 +58,10 @@ FAULTS = (ImageError, TooLarge, NotFound, InvalidRequest)
 
 
 def at(error: RequestError, param: str) -> RequestError:
-    """Give an error this request's place: one error of a shared read may reach several requests."""
+    """Give an error this request's place.
+
+    One error from a shared read may reach several requests.
+    """
     kind = ImageError if isinstance(error, ImageError) else type(error)
     return kind(error.message, error.param or param, error.code)
 
@@ -79,8 +82,8 @@ class Media:
         stocks: Stocks | None = None,
         cards: Path | None = None,
     ) -> None:
-        """`stocks`: processes that image workers are forked from, if shared. `cards`: the folder of
-        cards that outlive the server, or None.
+        """Build the parts for each kind of media. `stocks` are processes that image workers are
+        forked from, if shared. `cards` is the folder for cards that outlive the server, or `None`.
         """
         self._spec = spec
         self._options = options
@@ -106,7 +109,7 @@ class Media:
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
     def start(self) -> None:
-        """Start the image workers in the background, where the model sees images."""
+        """Start the image workers in the background if the model sees images."""
         if self._spec.sees_images:
             self._decoders.pool.start()
 
@@ -121,9 +124,10 @@ class Media:
     async def open_all(
         self, sources: Sequence[Source], salt: str, asker: Requester | None = None
     ) -> tuple[Opened, ...]:
-        """Open a request's images and videos beside each other; a source named several times is
-        read once. The first failure ends the rest. `asker` takes turns with other clients; by
-        default the salt. Raises as `open` does.
+        """Open a request's images and videos concurrently. A source named several times is read
+        once. The first failure ends the rest.
+
+        `asker` takes turns with other clients and defaults to the salt. Raises as `open` does.
         """
         self.check_sources(sources)
         sources = in_company(sources, self._spec.pixel_bounds)
@@ -154,8 +158,8 @@ class Media:
         """Return each file's pages, or the source of the image in the file. A file named several
         times is read once.
 
-        Before a page is read, `fits` hears the tokens that each file's images take, beside `others`
-        in the prompt, and may raise. Raises as `open` does, for a file that is no image later.
+        Before a page is read, `fits` hears the tokens that each file's images take in a prompt with
+        `others` more, and may raise. Raises as `open` does, for a file that is no image later.
         """
         self._check_count(len(sources), sources[-1].param)
         if not self._spec.sees_images:
@@ -192,7 +196,7 @@ class Media:
             raise at(error, source.param) from error
 
     def _tokens(self, found: MeasuredFile | ImageSource, images: int) -> int:
-        """Count the tokens of a document's pages as images, in a prompt of so many."""
+        """Count the tokens of a document's pages as images, in a prompt with `images` images."""
         if isinstance(found, ImageSource) or not found.images:
             return 0
         bounds = self._spec.pixel_bounds
@@ -201,8 +205,10 @@ class Media:
         return sum(self._spec.num_tokens(recipe.grid) for recipe in recipes)
 
     def check_sources(self, sources: Sequence[Source]) -> None:
-        """Raises InvalidRequest for images sent to a model without vision, for videos sent to a
-        model that takes none, and beyond the images and videos of one request.
+        """Raise InvalidRequest if the model or the limit forbids these sources.
+
+        A model without vision takes text only. Some models refuse videos. One request has a limit
+        for images and videos.
         """
         if sources:
             self._check_seen(sources[0].param)
@@ -214,7 +220,7 @@ class Media:
         )
 
     def _check_count(self, count: int, param: str) -> None:
-        """Raises InvalidRequest for more images than one request may have."""
+        """Raise InvalidRequest for more images than one request may have."""
         limit = self._options.max_images_per_request
         if count > limit:
             raise InvalidRequest(
@@ -228,19 +234,18 @@ class Media:
     async def open(
         self, source: ImageSource, salt: str, asker: Requester | None = None
     ) -> OpenedImage:
-        """Name an image and its cost, without decoding it.
+        """Name an image and its cost before any decode.
 
         Bytes from elsewhere are counted in the asker's budget before the read. Raises ImageError
-        (TooLarge, NotFound) with `param` set for a failed fetch, bytes of no image, or a passed
-        limit; Overloaded without room or a turn.
+        (TooLarge, NotFound) with `param` set for a failed fetch, bytes that are no image, or a
+        passed limit. Raises Overloaded if the budget is used up or the wait for a turn is too long.
         """
         (opened,) = await self.open_all((source,), salt, asker)
         assert isinstance(opened, OpenedImage)
         return opened
 
     async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> None:
-        """Check that a request of this client could name these bytes as an image, a video, or a
-        document.
+        """Check that this client could name these bytes as an image, a video, or a document.
 
         Raises InvalidRequest, ImageError or TooLarge with the reason.
         """
@@ -260,7 +265,7 @@ class Media:
             raise at(error, param) from error
 
     def _check_seen(self, param: str) -> None:
-        """Raises InvalidRequest where the model has no vision tower."""
+        """Raise InvalidRequest if the model lacks a vision tower."""
         if not self._spec.sees_images:
             raise InvalidRequest(
                 f"{param}: this model has no vision: it takes text only; send no images, or ask a "
@@ -272,13 +277,13 @@ class Media:
     # ---- requests in flight
 
     def hold(self, opened: OpenedImage) -> None:
-        """A request in flight names this image: the bytes stay until as many `release`s."""
+        """Keep an image's bytes for a request in flight, until as many `release` calls."""
         self._metrics.inc("saccade_images_received_total")
         self._held.setdefault(opened.image.key, []).append(opened)
         self._spent.setdefault(opened.image.key, Spent())
 
     def release(self, opened: OpenedImage) -> None:
-        """The request has ended: one `hold` less."""
+        """Release one `hold` when the request has ended."""
         key = opened.image.key
         self._held[key].remove(opened)
         if not self._held[key]:
@@ -287,8 +292,10 @@ class Media:
     # ---- the engine's side
 
     async def bring(self, key: ImageKey, slot: PixelSlot) -> bytes | None:
-        """Bring a held image into its slot: as `decode`, unless an encoder gives the embedding:
-        then returns None. Raises as `decode` does.
+        """Bring a held image into its slot. Returns `None` if an encoder gives the embedding, else
+        what `decode` returns.
+
+        Raises as `decode` does.
         """
         held = self._held.get(key, ())
         opened = next((each for each in held if each.there), next(iter(held), None))
@@ -305,10 +312,10 @@ class Media:
         return await self.decode(key, slot)
 
     async def decode(self, key: ImageKey, slot: PixelSlot) -> bytes:
-        """Decode a held image into its slot. After the return nothing writes to the slot. Returns
-        the pixels' name.
+        """Decode a held image into its slot and return the pixels' name. Writes to the slot end
+        with the call.
 
-        Raises ImageError for bytes that cannot be decoded or that no request in flight holds,
+        Raises ImageError for bytes that cannot be decoded or that every request has released,
         EngineUnavailable without image workers, CancelledError after `call_off`.
         """
         if key not in self._held:
@@ -335,30 +342,30 @@ class Media:
         return await asyncio.to_thread(name_pixels, pixels, opened.image, frames)
 
     def call_off(self, key: ImageKey) -> None:
-        """Nobody needs the image being decoded: `decode` ends."""
+        """Cancel the image's decode and its question to an encoder."""
         self.encoders.call_off(key)
         self._decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:
-        """The engine has encoded an image, in `ms`, and ended `at`."""
+        """Record that the engine encoded an image in `ms` and ended `at`."""
         if spent := self._spent.get(key):
             spent.encode_ms, spent.encoded = ms, at
 
     @property
     def held(self) -> int:
-        """Images of requests in flight."""
+        """Count the images of requests in flight."""
         return len(self._held)
 
     def spent(self, key: ImageKey) -> Spent:
-        """The cost of an image so far, for the requests that hold the image."""
+        """Return the cost of an image so far, for the requests that hold the image."""
         return self._spent.get(key) or Spent()
 
     def holds(self, nbytes: int) -> bool:
-        """True if shared memory is as large."""
+        """Return True if shared memory has at least `nbytes`."""
         return nbytes <= self._arena.size
 
     def embedding(self, offset: int, nbytes: int) -> memoryview:
-        """The engine's part of the arena that is to be sent."""
+        """Return the engine's part of the arena that is to be sent."""
         return self._arena.flat(offset, nbytes)
 
 

@@ -1,5 +1,5 @@
-"""The front's knowledge of opened images and videos: names, sizes, places of bytes. Data only, made
-by `media/media.py`.
+"""The front's knowledge about opened images and videos: names, sizes, where bytes lie. Data only,
+made by `media/media.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Kind = Literal["still", "video", "document"]
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class EncodedBytes:
     """An image's bytes, held once for any number of requests. `digest` is the blake3. page: the
-    document's page to draw the bytes from again; `data` may be empty then.
+    document's page to draw the bytes from again, in which case `data` may be empty.
     """
 
     data: bytes
@@ -41,8 +41,8 @@ class PageOfFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenFrame:
-    """A frame of a video, or a still image: an image of its own, or number `index` of a file's
-    frames. `name`: the digest, or a stand-in.
+    """A frame of a video, or a still image. It is an image of its own, or number `index` among a
+    file's frames. `name` is the digest, or a stand-in.
     """
 
     name: bytes
@@ -54,7 +54,7 @@ class SeenFrame:
 
 @dataclass(frozen=True, slots=True)
 class ReadTimes:
-    """Times in ms; `begun` is `time.monotonic()` when the bytes began to be fetched."""
+    """Times in ms. `begun` is `time.monotonic()` when the bytes began to be fetched."""
 
     fetch_ms: float
     digest_ms: float
@@ -62,7 +62,7 @@ class ReadTimes:
 
     @classmethod
     def together(cls, times: Sequence[ReadTimes]) -> ReadTimes:
-        """The times of several sources read beside each other."""
+        """Sum the times of several concurrent reads. `begun` is the earliest."""
         return cls(
             sum(each.fetch_ms for each in times),
             sum(each.digest_ms for each in times),
@@ -72,11 +72,11 @@ class ReadTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedImage:
-    """An opened image: the engine's part (`image`), and the decoder's: the `frames` on the canvas,
-    one below another; a still image is one frame.
+    """An opened image. `image` is the engine's part. `frames` is the decoder's: the frames on the
+    canvas, one below another. A still image is one frame.
 
-    budget: bounds of a still image's size, or of a video's frames that came as images; None for
-    frames of a file.
+    budget: bounds of a still image's size, or of a video's frames that came as images. It is `None`
+    for frames of a file.
     """
 
     kind: Kind
@@ -112,19 +112,19 @@ class OpenedImage:
 
     @property
     def there(self) -> bool:
-        """True if all the image's bytes are held."""
+        """Return True if all the image's bytes are held."""
         return all(frame.encoded.data for frame in self.frames)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all frames; a file counts once."""
+        """Count the bytes of all frames. A file counts once."""
         return sum(len(each.data) for each in {frame.encoded for frame in self.frames})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedVideo:
-    """An opened video: images, in order; the prompt's words for the images (`text`), and
-    `Span.time` of each (`steps`).
+    """An opened video: images, in order. `text` is the prompt's words for the images, and `steps`
+    is `Span.time` of each.
     """
 
     images: tuple[OpenedImage, ...]
@@ -141,8 +141,8 @@ class Spent:
     """The cost so far of the pixels and the embedding of an image in flight.
 
     `decoded` and `encoded` are `time.monotonic()` when an image worker, and the vision tower, were
-    done with it. `encoder`: the end of a question to another server ("" without a question), and
-    `encoder_ms` its time, including `encode_ms` of the other tower.
+    done with it. `encoder` is how a question to another server ended ("" without a question).
+    `encoder_ms` is its time, including `encode_ms` of the other tower.
     """
 
     decode_ms: float = 0.0
@@ -154,7 +154,7 @@ class Spent:
 
 
 def jobs_of(opened: OpenedImage) -> list[Job]:
-    """The parts to decode for an image, in the order of the canvas."""
+    """Return the parts to decode for an image, in the canvas's order."""
     asker = opened.asker
     return [
         Job(

@@ -30,7 +30,7 @@ MOST = 1e15
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """`text` has a place for each number."""
+    """A sentence whose `text` has a place for each number."""
 
     text: str
     code: str = ""
@@ -139,7 +139,7 @@ class Reason:
 
     @property
     def valid(self) -> bool:
-        """Check that there is the sentence, and a number for each place."""
+        """Check that the sentence exists, with a number for each place."""
         sentence = _SENTENCES.get(self.name)
         return (
             sentence is not None

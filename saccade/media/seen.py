@@ -1,6 +1,6 @@
-"""Memory of seen files: their headers, and the names of images' pixels. Kept in memory, and, where
-embeddings outlive the server, on disk beside embeddings (`cards.py`): of videos, the dearest to
-open, and of pixels. A header is believed by the tenant alone whose bytes its reader had read.
+"""Memory for seen files: their headers, and the names of images' pixels. It is kept in memory, and,
+where embeddings outlive the server, on disk beside them (`cards.py`). Videos, the dearest to open,
+and pixels go to disk. A header is believed only by the tenant whose bytes its reader had read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from saccade.media.video import decoder_version
 
 
 class SeenFiles:
-    """`folder`: of cards that outlive the server, or None. `max_pixels`: of an image or a frame."""
+    """Remember seen files. `folder` is for cards that outlive the server, or `None`. `max_pixels`
+    bounds an image or a frame.
+    """
 
     def __init__(self, folder: Path | None, max_pixels: int) -> None:
         self.disk = CardDisk(folder)
@@ -32,7 +34,10 @@ class SeenFiles:
         self._recalled: dict[ImageKey, Image] = {}
 
     async def find(self, digest: bytes, video: bool, tenant: str) -> Probe | None:
-        """Raises ImageError for a size beyond the limit of this server."""
+        """Return the header seen in these bytes, if any.
+
+        Raises ImageError for a size beyond this server's limit.
+        """
         if not video:
             return self.get(digest, tenant)
         card = await self._videos.find(_of_tenant(digest, tenant))
@@ -44,11 +49,14 @@ class SeenFiles:
         return card
 
     def get(self, digest: bytes, tenant: str) -> Probe | None:
-        """Of an image."""
+        """Return the header of a seen image, if any."""
         return self._images.get(_of_tenant(digest, tenant))
 
     def put(self, digest: bytes, video: bool, tenant: str, found: Probe) -> None:
-        """Raises ImageError for a size beyond the limit of this server."""
+        """Remember a header under the digest and the tenant.
+
+        Raises ImageError for a size beyond this server's limit.
+        """
         check_pixels(found, self._max_pixels)
         (self._videos if video else self._images).put(_of_tenant(digest, tenant), found)
 
@@ -59,7 +67,7 @@ class SeenFiles:
             self._same.put(_name(key), image)
 
     async def recall_same(self, opened: Sequence[OpenedImage]) -> None:
-        """Look once, in an earlier run's cards, for the name of these pixels."""
+        """Look once for the name of these pixels in an earlier run's cards."""
         if not self.disk:
             return
         new = [each.image.key for each in opened if each.image.key not in self._asked]
@@ -70,14 +78,14 @@ class SeenFiles:
         self._recalled |= {key: image for key, image in zip(new, found, strict=True) if image}
 
     def take_same(self, images: Sequence[Image]) -> Same:
-        """Names recalled for these, once."""
+        """Take the names recalled for these images, once."""
         if not self._recalled:
             return ()
         found = ((image.key, self._recalled.pop(image.key, None)) for image in images)
         return tuple((key, image) for key, image in found if image is not None)
 
     def close(self) -> None:
-        """Once all is written."""
+        """Close the disk once all is written."""
         self.disk.close()
 
 

@@ -11,14 +11,14 @@ from saccade.media.workers.decode_queue import Job, PixelLimits
 
 
 class Stills:
-    """Answers `MediaKind`; pages of documents are drawn as stills."""
+    """Answers `MediaKind` for stills. Pages of documents are drawn as stills."""
 
     def __init__(self, spec: FamilySpec, limits: PixelLimits) -> None:
         self._spec = spec
         self._limits = limits
 
     def check(self, source: ImageSource) -> None:
-        """A model that sees images sees every still."""
+        """Accept every still: a model that sees images sees them all."""
 
     def begin(self, source: ImageSource, reads: Reads) -> None:
         reads.read(source.url)

@@ -1,8 +1,8 @@
 """A video's frames as images: the frames on one canvas, and the canvas's name.
 
-An image of two frames is named by both frames' names; an image of one frame twice has the name of
-the frame's still image. Knows nothing of fetching, and nothing decided by a family
-(`core/video.py`).
+An image with two frames is named by both frames' names. An image with one frame twice has the name
+of the frame's still image. Knows nothing of fetching, and leaves a family's decisions to
+`core/video.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FRAME = b"saccade frame\0"
 
 @cache
 def decoder_version() -> str:
-    """The version of the video reader's distribution; "" if not installed."""
+    """Return the version of the video reader's distribution, or "" if missing."""
     try:
         return version("av")
     except PackageNotFoundError:
@@ -41,7 +41,7 @@ def has_decoder() -> bool:
 
 
 def check_decoder(param: str) -> None:
-    """Raises InvalidRequest for an installation without a reader of video files."""
+    """Raise InvalidRequest if the installation lacks a reader for video files."""
     if not has_decoder():
         raise InvalidRequest(
             f"{param}: this server reads no video files: send frames as images, or "
@@ -52,14 +52,14 @@ def check_decoder(param: str) -> None:
 
 
 def frame_name(file: bytes, index: int, orientation: int) -> bytes:
-    """The name of frame `index` of a file with this digest, whose frames are to be turned."""
+    """Name frame `index` in the file with this digest, whose frames are to be turned."""
     turned = b"" if orientation == 1 else bytes([orientation])
     name = FRAME + decoder_version().encode() + b"\0" + file + index.to_bytes(8) + turned
     return blake3(name).digest()
 
 
 def rules_of(spec: FamilySpec, param: str) -> VideoRules:
-    """Raises InvalidRequest for a model that takes no video."""
+    """Return the model's rules for video. Raises InvalidRequest if it takes none."""
     if spec.video is None:
         raise InvalidRequest(
             f"{param}: this model takes no video: send frames of it as images, or ask a model that "
@@ -71,7 +71,7 @@ def rules_of(spec: FamilySpec, param: str) -> VideoRules:
 
 
 def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
-    """The times of a client's own frames. Raises InvalidRequest."""
+    """Time a client's own frames. Raises InvalidRequest."""
     assert isinstance(source.url, tuple)
     count, param, indices = len(source.url), source.param, source.indices
     if not 1 <= count <= MOST_FRAMES:
@@ -95,7 +95,7 @@ def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
 
 
 def times_of_file(source: VideoSource, probe: Probe, rules: VideoRules) -> FrameTimes:
-    """The frames looked at in a file, and their times. Raises InvalidRequest."""
+    """Choose the frames to look at in a file, and their times. Raises InvalidRequest."""
     total, fps = probe.frames or 0, probe.fps
     indices = rules.sample(total, fps, source.wishes)
     if not 1 <= len(indices) <= MOST_FRAMES:
@@ -108,7 +108,7 @@ def times_of_file(source: VideoSource, probe: Probe, rules: VideoRules) -> Frame
 
 
 def check_frames(probes: Sequence[Probe], param: str) -> None:
-    """Raises ImageError for frames of several sizes."""
+    """Raise ImageError unless all frames have one size."""
     first = probes[0].upright
     for number, probe in enumerate(probes):
         if probe.upright != first:
@@ -129,7 +129,7 @@ def assemble(
     read: ReadTimes,
     budget: FrameBudget | None,
 ) -> OpenedVideo:
-    """The video of these frames, all of one recipe. budget: as `OpenedImage`'s."""
+    """Build the video from its frames, all with one recipe. budget: as `OpenedImage`'s."""
     recipe = frames[0].recipe
     both = stacked(recipe, rules.grid(recipe), rules.frames)
     settings, settings_of_both = spec.settings(recipe), spec.settings(both)

@@ -20,7 +20,7 @@ from saccade.media.workers.decode_queue import Job, PixelLimits
 
 
 class Videos:
-    """Answers `MediaKind`. A card is the read of the file, or of each frame."""
+    """Answers `MediaKind` for videos. A card is the read of the file, or of each frame."""
 
     def __init__(self, spec: FamilySpec, limits: PixelLimits) -> None:
         self._spec = spec

@@ -1,13 +1,13 @@
-"""Video files: how many frames, of what size, at what pace (`read_card`), and some of their frames
-as RGB pixels (`decode_frames`). Runs in image workers only; PyAV comes with the extra
-`video`.
+"""Video files: how many frames, how large, at what pace (`read_card`), and some frames as RGB
+pixels (`decode_frames`). Runs in image workers only. PyAV comes with the extra `video`.
 
-A file is read from memory and opens nothing else: only the containers and codecs named in this file
-are tried (a playlist, a session description or a list of files is no container), anything that a
-container asks to open is refused, and no thread begins. Frame k is the k-th shown. Frames are
-converted by PyAV's `to_ndarray(format="rgb24")`, as in transformers' `load_video`, and turned
-upright as the file asks, as players do and `load_video` does not: a phone held upright writes
-frames that lie on their side. Knows nothing of processes, keys or families.
+A file is read from memory and opens nothing else. Only the containers and codecs named in this file
+are tried, which leaves out playlists, session descriptions and lists of files. Anything that a
+container asks to open is refused, and no thread begins. Frame k is the k-th shown.
+
+Frames are converted by PyAV's `to_ndarray(format="rgb24")`, as in transformers' `load_video`. Then
+they are turned upright as the file asks, as players do and `load_video` does not: a phone held
+upright writes frames that lie on their side. Knows nothing of processes, keys or families.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ USUAL_RATE = 24.0
 
 
 def read_card(data: mmap.mmap, max_pixels: int) -> Probe:
-    """The facts of a video before a frame is decoded. Raises Unreadable."""
+    """Read the facts of a video before decoding a frame. Raises Unreadable."""
     with opened(data) as container:
         stream = _video(container)
         height, width = _size(stream, max_pixels)
@@ -74,8 +74,9 @@ def read_card(data: mmap.mmap, max_pixels: int) -> Probe:
 
 
 def _orientation(data: mmap.mmap) -> int:
-    """That of the first frame, as EXIF counts: only with a frame does PyAV tell the container's
-    matrix. 1 where no frame can be decoded.
+    """Return the first frame's EXIF orientation, or 1 if frames cannot be decoded.
+
+    PyAV tells the container's matrix only with a frame.
     """
     with suppress(Unreadable), opened(data) as container:
         stream = _video(container)
@@ -90,7 +91,7 @@ def _orientation(data: mmap.mmap) -> int:
 
 
 def orientation_of(matrix: bytes) -> int:
-    """EXIF's number for a display matrix of quarter turns and flips; 1 for any other.
+    """Return the EXIF number for a display matrix with quarter turns and flips, or 1 for any other.
 
     The matrix is nine int32, by rows: a stored point (x, y) is shown at (ax + cy, bx + dy).
     """
@@ -113,8 +114,10 @@ def decode_frames(
     stored: tuple[int, int],
     take: Callable[[int, np.ndarray], None],
 ) -> None:
-    """Call `take(index, pixels)` for each of the `wanted` frames, in order, with uint8 RGB pixels
-    [height, width, 3] as `stored`. Raises Undecodable for missing frames.
+    """Call `take(index, pixels)` for each of the `wanted` frames, in order. Pixels are uint8 RGB
+    [height, width, 3] as `stored`.
+
+    Raises Undecodable for missing frames.
     """
     left = sorted(set(wanted))
     with opened(data, Undecodable) as container:
@@ -143,7 +146,7 @@ def _go_on(
     stored: tuple[int, int],
     take: Callable[[int, np.ndarray], None],
 ) -> None:
-    """Decode onwards, and take frames of `left` as they come, unless the next wanted frame lies
+    """Decode onwards and take frames of `left` as they come. Stops where the next wanted frame lies
     behind a later key frame of `keys`.
     """
     for frame in container.decode(stream):
@@ -164,7 +167,7 @@ def _go_on(
 def opened(
     data: mmap.mmap, error: type[Unreadable | Undecodable] = Unreadable
 ) -> Iterator[InputContainer]:
-    """Open a container; PyAV's errors on malformed bytes become one `error`."""
+    """Open a container. PyAV's errors on malformed bytes become one `error`."""
     options = {
         "format_whitelist": CONTAINERS,
         "codec_whitelist": ",".join(CODECS),
@@ -193,7 +196,7 @@ def _refuse(*_: Any) -> NoReturn:
 
 
 def _video(container: InputContainer) -> VideoStream:
-    """The first stream of images. Raises Unreadable."""
+    """Return the first video stream. Raises Unreadable."""
     if len(container.streams) > MOST_STREAMS:
         raise Unreadable("streams", len(container.streams), MOST_STREAMS)
     if not container.streams.video:
@@ -228,7 +231,9 @@ def _seconds(container: InputContainer, stream: VideoStream) -> float:
 
 
 def _times(container: InputContainer, stream: VideoStream) -> list[tuple[int, bool]]:
-    """The time of each frame, in order, and True where decoding can begin; nothing is decoded.
+    """Return each frame's time in order, and True where decoding can begin. Reads packets alone and
+    decodes no frame.
+
     Raises Unreadable.
     """
     found: dict[int, bool] = {}
@@ -246,7 +251,7 @@ def _keys(times: Sequence[tuple[int, bool]]) -> list[int]:
 
 
 def warm_up() -> None:
-    """Decode a tiny video: libraries load their parts at first use."""
+    """Decode a tiny video, since libraries load their parts at first use."""
     made = io.BytesIO()
     with av.open(made, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=Fraction(4))

@@ -1,19 +1,19 @@
 """Encoded bytes to the uint8 RGB pixels of a recipe, exactly as by Hugging Face's processors from a
 PIL image. Runs in image workers only.
 
-The reference is: `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
-bicubic, bilinear or Lanczos on uint8, which is the call that
-`torchvision.transforms.v2.functional.resize` makes. (Lanczos since torchvision 0.27; before, and on
-GPUs, transformers' `TorchvisionBackend.resize` takes bicubic in its place.) Pillow's resizing is
-that of processors which resize by Pillow alone. RGB is the output of transformers' image processor
-for a PIL image: transparency (an alpha channel, a tRNS chunk) is laid over white. (transformers'
+The reference is `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
+bicubic, bilinear or Lanczos on uint8. The last is the call that
+`torchvision.transforms.v2.functional.resize` makes. (Lanczos since torchvision 0.27. Before, and on
+GPUs, transformers' `TorchvisionBackend.resize` takes bicubic in its place.) Processors which resize
+by Pillow alone get Pillow's resizing. RGB is what transformers' image processor makes from a PIL
+image: transparency (an alpha channel, a tRNS chunk) is laid over white. (transformers'
 `load_image(url)` drops the alpha channel instead, unlike Saccade.) Decoding at a reduced size
-(JPEG's draft mode) would change pixels: never done.
+(JPEG's draft mode) would change pixels, so it is never done.
 
-Pillow decodes here too, except for RGB and grey JPEG and for 8-bit RGB(A) PNG, which simplejpeg and
-libspng decode to the same pixels in less time. Every step after the decoder (orientation, colour,
-the resize's horizontal pass) goes by strips: a large image is held once. Knows nothing of
-processes, keys or families.
+Pillow decodes here too, except for RGB and grey JPEG and for 8-bit RGB(A) PNG. simplejpeg and
+libspng decode these to the same pixels in less time. Every step after the decoder (orientation,
+colour, the resize's horizontal pass) goes by strips, so a large image is held once. Knows nothing
+of processes, keys or families.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ Target = tuple[Pixels, ImageRecipe]
 def decode_into(
     targets: Sequence[Target], data: memoryview, upright: tuple[int, int], orientation: int
 ) -> None:
-    """Write the image by each target's recipe on its canvas: one decode for all targets.
+    """Write the image by each target's recipe on its canvas, with one decode for all targets.
 
     `upright` is the (height, width) that the header promised after orientation. Raises Undecodable
-    for bytes of another image.
+    if the bytes hold another image.
     """
     canvas, recipe = targets[0]
     as_stored = len(targets) == 1 and recipe.plain and orientation == 1
@@ -90,9 +90,9 @@ def decode_into(
 
 
 def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]:
-    """The upright (height, width) of the first frame, and its pixels.
+    """Return the upright (height, width) of the first frame, and its pixels.
 
-    Raises Undecodable when the bytes cannot be decoded.
+    Raises Undecodable if the bytes cannot be decoded.
     """
     if bytes(data[: len(RAW_MAGIC)]) == RAW_MAGIC:
         _, height, width = RAW_HEADER.unpack_from(data)
@@ -120,7 +120,7 @@ def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]
 
 
 def _strips_of_array(pixels: Pixels) -> Strips:
-    """Of upright RGB or RGBA pixels."""
+    """Split upright RGB or RGBA pixels into strips."""
 
     def strip(top: int, bottom: int) -> Pixels:
         part = np.ascontiguousarray(pixels[top:bottom])
@@ -130,7 +130,7 @@ def _strips_of_array(pixels: Pixels) -> Strips:
 
 
 def _strips_of_image(image: PIL.Image.Image, orientation: int) -> tuple[tuple[int, int], Strips]:
-    """The rows and columns of pixels as stored, before turning."""
+    """Split an image into strips, reading rows or columns as stored before turning."""
     width, height = image.size
     sideways = orientation >= 5
     length = width if sideways else height
@@ -145,8 +145,8 @@ def _strips_of_image(image: PIL.Image.Image, orientation: int) -> tuple[tuple[in
 
 
 def _decode_jpeg(data: memoryview, target: Pixels | None) -> Pixels | None:
-    """RGB pixels of a YCbCr or grey JPEG, written to `target` if given; None for all else, damaged
-    files included: left to Pillow.
+    """Decode a YCbCr or grey JPEG to RGB, into `target` if given. Returns `None` for all else,
+    damaged files included, which Pillow then reads.
     """
     if bytes(data[:3]) != b"\xff\xd8\xff":
         return None
@@ -166,7 +166,7 @@ def _decode_jpeg(data: memoryview, target: Pixels | None) -> Pixels | None:
 
 
 def check_scans(data: memoryview) -> None:
-    """Raises Undecodable for a JPEG of more scans than any encoder writes."""
+    """Raise Undecodable if a JPEG has more scans than any encoder writes."""
     try:
         *_, (_, _, begin) = jpeg_segments(data)
     except (ValueError, IndexError):
@@ -180,7 +180,9 @@ def check_scans(data: memoryview) -> None:
 
 
 def _decode_png(data: memoryview) -> Pixels | None:
-    """RGB or RGBA pixels of a plain PNG; None for all else, damaged files too: left to Pillow."""
+    """Decode a plain PNG to RGB or RGBA. Returns `None` for all else, damaged files included, which
+    Pillow then reads.
+    """
     plain = _plain_png(data)
     if plain is None:
         return None
@@ -192,11 +194,11 @@ def _decode_png(data: memoryview) -> Pixels | None:
 
 
 def _plain_png(data: memoryview) -> bytes | None:
-    """Header and pixels of an 8-bit RGB or RGBA image, neither interlaced nor animated, as a file
-    of nothing else.
+    """Rebuild a plain 8-bit RGB or RGBA image as a file with only its header and pixels. Returns
+    `None` for an interlaced, animated or damaged image.
 
-    No other chunk reaches libspng, which has had trouble with some. libspng ignores wrong
-    checksums: this function compares checksums.
+    Other chunks stay away from libspng, which has had trouble with some. libspng ignores wrong
+    checksums, so this function compares them.
     """
     if bytes(data[: len(PNG_SIGNATURE)]) != PNG_SIGNATURE or bytes(data[24:29]) not in PNG_PLAIN:
         return None
@@ -220,9 +222,7 @@ def _plain_png(data: memoryview) -> bytes | None:
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Apply an EXIF orientation (1 to 8) to [height, width, 3], as `ImageOps.exif_transpose`
-    does.
-    """
+    """Apply EXIF orientation (1 to 8) to [height, width, 3], as `ImageOps.exif_transpose` does."""
     if orientation >= 5:  # 5 transposes; 6, 7, 8 transpose and then flip
         pixels = pixels.transpose(1, 0, 2)
     if orientation in BACKWARDS:
@@ -270,7 +270,7 @@ def draw_into(targets: Sequence[Target], upright: tuple[int, int], strips: Strip
 def _draw_in_turn(
     canvas: Pixels, recipe: ImageRecipe, upright: tuple[int, int], strips: Strips
 ) -> None:
-    """Write the image on its canvas by way of other images, each made of the one before."""
+    """Write the image on its canvas by way of other images, each made from the one before."""
     if own := recipe.own:
         pixels = np.empty((*own.size, 3), np.uint8) if recipe.views else canvas
         _draw_own(own, pixels, strips(0, upright[0]))
@@ -292,7 +292,7 @@ def _draw_own(own: OwnPixels, out: Pixels, pixels: Pixels) -> None:
 
 
 def _place(canvas: Pixels, view: ImageView) -> Pixels:
-    """The destination of a resized view: the canvas, unless tiles are cut from the view."""
+    """Return where a resized view goes: the canvas, or new memory if tiles are cut from it."""
     (height, width), (top, left) = view.size, view.at
     if view.tiles:
         return np.empty((height, width, 3), np.uint8)
@@ -300,11 +300,12 @@ def _place(canvas: Pixels, view: ImageView) -> Pixels:
 
 
 def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Strips) -> None:
-    """Resize parts of the image, bit-exact to torchvision's uint8 resize with antialias, or to
+    """Resize parts of the image, bit-exact to torchvision's antialiased uint8 resize or to
     Pillow's.
 
-    torch resizes rows first and columns of the uint8 result next. The first pass knows one row at a
-    time, so strips change nothing. Pillow begins with what leaves less: it is given all rows.
+    Resizing by torch takes rows first and columns of the uint8 result next. The first pass knows
+    one row at a time, so strips change nothing. Pillow begins with what leaves less, so it gets all
+    rows.
     """
     height, width = upright
     step = max(1, STRIP_PIXELS // width)
@@ -330,7 +331,7 @@ def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Str
 
 
 def _narrow(part: Resizing) -> Pixels:
-    """Memory for a part with rows resized, and columns not yet."""
+    """Allocate a part with its width resized and its height still as in the box."""
     height, width, _ = part.pixels.shape
     rows = part.box.bottom - part.box.top
     return part.pixels if height == rows else np.empty((rows, width, 3), np.uint8)

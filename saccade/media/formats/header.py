@@ -1,10 +1,10 @@
 """An image's header: format, size, orientation, frames. Runs in image workers only.
 
 Bytes may be hostile, and some parsers are native code or quadratic. So the header is read in a
-process that may die, and only parts about size, mode and orientation reach Pillow: no compressed
-text, no repeated notes, no more segments than images have; some formats are read without it
-(`header_parsers.py`). The worker's clock ends anything that still takes long. Knows nothing of
-processes.
+process that may die, and only parts about size, mode and orientation reach Pillow. Compressed text,
+repeated notes, and more segments than images have are left out. Some formats are read without
+Pillow (`header_parsers.py`). The worker's clock ends anything that still takes long. Knows nothing
+of processes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ NETPBM = re.compile(rb"P[1-6f]\s+(\d|#)")
 def probe(data: Encoded, max_pixels: int) -> Probe:
     """Read a header.
 
-    Raises Unreadable when the bytes are no image we read, are cut short, or claim more than
+    Raises Unreadable if the bytes are no image we read, are cut short, or claim more than
     `max_pixels`.
     """
     if not data:
@@ -113,7 +113,7 @@ def _read(data: Encoded) -> Probe:
 
 
 def sniff(data: Encoded) -> str | None:
-    """The format by its first bytes; None for an unknown format."""
+    """Return the format that the first bytes tell, or `None` if unknown."""
     head = data[:16]
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -141,7 +141,7 @@ def sniff(data: Encoded) -> str | None:
 
 
 def _what_else(data: Encoded) -> str:
-    """The kind of bytes that are no image, for an error message."""
+    """Say what other bytes are, for an error message."""
     head = data[:512]
     if video := _video(head):
         return f"{video} video bytes"
@@ -163,7 +163,7 @@ def _what_else(data: Encoded) -> str:
 
 
 def _video(head: bytes) -> str | None:
-    """The name of a video format, by a file's first bytes."""
+    """Name a video format by a file's first bytes."""
     if head[4:8] == b"ftyp":
         brands = {head[8:12], *(head[at : at + 4] for at in range(16, min(head[3], 64), 4))}
         return None if brands & (heif.BRANDS | heif.CONTAINERS) else "MP4 or QuickTime"
@@ -194,9 +194,9 @@ def _frames(image: ImageFile.ImageFile) -> int | None:
 
 
 def jpeg_segments(data: Encoded | memoryview) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, end) of a JPEG's segments, up to its first scan.
+    """Yield (marker, start, end) for each JPEG segment, up to the first scan.
 
-    Raises ValueError without a scan, or IndexError.
+    Raises ValueError if the scan is missing, or IndexError.
     """
     at = 2
     for _ in range(MAX_PARTS):
@@ -215,7 +215,7 @@ def jpeg_segments(data: Encoded | memoryview) -> Iterator[tuple[int, int, int]]:
 
 
 def _jpeg_header(data: Encoded) -> bytes:
-    """The segments up to the first scan about size, mode and orientation."""
+    """Keep the segments up to the first scan about size, mode and orientation."""
     kept = [data[:2]]
     room = MAX_NOTES
     for marker, at, end in jpeg_segments(data):
@@ -228,7 +228,7 @@ def _jpeg_header(data: Encoded) -> bytes:
 
 
 def _png_header(data: Encoded) -> bytes:
-    """The chunks about size, mode, orientation and frames, at any place, around an empty image."""
+    """Keep chunks about size, mode, orientation and frames, at any place, around an empty image."""
     kept = [PNG_SIGNATURE]
     wanted = PNG_CHUNKS
     texts: set[bytes] = set()

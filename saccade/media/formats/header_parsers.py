@@ -38,9 +38,9 @@ WEBP_NOTE = 1 << 16
 
 
 def exif_orientation(image: PIL.Image.Image) -> int:
-    """EXIF's, or XMP's.
+    """Return EXIF's orientation, or XMP's, or 1.
 
-    Pillow's own PNG method would decode the image to look for more: the header made here is
+    Pillow's own PNG method would decode the image to look for more. The header made here is
     complete.
     """
     found = PIL.Image.Image.getexif(image).get(ExifTags.Base.Orientation)
@@ -48,7 +48,7 @@ def exif_orientation(image: PIL.Image.Image) -> int:
 
 
 def _read_tiff(data: Encoded) -> Probe:
-    """Width, height and orientation from the first directory."""
+    """Read width, height and orientation from the first directory."""
     order = "<" if data[:2] == b"II" else ">"
     is_big = data[2:4] in (b"+\0", b"\0+")  # BigTIFF: addresses of 64 bits
     (directory,) = struct.unpack_from(order + ("Q" if is_big else "I"), data, 8 if is_big else 4)
@@ -66,7 +66,9 @@ def _read_tiff(data: Encoded) -> Probe:
 
 
 def _read_webp(data: Encoded) -> Probe:
-    """Canvas and orientation from the chunks. Pillow would allocate the canvas to open the file."""
+    """Read canvas and orientation from the chunks. Pillow would allocate the canvas to open the
+    file.
+    """
     size: tuple[int, int] | None = None  # (width, height)
     alpha, frames = False, 0
     notes = PIL.Image.Image()
@@ -106,7 +108,7 @@ def _read_webp(data: Encoded) -> Probe:
 
 
 def _read_jpeg_2000(data: Encoded) -> Probe:
-    """The sizes of the codestream, which a file's own header must repeat."""
+    """Read the codestream's sizes, which a file's own header must repeat."""
     if data[:4] == JPEG_2000_CODESTREAM:
         return _read_codestream(data, 0)
     told = None
@@ -131,7 +133,7 @@ def _read_codestream(data: Encoded, at: int) -> Probe:
 
 
 def _boxes(data: Encoded, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """(type, start, end) of the content of each box."""
+    """Yield (type, start, end) for the content of each box."""
     for _ in range(MAX_PARTS):
         if at + 8 > end:
             return
@@ -147,8 +149,8 @@ def _boxes(data: Encoded, at: int, end: int) -> Iterator[tuple[bytes, int, int]]
 
 
 def _read_icon(data: Encoded) -> Probe:
-    """The icon that Pillow takes: the largest, of these the one of fewest colours. Its true size
-    stands in the icon itself.
+    """Read the size of the icon that Pillow takes. It is the largest, and among these the one with
+    fewest colours. The true size stands in the icon itself.
     """
     (count,) = struct.unpack_from("<H", data, 4)
     best: tuple[int, int] | None = None

@@ -1,7 +1,7 @@
 """HEIC, as iPhones write photos: read by pillow-heif, if installed (extra `heic`).
 
-Owns the distinction from AVIF and video, and the words of refusals. Runs in image workers only,
-where the nursery grants libde265's thread (`thread_gate.py`).
+Owns the distinction from AVIF and video, and the refusals' words. Runs in image workers only, where
+the nursery grants libde265's thread (`thread_gate.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONTAINERS = {b"mif1", b"msf1"}
 
 
 def is_heic(head: bytes) -> bool:
-    """True for a file that begins as an image in HEVC. `head`: the first 64 bytes."""
+    """Return True if a file begins as an image in HEVC. `head` is the first 64 bytes."""
     if head[4:8] != b"ftyp":
         return False
     size = min(int.from_bytes(head[:4], "big"), 64)

@@ -1,6 +1,6 @@
-"""PBM, PGM and PPM whose values must be converted one by one: as text, or of another largest value
-than their bits have. To Pillow's pixels, which takes microseconds for each of them (a second for
-0.1 Mpx). Runs in image workers only.
+"""PBM, PGM and PPM whose values must be converted one by one: as text, or with another largest
+value than their bits have. Gives Pillow's pixels, for which Pillow takes microseconds each (a
+second for 0.1 Mpx). Runs in image workers only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ PART = 1 << 20
 
 
 def is_slow(image: ImageFile.ImageFile) -> bool:
-    """True for an image, opened and not loaded, that Pillow would read in Python."""
+    """Return True if Pillow would read this image in Python. The image is opened, its pixels
+    unread.
+    """
     return image.format == "PPM" and image.tile[0].codec_name != "raw"
 
 
 def load(image: ImageFile.ImageFile, data: memoryview) -> PIL.Image.Image:
-    """The pixels of such an image, whose file is `data`. Raises ValueError."""
+    """Load the pixels of such an image, whose file is `data`. Raises ValueError."""
     tile = image.tile[0]
     width, height = image.size
     bands = len(image.getbands())
@@ -48,7 +50,7 @@ def load(image: ImageFile.ImageFile, data: memoryview) -> PIL.Image.Image:
 
 
 def _read_bits(text: memoryview, count: int) -> npt.NDArray[np.uint8]:
-    """Digits 0 and 1, with or without spaces between them. Raises ValueError."""
+    """Read digits 0 and 1, with or without spaces between them. Raises ValueError."""
     digits = COMMENT.sub(b"", bytes(text)).translate(None, SPACES)
     bits = np.frombuffer(digits, np.uint8, count) - ord("0")
     if bits.max(initial=0) > 1:
@@ -59,7 +61,7 @@ def _read_bits(text: memoryview, count: int) -> npt.NDArray[np.uint8]:
 def _read_numbers(
     text: memoryview, count: int, scale: npt.NDArray[np.generic]
 ) -> npt.NDArray[np.generic]:
-    """Numbers between spaces, each scaled. Raises ValueError."""
+    """Read numbers between spaces and scale each. Raises ValueError."""
     numbers = COMMENT.sub(b"", bytes(text))
     values = np.empty(count, scale.dtype)
     done = at = 0

@@ -1,10 +1,10 @@
-"""PDF files: the sizes of pages (`read_sizes`), and each page's text and pixels (`read_page`). Runs
-in image workers only; PDFium comes with the extra `documents`.
+"""PDF files: the pages' sizes (`read_sizes`), and each page's text and pixels (`read_page`). Runs
+in image workers only. PDFium comes with the extra `documents`.
 
-PDFium is called by its C interface, from memory: built without JavaScript and XFA, PDFium has no
-fonts but its own and the file's, gets no password, and runs no action of a form. A page is drawn as
-on a screen: with annotations and the values of the form's fields. Knows nothing of processes, of
-keys, or of the use of a page.
+PDFium is called by its C interface, from memory, and is built without JavaScript and XFA. It has
+only its own fonts and the file's, gets no password, and runs no form's action. A page is drawn as
+on a screen: with annotations and the values in the form's fields. Knows nothing of processes or
+keys, or how a page is used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Sizes = list[tuple[float, float]]
 
 @cache
 def library() -> Any:
-    """PDFium, ready: with no folder to look for fonts in."""
+    """Initialise PDFium with an empty list of folders for fonts, and return it."""
     config = pdfium.FPDF_LIBRARY_CONFIG(version=2)
     nowhere = (ctypes.POINTER(ctypes.c_char) * 1)()
     config.m_pUserFontPaths = ctypes.cast(nowhere, type(config.m_pUserFontPaths))
@@ -49,7 +49,7 @@ def library() -> Any:
 
 @contextmanager
 def opened(data: mmap.mmap) -> Iterator[Any]:
-    """Open a document. Raises Unreadable for an unreadable one."""
+    """Open a document. Raises Unreadable if PDFium cannot."""
     pdf = library()
     # Read in place: a mapping that is not to be written has no address for ctypes.
     view = np.frombuffer(data, np.uint8)
@@ -70,7 +70,10 @@ def _unreadable(why: int) -> Unreadable:
 
 
 def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
-    """Of all pages. Raises Unreadable for a file of none, or of more than `most_pages`."""
+    """Read the sizes of all pages.
+
+    Raises Unreadable for a file without pages, or with more than `most_pages`.
+    """
     pdf = library()
     with opened(data) as document:
         count = pdf.FPDF_GetPageCount(document)
@@ -93,7 +96,10 @@ def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
 def read_page(
     data: mmap.mmap, index: int, size: tuple[int, int] | None, text: bool
 ) -> tuple[str, bytes]:
-    """A page's text, if wanted, and a PNG of `size` (height, width), if any. Raises Unreadable."""
+    """Read a page's text, if wanted, and draw a PNG of `size` (height, width), if any.
+
+    Raises Unreadable.
+    """
     pdf = library()
     with opened(data) as document, _form(document) as form:
         page = pdf.FPDF_LoadPage(document, index)
@@ -110,7 +116,7 @@ def read_page(
 
 @contextmanager
 def _form(document: Any) -> Iterator[Any]:
-    """The drawer of a form's field values; None for a document without a form."""
+    """Yield the drawer of a form's field values, or `None` for a document without a form."""
     pdf = library()
     if pdf.FPDF_GetFormType(document) == pdf.FORMTYPE_NONE:
         yield None
@@ -182,7 +188,7 @@ TINY = (
 
 
 def warm_up() -> None:
-    """Read a tiny document: libraries load their parts at first use."""
+    """Read a tiny document, since libraries load their parts at first use."""
     with mmap.mmap(-1, len(TINY)) as data:
         data.write(TINY)
         assert read_sizes(data, 1) == [(64.0, 64.0)]

@@ -1,8 +1,8 @@
 """The operations that recipes name: functions that resize, and families' own.
 
-Owns the table of the former. A family's own are `draw` and `warm_up` of its `pixels.py`, which
-image workers import where a recipe names the family, and nobody else does. Knows nothing of
-formats, canvases or any family.
+Owns the table for the former. A family's own are `draw` and `warm_up` in its `pixels.py`. Only
+image workers import it, where a recipe names the family. Knows nothing of formats, canvases or any
+family.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Resampler:
-    """resize: writes the pixels [height, width, 3] of an image, resized, to its first argument.
+    """A way to resize. `resize` writes an image's pixels [height, width, 3], resized, to its first
+    argument.
 
     by_strips: rows are resized first, each by itself, so that an image may come by strips.
-    source_bytes: memory for each pixel of the image, beside what any resizing takes.
+
+    source_bytes: memory for each pixel of the image, added to what any resizing takes.
     """
 
     resize: Callable[[Pixels, Pixels], None]
@@ -75,17 +77,17 @@ class OwnModule(Protocol):
     """A family's `pixels.py`."""
 
     def warm_up(self, argument: str, /) -> None:
-        """Load all that `draw` needs: workers, which are forked later, may open no file."""
+        """Load all that `draw` needs. Workers are forked later and may open no file."""
         ...
 
     def draw(self, out: Pixels, argument: str, pixels: Pixels, /) -> None:
         """Write what is made of an upright image to `out`, both [height, width, 3].
 
-        Raises ValueError for an image that it does not take.
+        Raises ValueError for an image that it refuses.
         """
         ...
 
 
 def own_module(own: OwnPixels) -> OwnModule:
-    """Import the module that a recipe names. Raises ImportError where there is none."""
+    """Import the module that a recipe names. Raises ImportError if it is missing."""
     return cast(OwnModule, import_module(f"saccade.families.{own.family}.pixels"))

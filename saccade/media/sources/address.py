@@ -1,9 +1,9 @@
 """Network addresses that images may be fetched from, checked after DNS and pinned: the connection
 goes to the checked address.
 
-A name that resolves to a private address, and any spelling of one (decimal, octal, hexadecimal,
-IPv4 inside IPv6), is refused at this point, after names and spellings have become addresses. Knows
-nothing of URLs, redirects or images.
+A name that resolves to a private address is refused here, after names and spellings have become
+addresses. So is any spelling of one (decimal, octal, hexadecimal, IPv4 inside IPv6). Knows nothing
+of URLs, redirects or images.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REFUSED = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "
 
 
 def is_public(address: Address) -> bool:
-    """True for an address of the open internet; IPv4 wrapped in IPv6 is unwrapped first."""
+    """Return True for a public internet address. IPv4 wrapped in IPv6 is unwrapped first."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = (
             address.ipv4_mapped
@@ -57,7 +57,7 @@ there may be fetches; they start when they are needed.
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, through the system's resolver."""
+    """Look up the addresses of a host through the system's resolver."""
     ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     found = await asyncio.get_running_loop().run_in_executor(LOOKUPS, ask)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -85,9 +85,9 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Resolve, check, connect to the first answering address.
+        """Resolve, check, and connect to the first answering address.
 
-        Raises ImageError for an address that is not public.
+        Raises ImageError unless every address is public.
         """
         try:
             found = until_given_up(self._find(host, port), httpcore.ConnectError)

@@ -1,7 +1,7 @@
-"""Content codings of HTTP (RFC 9110, 8.4): gzip and deflate are taken off a body as it comes.
+"""HTTP's content codings (RFC 9110, 8.4): gzip and deflate are taken off a body as it comes.
 
 Some stores send objects compressed whatever was asked. A few bytes may stand for many, so bodies
-come out in pieces. Knows nothing of limits: the caller counts the pieces.
+come out in pieces. The caller counts the pieces against its limits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class ContentDecoder:
     """Takes the coding off one body."""
 
     def __init__(self, header: str, url: str) -> None:
-        """header: the body's Content-Encoding. url: for errors.
+        """Set up the decoder. header: the body's Content-Encoding. url: for errors.
 
-        Raises ImageError for a coding not known here.
+        Raises ImageError for a coding unknown here.
         """
         names = [name.strip().lower() for name in header.split(",")]
         self._coding = ", ".join(name for name in names if name not in ("", "identity"))
@@ -41,7 +41,7 @@ class ContentDecoder:
             )
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The pieces of the content that `data` brings. Raises ImageError."""
+        """Yield the pieces of content that `data` brings. Raises ImageError."""
         if not self._coding:
             yield data
             return
@@ -63,12 +63,12 @@ class ContentDecoder:
                 yield piece
 
     def end(self) -> None:
-        """The body has come whole. Raises ImageError for one cut short."""
+        """Check that the body has come whole. Raises ImageError if it is cut short."""
         if self._coding and (self._stream is not None or self._head or not self._members):
             raise self._error("and is cut short")
 
     def _begin(self, data: bytes) -> zlib._Decompress:
-        """The decoder of the next compressed stream, by its first two bytes."""
+        """Choose the decoder for the next compressed stream by its first two bytes."""
         self._members += 1
         if self._members > (1 if self._coding == DEFLATE else MOST_MEMBERS):
             raise self._error("and goes on behind its end")

@@ -1,4 +1,5 @@
-"""Turns to fetch: places shared by requests, so that no request and no client holds all places.
+"""Turns to fetch: places shared by requests, so that one request or one client never holds them
+all.
 
 Owns the queue and the counts of held places. Knows nothing of URLs or connections. One event loop;
 no locks.
@@ -17,18 +18,19 @@ from saccade.core.errors import Overloaded
 
 
 class MemoryBudget(Protocol):
-    """The count of bytes that a request makes the server hold."""
+    """Counts the bytes that a request makes the server hold."""
 
     def reserve(self, nbytes: int) -> None:
-        """Count so many more bytes, before their arrival (fewer, if negative).
+        """Count `nbytes` more before they arrive, or fewer if negative.
 
-        Raises Overloaded without room now, TooLarge without room ever.
+        Raises Overloaded if the budget is used up now, TooLarge if the bytes exceed the whole
+        budget.
         """
         ...
 
 
 class Boundless:
-    """Room without end."""
+    """A budget without end."""
 
     def reserve(self, nbytes: int) -> None:
         pass
@@ -40,8 +42,9 @@ _requests = itertools.count()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requester:
-    """One request. `client` is the sender, as far as fairness goes; `owner` has the readable files;
-    `tenant`'s bytes meet no other's in a process. `request` tells the client's requests apart.
+    """One request. `client` is the sender, as far as fairness goes. `owner` has the readable files.
+    `tenant` keeps its bytes apart from other tenants' in every process. `request` tells the
+    client's requests apart.
     """
 
     client: str = ""
@@ -58,7 +61,9 @@ class Requester:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A wait for a place, on behalf of one or several askers; the place counts for `turn`."""
+    """A wait for a place, on behalf of one or several askers. The place counts for the asker in
+    `turn`.
+    """
 
     turn: asyncio.Future[Requester] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -66,10 +71,10 @@ class Ticket:
 
 
 class FairPermits:
-    """`places` at a time; one client has at most `per_client`, one request `per_request`.
+    """Gives out `places` at a time. One client has at most `per_client`, one request `per_request`.
 
-    A free place goes to the client with the fewest, and of its requests to the one with the fewest;
-    among equals, to the first.
+    A free place goes to the client with the fewest, and within it to the request with the fewest.
+    Among equals, the first gets it.
     """
 
     def __init__(self, places: int, per_client: int, per_request: int) -> None:
@@ -82,19 +87,19 @@ class FairPermits:
 
     @property
     def waiting(self) -> int:
-        """Tickets without a place; a ticket of several askers counts for each."""
+        """Count the tickets without a place. A ticket with several askers counts for each."""
         queues = (queue for asked in self._queues.values() for queue in asked.values())
         return sum(not ticket.turn.done() for queue in queues for ticket in queue)
 
     def enter(self, ticket: Ticket, asker: Requester) -> None:
-        """`asker` joins the wait for `ticket`."""
+        """Add `asker` to the wait for `ticket`."""
         if not ticket.turn.done():
             asked = self._queues.setdefault(asker.client, {})
             asked.setdefault(asker, deque()).append(ticket)
             self._give_out()
 
     async def wait(self, ticket: Ticket, patience: float) -> None:
-        """Until the ticket has a place. Raises Overloaded after `patience` seconds."""
+        """Wait until the ticket has a place. Raises Overloaded after `patience` seconds."""
         try:
             async with asyncio.timeout(patience):
                 await asyncio.shield(ticket.turn)
@@ -121,7 +126,7 @@ class FairPermits:
             ticket.turn.set_result(asker)
 
     def _next(self) -> tuple[Requester, Ticket] | None:
-        """The asker of the next place, taken out of the queue."""
+        """Take the asker of the next place out of the queue."""
         clients = [client for client in self._queues if self._of_client[client] < self._per_client]
         for client in sorted(clients, key=self._of_client.__getitem__):
             asked = self._queues[client]
@@ -146,7 +151,7 @@ class FairPermits:
 
 
 def _first(queue: deque[Ticket]) -> Ticket | None:
-    """The first ticket still waiting; drops the dead tickets before."""
+    """Return the first ticket still waiting, and drop the dead tickets before."""
     while queue:
         ticket = queue.popleft()
         if not ticket.turn.done():

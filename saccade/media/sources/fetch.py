@@ -1,9 +1,9 @@
-"""An image's bytes from the place of its URL: `data:`, `http(s):`, or `file:` below one allowed
+"""An image's bytes from where its URL leads: `data:`, `http(s):`, or `file:` below one allowed
 folder.
 
 Owns limits (bytes, seconds, redirects, hosts) and the connections. One URL is one flight
 (`flights.py`), and waits for its turn (`fairness.py`) before its clock starts. Allowed addresses
-are `address.py`'s policy; `http_cache.py` keeps answers as servers allow, `content_coding.py`
+are `address.py`'s policy. `http_cache.py` keeps answers as servers allow, and `content_coding.py`
 decodes them. Redirects are followed by hand, so that every hop passes the same checks. Knows
 nothing of the bytes' meaning.
 """
@@ -63,7 +63,7 @@ INLINE_CHARACTERS = 1 << 20
 
 @dataclass(slots=True)
 class _Trip:
-    """One flight's way through redirects, the clock for the whole, and the last question to a
+    """One flight's way through redirects, with the clock for the whole and the last question to a
     server.
     """
 
@@ -94,10 +94,12 @@ class Fetcher:
         self._exchanges: set[asyncio.Task[HttpAnswer]] = set()
 
     async def fetch(self, url: str, salt: str, asker: Requester | None = None) -> bytes:
-        """The encoded bytes; bytes not sent with the request are counted in the asker's room.
+        """Return the encoded bytes behind a URL. Bytes from outside the request are counted in the
+        asker's budget.
 
-        Raises ImageError for bytes that cannot or must not be had, TooLarge beyond
-        `max_image_bytes`, and Overloaded without room, or without a turn within `PATIENCE`.
+        Raises ImageError for bytes that are missing or forbidden, and TooLarge beyond
+        `max_image_bytes`. Raises Overloaded if the budget is used up, or after waiting `PATIENCE`
+        for a turn.
         """
         asker = asker or Requester()
         scheme = url[:8].partition(":")[0].lower()
@@ -136,8 +138,9 @@ class Fetcher:
         return await self.decode(url, comma + 1)
 
     async def decode(self, text: str, start: int = 0) -> bytes:
-        """The bytes of base64, from `start` on. Raises ImageError for other text, and TooLarge
-        beyond `max_image_bytes`.
+        """Decode base64 from `start` on.
+
+        Raises ImageError for other text, and TooLarge beyond `max_image_bytes`.
         """
         self.check_size((len(text) - start) * 3 // 4)
         if len(text) <= INLINE_CHARACTERS:
@@ -168,7 +171,7 @@ class Fetcher:
         raise ImageError(why, code="image_unreachable")
 
     async def _begin(self, trip: _Trip) -> None:
-        """Wait for a flight's first turn; then its clock starts."""
+        """Wait for a flight's first turn, then start its clock."""
         if trip.clock.when() is None:
             await self._turns.wait(trip.flight.ticket, PATIENCE * self._options.fetch_timeout)
             now = asyncio.get_running_loop().time()
@@ -213,7 +216,7 @@ class Fetcher:
         headers: hishel.Headers,
         given_up: asyncio.Future[None],
     ) -> HttpAnswer:
-        """Ask the server of `url`, in an own task, never cancelled (`network.py`)."""
+        """Ask the server of `url` in its own task, which is never cancelled (`network.py`)."""
         GIVEN_UP.set(given_up)
         target = httpcore.URL(
             scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
@@ -252,7 +255,10 @@ class Fetcher:
             return HttpAnswer(response.status, hishel.Headers(fields), bytes(body))
 
     def _check(self, url: httpx.URL) -> None:
-        """Check that this hop may be taken, as far as the URL itself tells."""
+        """Check that this hop may be taken, as far as the URL itself tells.
+
+        Raises ImageError if not.
+        """
         if url.scheme not in ("http", "https") or not url.host:
             raise ImageError(
                 "the image's URL redirects to something that is not http or https",
@@ -277,8 +283,8 @@ class Fetcher:
     # ---- file:
 
     async def _read_local(self, url: str, flight: ByteFlight) -> bytes:
-        """Read on a thread that waits for nothing else: a folder that does not answer holds up only
-        askers for its files, and of their places no more than a client's share.
+        """Read on a thread that waits for this alone. A folder that hangs holds up only askers for
+        its files, and at most a client's share of their places.
         """
         seconds, in_thread = self._options.fetch_timeout, asyncio.get_running_loop().run_in_executor
         step: asyncio.Future[BinaryIO] | asyncio.Future[bytes] | None = None
@@ -302,7 +308,7 @@ class Fetcher:
                 step.add_done_callback(partial(self._end_late, flight))
 
     def _end_late(self, flight: ByteFlight, step: asyncio.Future[Any]) -> None:
-        """A thread is back after the end of its flight."""
+        """Give the place back when a thread returns after its flight has ended."""
         self._disk_turns.leave(flight.ticket)
         if not step.cancelled() and step.exception() is None:
             found = step.result()
@@ -314,7 +320,10 @@ class Fetcher:
             return file.read(self._options.max_image_bytes)
 
     def _open_file(self, url: str) -> BinaryIO:
-        """A regular file below the allowed folder, open, and no larger than an image may be."""
+        """Open a regular file below the allowed folder.
+
+        Raises ImageError for another file, and TooLarge if it exceeds an image's limit.
+        """
         root = self._options.allowed_local_media_path
         if root is None:
             raise ImageError(
@@ -367,7 +376,7 @@ _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/_-]")
 
 
 def _joined(url: httpx.URL, location: str) -> httpx.URL:
-    """Where a redirect leads. Raises ImageError."""
+    """Return where a redirect leads. Raises ImageError."""
     try:
         return url.join(location)
     except (httpx.InvalidURL, UnicodeError) as error:

@@ -6,11 +6,11 @@
     FOLDER / lock                      its holder writes; says the bytes in use
     FOLDER / .saccade-files            the marker: this folder is ours (`core/claims.py`)
 
-The disk is the only truth: a restart loads nothing, and several servers may share a folder (writers
-take turns by the lock). Everything is written whole, synced and then renamed into place; content is
-compared with its digest when read, and dropped if damaged. Only names of these forms are touched;
-no link is followed, and no pipe waited for. Every method blocks, for the lock a few seconds at
-most: `uploads.py` calls them on threads of their own. Knows nothing of HTTP or images.
+The disk is the only truth. A restart loads nothing, and several servers may share a folder (writers
+take turns by the lock). Everything is written whole, synced and then renamed into place. Content is
+compared with its digest when read, and dropped if damaged. Only names in these forms are touched.
+Links are left unfollowed, and pipes are never waited for. Every method blocks, for the lock a few
+seconds at most, so `uploads.py` calls them on its own threads. Knows nothing of HTTP or images.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _DRAFT = re.compile(r"[0-9a-f]{16}")
 class Stored:
     """One upload.
 
-    `created` is in nanoseconds since the epoch; `expires`, in seconds, is None for a file that
+    `created` is in nanoseconds since the epoch. `expires`, in seconds, is `None` for a file that
     stays. `owner` is the name of the sender's key, where keys are several.
     """
 
@@ -76,16 +76,15 @@ class Stored:
 
     @property
     def digest(self) -> bytes:
-        """blake3 of the content."""
+        """Return the blake3 hash of the content."""
         return bytes.fromhex(self.id[5:69])
 
 
 @dataclass(frozen=True, slots=True)
 class _Ledger:
-    """Usage: bytes of disk, uploads, the first expiry, and the folder's time of change at the
-    count.
+    """Usage: disk bytes, uploads, the first expiry, and when the folder had changed at the count.
 
-    `owners`: bytes and uploads by owner. Each upload counts in full for its owner, also where the
+    `owners`: bytes and uploads by owner. Each upload counts in full for its owner, even if the
     content is shared.
     """
 
@@ -96,7 +95,7 @@ class _Ledger:
     changed: int = 0
 
     def holds(self, folder: Path, now: float) -> bool:
-        """True while the usage still holds, as far as a look at the folder tells."""
+        """Return True while the usage still holds, as far as a look at the folder tells."""
         return (
             self.changed == folder.stat().st_mtime_ns
             and (self.expires is None or self.expires > now)
@@ -107,7 +106,7 @@ class _Ledger:
         return replace(self, nbytes=self.nbytes + nbytes)
 
     def with_upload(self, stored: Stored, note: int) -> _Ledger:
-        """The usage with one upload more: a note of so many bytes, content counted for the
+        """Add one upload to the usage. Its note takes `note` bytes, and its content counts for the
         owner.
         """
         ends = [end for end in (self.expires, stored.expires) if end is not None]
@@ -115,7 +114,7 @@ class _Ledger:
         return replace(self._count(stored, note, 1).plus(_on_disk(note)), expires=first)
 
     def without(self, stored: Stored, note: int) -> _Ledger:
-        """The usage with one upload less."""
+        """Take one upload out of the usage."""
         return self._count(stored, note, -1).plus(-_on_disk(note))
 
     def _count(self, stored: Stored, note: int, one: int) -> _Ledger:
@@ -128,12 +127,12 @@ class _Ledger:
 
 
 class FileStore:
-    """Files in `folder`, at most `budget` bytes of disk together; nothing is touched before the
-    first `save`.
+    """Keeps files in `folder`, at most `budget` bytes of disk together. The folder stays untouched
+    before the first `save`.
 
-    When the budget is used up, uploads are refused rather than old files dropped: an accepted file
-    stays until its owner deletes it or it expires. An `owner` sees no other's files. All raise
-    StorageBusy where the folder cannot be read or locked.
+    When the budget is used up, uploads are refused and old files stay. An accepted file stays until
+    its owner deletes it or it expires. An `owner` sees only its own files. All methods raise
+    StorageBusy if the folder cannot be read or locked.
     """
 
     def __init__(self, folder: Path, budget: int) -> None:
@@ -156,12 +155,11 @@ class FileStore:
         share: float = 1.0,
         suffix: str | None = None,
     ) -> Stored:
-        """Keep `data`, for `lifetime` seconds if given. `share`: the owner's bytes of the budget.
-        `suffix`: the end of the id, 8 hexadecimal digits, for an upload kept by several servers;
-        those with a shared folder find the first one's file.
+        """Keep `data`, for `lifetime` seconds if given. `share` is the owner's part of the budget.
+        `suffix` ends the id, in 8 hexadecimal digits, for an upload kept by several servers. Those
+        with a shared folder find the first one's file.
 
-        Raises TooLarge without room within the budget, or the share, StorageFull when the disk is
-        full.
+        Raises TooLarge beyond the budget or the share, StorageFull if the disk is full.
         """
         digest, now = blake3(data).hexdigest(), time.time_ns()
         stored = Stored(
@@ -197,13 +195,15 @@ class FileStore:
         return stored
 
     def _same(self, before: Stored, owner: str) -> Stored:
-        """An upload under the id of a new one. Raises InvalidRequest for another owner's."""
+        """Return the upload that already has a new one's id. Raises InvalidRequest if another owner
+        has it.
+        """
         if before.owner != owner:
             raise InvalidRequest("the id of this upload is taken: send it again", "file")
         return before
 
     def entries(self, owner: str = "") -> list[Stored]:
-        """All files of `owner`, oldest first."""
+        """List all files of `owner`, oldest first."""
         known: dict[Path, tuple[tuple[int, int], Stored]] = {}
         with _readable():
             for home in self._homes():
@@ -221,7 +221,7 @@ class FileStore:
         return sorted(mine, key=lambda stored: (stored.created, stored.id))
 
     def find(self, id: str, owner: str = "") -> Stored:
-        """Raises NotFound."""
+        """Return an upload. Raises NotFound."""
         stored = self._read_note(self._note(id))
         if stored is None or stored.owner != owner:
             raise NotFound(
@@ -231,15 +231,15 @@ class FileStore:
         return stored
 
     def read(self, id: str, owner: str = "") -> bytes:
-        """The content, as uploaded.
+        """Return the content, as uploaded.
 
-        Raises NotFound, also for content that the disk has damaged, which is dropped.
+        Raises NotFound. Content that the disk has damaged is dropped and raises it too.
         """
         with self.open(id, owner) as file:
             return file.read()
 
     def open(self, id: str, owner: str = "") -> BinaryIO:
-        """The content, open at its start and compared with its digest.
+        """Open the content at its start, after comparing it with its digest.
 
         Raises as `read` does.
         """
@@ -260,7 +260,7 @@ class FileStore:
         return file
 
     def delete(self, id: str, owner: str = "") -> None:
-        """Raises NotFound."""
+        """Delete an upload. Raises NotFound."""
         stored = self.find(id, owner)
         note = self._note(id)
         with self._locked() as lock:
@@ -278,14 +278,14 @@ class FileStore:
     # ---- notes
 
     def _note(self, id: str) -> Path:
-        """The path of an upload's note. Raises NotFound for an id of another form."""
+        """Return the path of an upload's note. Raises NotFound for an id in another form."""
         parts = FILE_ID.fullmatch(id)
         if parts is None:
             raise NotFound(f"there is no file {id[:200]!r}", code="file_not_found")
         return self.folder / parts[1] / f"{parts[2]}.json"
 
     def _look(self, path: Path) -> tuple[tuple[int, int], Stored] | None:
-        """A note's content, with the file's change marks: read anew only after a change."""
+        """Return a note's change marks and content, read anew only after a change."""
         try:
             found = path.stat()
         except OSError:
@@ -297,7 +297,7 @@ class FileStore:
         return None if stored is None else (stamp, stored)
 
     def _parse(self, path: Path) -> Stored | None:
-        """A note's content; None for a damaged or missing note."""
+        """Parse a note. Returns `None` if it is damaged or missing."""
         try:
             with open(path, "rb", opener=beside) as note:
                 stored = Stored(**json.loads(note.read()))
@@ -306,7 +306,7 @@ class FileStore:
             return None
 
     def _read_note(self, path: Path) -> Stored | None:
-        """The upload that a note describes; None for a missing, expired or wrong note."""
+        """Return the upload that a note describes, or `None` if missing, expired or wrong."""
         stored = self._parse(path)
         if stored is None or _size(path.parent / "content") != stored.nbytes:
             return None
@@ -315,7 +315,7 @@ class FileStore:
     # ---- what is in use
 
     def _read_ledger(self, lock: BinaryIO) -> _Ledger:
-        """The usage, from the lock file if still valid, else from a look at everything."""
+        """Read the usage from the lock file if still valid, else by a look at everything."""
         try:
             ledger = _Ledger(**json.loads(lock.read(LARGEST_LEDGER)))
             if not self._damaged and ledger.holds(self.folder, time.time()):
@@ -352,7 +352,7 @@ class FileStore:
         return ledger
 
     def _homes(self) -> Iterator[Path]:
-        """The folders of contents; none without a folder."""
+        """Yield the contents' folders. A missing folder has none."""
         with suppress(FileNotFoundError):
             for path in self.folder.iterdir():
                 if _DIGEST.fullmatch(path.name):
@@ -376,7 +376,7 @@ class FileStore:
             )
 
     def _check_share(self, ledger: _Ledger, owner: str, needed: int, share: float) -> None:
-        """Raises TooLarge where one of several keys would have more than its share."""
+        """Raise TooLarge where one of several keys would have more than its share."""
         nbytes, files = ledger.owners.get(owner, (0, 0))
         if nbytes + needed > self.budget * share or files >= MOST_FILES * share:
             raise TooLarge(
@@ -392,7 +392,7 @@ class FileStore:
     # ---- writing
 
     def _write(self, path: Path, data: bytes | mmap) -> None:
-        """Put a whole file in place, or none."""
+        """Write a whole file into place, or leave the place as it was."""
         new = self.folder / "incoming" / secrets.token_hex(8)
         try:
             with open(new, "xb", opener=beside) as file:
@@ -407,9 +407,9 @@ class FileStore:
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        """One writer at a time, in this process and in others. Yields the lock file.
+        """Let one writer in at a time, in this process and in others. Yields the lock file.
 
-        Raises StorageBusy when another process keeps the lock, StorageFull for errors of the disk
+        Raises StorageBusy if another process keeps the lock, StorageFull for errors of the disk
         inside.
         """
         with self._writing:
@@ -428,7 +428,10 @@ class FileStore:
                 ) from error
 
     def _lock(self, lock: BinaryIO) -> None:
-        """Soon after a wait in vain, the next finder of a held lock waits less long."""
+        """Take the folder's lock. After a recent timeout, fail without waiting again.
+
+        Raises StorageBusy.
+        """
         now = time.monotonic()
         until = now + LOCK_SECONDS if now - self._gave_up > LOCK_SECONDS else now
         while True:
@@ -457,14 +460,14 @@ def _readable() -> Iterator[None]:
 
 
 def _named(folder: Path, names: re.Pattern[str]) -> Iterator[Path]:
-    """Entries with a name of our forms; nothing without a folder, or for a link to one."""
+    """Yield entries whose names have our form. A missing folder, or a link to one, yields none."""
     with suppress(FileNotFoundError, NotADirectoryError):
         if not folder.is_symlink():
             yield from (path for path in folder.iterdir() if names.fullmatch(path.name))
 
 
 def _drop(home: Path) -> None:
-    """Remove the content and its notes, and their folder unless another upload uses it."""
+    """Remove the content and its notes. The folder goes too unless another upload uses it."""
     with suppress(OSError):
         for path in (home / "content", *_named(home, _NOTE)):
             path.unlink(missing_ok=True)
@@ -472,12 +475,12 @@ def _drop(home: Path) -> None:
 
 
 def _on_disk(nbytes: int) -> int:
-    """The bytes that a file takes of a disk, at least."""
+    """Return the least bytes that a file takes on disk."""
     return max(1, -(-nbytes // BLOCK)) * BLOCK
 
 
 def _of_owner(note: int, content: int) -> int:
-    """The bytes that an upload counts for its owner."""
+    """Return the bytes that an upload counts for its owner."""
     return _on_disk(note) + BLOCK + _on_disk(content)
 
 
@@ -493,7 +496,7 @@ def _size(path: Path) -> int | None:
 
 
 def _content(home: Path) -> BinaryIO | None:
-    """The file in `home`, if true to its name: open, at its start."""
+    """Open the file in `home` at its start, if it is true to its name."""
     try:
         file = open(home / "content", "rb", opener=beside)  # noqa: SIM115 - the caller's
     except OSError:
@@ -512,7 +515,7 @@ def _content(home: Path) -> BinaryIO | None:
 
 
 def _sync(folder: Path) -> None:
-    """Make renames and new entries in `folder` last; some file systems cannot."""
+    """Make renames and new entries in `folder` last, where the file system can."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with suppress(OSError):
         os.fsync(handle)

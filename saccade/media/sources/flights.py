@@ -26,7 +26,7 @@ class _Seat:
     reserved: int = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Have `nbytes` counted in all. Raises as `Room.reserve` does."""
+        """Count `nbytes` in all for this asker. Raises as `MemoryBudget.reserve` does."""
         if nbytes != self.reserved:
             self.asker.budget.reserve(nbytes - self.reserved)
             self.reserved = nbytes
@@ -41,9 +41,10 @@ class ByteFlight:
     seats: list[_Seat] = field(default_factory=list)
 
     def grow(self, nbytes: int) -> None:
-        """So many bytes are coming: all waiting askers make room, or have failed.
+        """Count `nbytes` in each waiting asker's budget before they come. An asker whose budget is
+        used up gets the error.
 
-        Raises CancelledError without an asker left.
+        Raises CancelledError if every asker has gone.
         """
         self.nbytes = max(self.nbytes, nbytes)
         for seat in self.seats:
@@ -56,7 +57,7 @@ class ByteFlight:
             raise asyncio.CancelledError
 
     def land(self, task: asyncio.Task[bytes]) -> None:
-        """Tell all waiting askers the end."""
+        """Pass the result or the error to all waiting askers."""
         error = None if task.cancelled() else task.exception()
         for seat in self.seats:
             if seat.data.done():
@@ -70,7 +71,7 @@ class ByteFlight:
 
 
 class Flights:
-    """At most one flight per key. `on_join` hears of everybody who joins a flight."""
+    """At most one flight per key. `on_join` hears of every asker who joins a flight."""
 
     def __init__(self, on_join: Callable[[Ticket, Requester], None] | None = None) -> None:
         self._on_join = on_join
@@ -83,10 +84,10 @@ class Flights:
         asker: Requester,
         bring: Callable[[ByteFlight], Coroutine[None, None, bytes]],
     ) -> bytes:
-        """The bytes from `bring`, which stay counted in the asker's room.
+        """Return the bytes from `bring`, which stay counted in the asker's budget.
 
         The flight ends early only when the last asker has gone. Raises as `bring` and
-        `Room.reserve` do.
+        `MemoryBudget.reserve` do.
         """
         flight = self._flights.get(key)
         if flight is None:
@@ -126,7 +127,7 @@ class Flights:
 
 
 async def all_of(opening: Sequence[asyncio.Task[T]], reads: Iterable[asyncio.Task[Any]]) -> list[T]:
-    """The results of all; the first failure ends the rest, and `reads`."""
+    """Return the results of all. The first failure ends the rest, and `reads`."""
     try:
         return await asyncio.gather(*opening)
     finally:

@@ -1,9 +1,9 @@
-"""Answers of web servers, kept and reused as RFC 9111 allows: hishel decides, this file holds the
-bytes, and says how long an answer is fresh.
+"""Web servers' answers, kept and reused as RFC 9111 allows. hishel decides, and this file holds the
+bytes and says how long an answer is fresh.
 
 An answer is fresh for as long as its server says, from the question on, by this machine's steady
-clock. A server that says nothing is asked before each use: its image may have been replaced. Knows
-nothing of addresses, redirects or images; the caller's `send` brings a request to the server.
+clock. A server that says nothing is asked before each use, for its image may have been replaced.
+Knows nothing of addresses, redirects or images. The caller's `send` brings a request to the server.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class Kept:
 
     @classmethod
     def of(cls, answer: HttpAnswer, asked: float) -> Kept:
-        """asked: the time of the question, by `time.monotonic`."""
+        """Make the stored form of an answer.
+
+        asked: the time of the question, by `time.monotonic`.
+        """
         headers = answer.headers
         began = time.time() - (time.monotonic() - asked)
         names = ("etag", "last-modified") if settled(headers, began) else ("etag",)
@@ -61,7 +64,9 @@ class Kept:
         return cls(answer, asked + freshness(headers, began), validators)
 
     def judged(self) -> hishel.Response:
-        """The response as hishel is to judge it: its freshness in one form, no date to guess by."""
+        """Return the response as hishel is to judge it. Its freshness has one form, and `date` is
+        now, so that hishel has no date to guess by.
+        """
         told = directives(self.answer.headers)
         left = max(0, int(self.stale - time.monotonic()))
         rules = [name for name in RULES if name in told] + [f"max-age={left}"]
@@ -71,7 +76,7 @@ class Kept:
         return hishel.Response(self.answer.status, hishel.Headers(headers | self.validators))
 
     def confirmed(self, told: hishel.Headers, asked: float) -> Kept:
-        """The same body after a 304, whose headers replace the stored ones."""
+        """Keep the same body after a 304, whose headers replace the stored ones."""
         before = _lists(self.answer.headers)
         for name in ("age", "date"):
             before.pop(name, None)
@@ -80,7 +85,7 @@ class Kept:
 
     @property
     def useful(self) -> bool:
-        """False for an answer that could never spare another."""
+        """Return True if the answer could spare another."""
         fresh = self.stale > time.monotonic()
         return (fresh or bool(self.validators)) and "no-store" not in directives(
             self.answer.headers
@@ -88,7 +93,7 @@ class Kept:
 
 
 class HTTPCache:
-    """Responses by URL and tenant, the least recently used dropped beyond `size` bytes."""
+    """Responses by URL and tenant. The least recently used are dropped beyond `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._kept: LRUCache[tuple[str, str], Kept] = LRUCache(
@@ -102,10 +107,10 @@ class HTTPCache:
         headers: hishel.Headers,
         send: Callable[[hishel.Headers], Awaitable[HttpAnswer]],
     ) -> HttpAnswer:
-        """The answer to a GET, from the cache or through `send`, which may get more headers to
-        revalidate a stored answer.
+        """Answer a GET from the cache or through `send`. `send` may get more headers, to revalidate
+        a stored answer.
 
-        Only 200 and redirects are kept: failures are not remembered. Raises as `send` does.
+        Only 200 and redirects are kept, so a failure is asked again. Raises as `send` does.
         """
         place = url, salt
         kept = self._kept.get(place)
@@ -144,10 +149,10 @@ class HTTPCache:
 
 
 def freshness(headers: hishel.Headers, asked: float) -> int:
-    """Seconds from the question on for which its server calls an answer fresh; 0 if it does not
-    say. asked: by `time.time`.
+    """Return for how many seconds from the question on the server calls an answer fresh. A server
+    that does not say means 0. asked: by `time.time`.
 
-    Raises nothing: a number or a date that makes no sense means no freshness, as in RFC 9111, 4.2.
+    A senseless number or date means 0 instead of an error, as in RFC 9111, 4.2.
     """
     told = directives(headers)
     if "no-cache" in told:
@@ -162,15 +167,15 @@ def freshness(headers: hishel.Headers, asked: float) -> int:
 
 
 def settled(headers: hishel.Headers, asked: float) -> bool:
-    """False where content may have changed again since its date of change, within that second.
-    asked: by `time.time`.
+    """Return True if the last change lies at least `SETTLED` seconds before the answer. Content
+    that changed later may change again within the same second. asked: by `time.time`.
     """
     date, changed = _seconds(headers, "date"), _seconds(headers, "last-modified")
     return changed is not None and (asked if date is None else date) - changed >= SETTLED
 
 
 def directives(headers: hishel.Headers) -> dict[str, str]:
-    """The directives of `Cache-Control`, of several of a name the first."""
+    """Return the directives in `Cache-Control`. Of several with one name, the first counts."""
     found: dict[str, str] = {}
     for name, quoted, plain in DIRECTIVE.findall(headers.get("cache-control", "")):
         found.setdefault(name.lower(), quoted or plain)
@@ -182,13 +187,13 @@ def _lists(headers: hishel.Headers) -> dict[str, list[str]]:
 
 
 def _number(text: str) -> int:
-    """Seconds as a header has them; 0 for all else."""
+    """Parse a header's seconds. All else means 0."""
     digits = text.strip().partition(",")[0]
     return int(digits[:11]) if digits.isascii() and digits.isdigit() else 0
 
 
 def _seconds(headers: hishel.Headers, name: str) -> float | None:
-    """A header's date; None for none, or for no date."""
+    """Parse a header's date. Returns `None` if it is missing or malformed."""
     try:
         found = parsedate_tz(headers.get(name, ""))
         return None if found is None else mktime_tz(found)

@@ -1,7 +1,7 @@
 """Images within a request: ids of uploaded files, and base64 as clients write it, in lines, without
 its padding, or in the alphabet for URLs.
 
-One reading for all users of an image's bytes, whose digest is the image's name. Knows nothing of
+All users of an image's bytes share one reading, whose digest is the image's name. Callers check
 limits.
 """
 
@@ -17,7 +17,7 @@ FILE_ID = re.compile(r"file-([0-9a-f]{64})-([0-9a-f]{8})")
 
 
 def decode_base64(text: str, start: int = 0) -> bytes:
-    """The bytes of `text`, from `start` on. Raises ValueError."""
+    """Decode base64 `text` from `start` on. Raises ValueError."""
     data = text[start:]
     with suppress(ValueError):  # as most write it: looked at once
         return pybase64.b64decode(data, validate=True)

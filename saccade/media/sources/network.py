@@ -1,8 +1,8 @@
-"""Connections that can be given up: a wait for a server ends with an error of the network.
+"""Connections that can be given up: a wait for a server ends with a network error.
 
-httpcore is never cancelled: interrupted while it opens, closes or hands over a connection, httpcore
-keeps the connection in its pool for good, at times with an open socket; errors of the network are
-handled. Knows nothing of addresses (`address.py` decides) or of HTTP.
+httpcore is never cancelled. Interrupted while it opens, closes or hands over a connection, it keeps
+the connection in its pool for good, at times with an open socket. Network errors it handles. Knows
+nothing of HTTP, or of addresses (`address.py` decides).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Network(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Raises httpcore.ConnectError when given up."""
+        """Connect to a host. Raises httpcore.ConnectError when given up."""
         work = self._inner.connect_tcp(host, port, timeout, local_address, socket_options)
         return _Stream(await until_given_up(work, httpcore.ConnectError))
 
@@ -71,7 +71,7 @@ class _Stream(httpcore.AsyncNetworkStream):
 
 
 async def until_given_up(work: Coroutine[Any, Any, T], error: type[Exception]) -> T:
-    """The result of `work`. Raises `error` once this task's future is done first."""
+    """Return the result of `work`. Raises `error` if this task's future is done first."""
     given_up = GIVEN_UP.get()
     if given_up is None:
         return await work

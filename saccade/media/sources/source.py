@@ -35,8 +35,8 @@ class FileId:
 
 @dataclass(frozen=True, slots=True)
 class Base64:
-    """An image's bytes, as text. An API with a field for the bytes needs no URL around the text: no
-    second copy.
+    """An image's bytes, as text. An API with a field for the bytes needs only this text, which
+    spares a second copy inside a URL.
     """
 
     text: str
@@ -44,14 +44,14 @@ class Base64:
 
 @dataclass(frozen=True, slots=True)
 class KnownImage:
-    """An image sent before under a name of the client's."""
+    """An image sent before under the client's own name for it."""
 
     uuid: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnPage:
-    """A page of a document opened `begun`: the image's name and size, and, if just drawn, the
+    """A document's page, opened `begun`. It has the image's name and size, and, if just drawn, the
     bytes.
     """
 
@@ -83,9 +83,9 @@ class ImageSource:
 class VideoSource:
     """A video as named by a request: a file, or the client's frames, in order.
 
-    `param` is the place, for errors. indices: places of the client's frames in their video, of
-    `source_fps` frames a second; without, the video has no more frames. count: the client's frames
-    altogether, where only some of them are here.
+    `param` is the place, for errors. indices: places of the client's frames in their video, which
+    has `source_fps` frames a second. Without indices, these are all the video's frames. count: all
+    the client's frames, where only some of them are here.
     """
 
     kind: ClassVar[Kind] = "video"
@@ -102,8 +102,8 @@ class VideoSource:
 class SentFile:
     """A file as named by a request: a document, whose pages are shown, or an image.
 
-    `param` is the place, for errors. budget: of each page, or of the image. heading: lines before a
-    document. view: None: as the server shows documents.
+    `param` is the place, for errors. budget: for each page, or for the image. heading: lines before
+    a document. view: `None` shows it as the server shows documents.
     """
 
     kind: ClassVar[Kind] = "document"
@@ -119,8 +119,8 @@ Source = ImageSource | VideoSource
 
 
 def name_of(url: Address) -> Hashable:
-    """A key shared by sources of the same bytes. Bytes and texts of bytes are compared later, by
-    digest, at less cost.
+    """Return a key shared by sources of the same bytes. Bytes and texts of bytes are compared
+    later, by digest, at less cost.
     """
     if isinstance(url, FileId | KnownImage | DrawnPage):
         return url
@@ -130,14 +130,14 @@ def name_of(url: Address) -> Hashable:
 
 
 def comes_along(url: Address) -> bool:
-    """True if the bytes came with the request."""
+    """Return True if the bytes came with the request."""
     if isinstance(url, str):
         return url[:5].lower() == "data:"
     return isinstance(url, bytes | Base64)
 
 
 def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Source]:
-    """The images of a prompt, each as small as the model shows it beside the others."""
+    """Shrink each image to what the model shows when the prompt has several."""
     images = sum(isinstance(source, ImageSource) for source in sources)
     return [
         replace(source, budget=beside(source.budget, images, bounds))
@@ -148,14 +148,14 @@ def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Sourc
 
 
 def beside(budget: Budget, images: int, bounds: PixelBounds) -> Budget:
-    """Return the budget of an image in a prompt of so many."""
+    """Return an image's budget in a prompt with `images` images."""
     shrunk = bounds.cut is not None and images > bounds.cut
     return Budget(max_pixels=bounds.least) if shrunk else budget
 
 
 def source_from_object(image: object, param: str) -> ImageSource:
-    """An image from behind the front: encoded bytes, a Pillow image, a uint8 array [height, width,
-    3], or a path.
+    """Make a source from an object behind the front. The object is encoded bytes, a Pillow image, a
+    uint8 array [height, width, 3], or a path.
 
     Raises ImageError for anything else, and for an unreadable file.
     """

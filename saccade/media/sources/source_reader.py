@@ -1,4 +1,4 @@
-"""The bytes of sources: fetched, named by their digest, held once, their headers read once.
+"""The bytes behind sources: fetched, named by their digest, held once, their headers read once.
 
     SourceReader   for all requests of a server
     Reads          the reads of one request: a source named several times is read once
@@ -60,7 +60,7 @@ class Fetched:
 
 
 class SourceReader:
-    """All sources of one server. fetcher, files: where bytes come from; seen, pool: headers."""
+    """All sources of one server. fetcher, files: where bytes come from. seen, pool: headers."""
 
     def __init__(self, fetcher: Fetcher, files: Uploads, seen: SeenFiles, pool: DecodePool) -> None:
         self._fetcher = fetcher
@@ -79,8 +79,10 @@ class SourceReader:
     async def read(
         self, url: Address, salt: str, asker: Requester, video: bool = False
     ) -> SourceRead:
-        """Read a source's bytes, their digest, and their header. Raises ImageError, NotFound,
-        TooLarge; Overloaded without room or a turn.
+        """Read a source's bytes, their digest, and their header.
+
+        Raises ImageError, NotFound, TooLarge. Raises Overloaded if the budget is used up or the
+        wait for a turn is too long.
         """
         if isinstance(url, KnownImage):
             return self._recall(url, salt)
@@ -103,12 +105,12 @@ class SourceReader:
         return found.read(probe, time.monotonic())
 
     def seen(self, found: Fetched, asker: Requester) -> SourceRead | None:
-        """Return fetched bytes with the header that an image of these bytes had, if seen."""
+        """Return fetched bytes with their header, if an image with these bytes was seen."""
         probe = self._seen.get(found.encoded.digest, asker.tenant)
         return None if probe is None else found.read(probe, found.fetched)
 
     async def named(self, data: bytes) -> EncodedBytes:
-        """Return bytes by their digest, held once."""
+        """Return bytes under their digest, held once."""
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
         return self._encoded.setdefault(name, EncodedBytes(data, name))
 
@@ -119,7 +121,7 @@ class SourceReader:
     async def header(
         self, name: bytes, data: bytes, asker: Requester, video: bool = False
     ) -> Probe:
-        """Return the header of these bytes: read by an image worker, once. Raises ImageError."""
+        """Return the header of these bytes, read once by an image worker. Raises ImageError."""
         if not data:
             raise ImageError(f"the {'video' if video else 'image'} is empty (0 bytes)")
         found = await self._seen.find(name, video, asker.tenant)
@@ -135,11 +137,12 @@ class SourceReader:
         return found
 
     def remember(self, salt: str, uuid: str, read: SourceRead) -> None:
-        """Know an image by the client's name for it."""
+        """Remember an image under the client's name for it."""
         self._known[salt, uuid] = read.encoded.digest, read.probe
 
     def _recall(self, known: KnownImage, salt: str) -> SourceRead:
-        """Return the remembered facts of an image: with bytes only while a request holds the image.
+        """Return the remembered facts of an image. Its bytes are there only while a request holds
+        it.
 
         Raises ImageError for an unknown image.
         """
@@ -167,8 +170,8 @@ class SourceReader:
                 return await self._fetcher.fetch(url, salt, asker)
 
     async def _upload(self, id: str, asker: Requester) -> bytes:
-        """Return the content of one of the asker's files, from a request in flight with the same
-        bytes if any.
+        """Return the content of one of the asker's files. A request in flight with the same bytes
+        lends them.
         """
         stored = await self._files.find(id, asker.owner)
         if (held := self._encoded.get(stored.digest)) is not None:
@@ -183,7 +186,7 @@ class SourceReader:
 
 
 class Reads:
-    """The reads of one request, which take turns as the asker's. salt: of the images' names."""
+    """The reads of one request, which take turns as the asker's. salt: for the images' names."""
 
     def __init__(self, reader: SourceReader, salt: str, asker: Requester) -> None:
         self.reader = reader
@@ -193,7 +196,7 @@ class Reads:
         self._fetched: dict[Hashable, asyncio.Task[Fetched]] = {}
 
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
-        """The reads that have begun."""
+        """Yield the reads that have begun."""
         yield from self._read.values()
         yield from self._fetched.values()
 
@@ -206,7 +209,7 @@ class Reads:
         return task
 
     def fetch(self, url: Address) -> asyncio.Task[Fetched]:
-        """Read a source, but no header."""
+        """Read a source without its header."""
         name = name_of(url)
         if (task := self._fetched.get(name)) is None:
             fetching = self.reader.fetch(url, self.salt, self.asker)
@@ -215,7 +218,7 @@ class Reads:
 
     async def frames(self, urls: Sequence[Address]) -> list[SourceRead]:
         """Read the frames of a video that come as images. Other requests get a turn every few
-        frames; headers of new frames are read beside each other.
+        frames. Headers of new frames are read concurrently.
         """
         reader, asker = self.reader, self.asker
         found: dict[Hashable, SourceRead | asyncio.Task[SourceRead]] = {}

@@ -1,4 +1,4 @@
-"""Uploaded files for an event loop: the work of `files.py`, on own threads and within a time.
+"""Uploaded files for an event loop: the work in `files.py`, on own threads and within a time.
 
 A folder that does not answer (a lock held elsewhere, a file server that is away) holds up only
 askers for files.
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 class Uploads:
-    """The files of `store`. All methods raise as the store's do, and StorageBusy without an answer
-    within `PATIENCE`.
+    """The files of `store`. All methods raise as the store's do, and StorageBusy if it takes longer
+    than `PATIENCE`.
     """
 
     def __init__(self, store: FileStore) -> None:
@@ -64,12 +64,12 @@ class Uploads:
         return await self._run(self._readers, partial(self._store.open, id, owner))
 
     async def pieces(self, file: BinaryIO) -> AsyncGenerator[bytes, None]:
-        """The content from `open`, piece by piece."""
+        """Yield the content from `open`, piece by piece."""
         while piece := await self._run(self._readers, partial(file.read, PIECE)):
             yield piece
 
     def close(self) -> None:
-        """Take no more work; running work ends by itself."""
+        """Refuse new work, and let running work end by itself."""
         for threads in (self._readers, self._writer):
             threads.shutdown(wait=False, cancel_futures=True)
 

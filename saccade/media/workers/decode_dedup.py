@@ -1,7 +1,7 @@
-"""Decodes under way: one per image, of one frame or two, into the engine's slot of the arena.
+"""Decodes under way: one per image, with one frame or two, into the engine's slot in the arena.
 
-Owns the tasks. Knows nothing of requests, of other holders of the arena, or of finished pixels: the
-engine keeps pixels, and asks for an image only while no decode of the image is under way.
+Owns the tasks. The engine keeps finished pixels, and asks for an image only while no decode for it
+is under way. Knows nothing of requests, or who else holds the arena.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from saccade.media.workers.pool import DecodePool
 
 
 class Decoders:
-    """Single flight per key over a pool of image workers."""
+    """Runs one decode per key at a time, over a pool of image workers."""
 
     def __init__(self, pool: DecodePool, metrics: Metrics) -> None:
         self.pool = pool
@@ -26,10 +26,10 @@ class Decoders:
         self._tasks: dict[ImageKey, asyncio.Task[None]] = {}
 
     async def decode(self, key: ImageKey, jobs: Sequence[Job], slot: PixelSlot) -> None:
-        """Decode into `slot`, one below another. After the call nothing writes to the slot.
+        """Decode into `slot`, one below another. Writes to the slot end with the call.
 
-        Raises ImageError for bytes that cannot be decoded, EngineUnavailable when no image worker
-        starts, CancelledError after `call_off`.
+        Raises ImageError for bytes that cannot be decoded, EngineUnavailable if image workers fail
+        to start, CancelledError after `call_off`.
         """
         assert key not in self._tasks, "the engine asks for an image once at a time"
         task = asyncio.create_task(self._decode_all(jobs, slot.offset))
@@ -58,7 +58,7 @@ class Decoders:
             await _all_ended(works)
 
     def call_off(self, key: ImageKey) -> None:
-        """Nobody needs the image: stop the decode, if still running."""
+        """Stop the image's decode if it still runs."""
         if key in self._tasks:
             self._tasks[key].cancel()
 

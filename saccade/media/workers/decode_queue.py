@@ -1,5 +1,5 @@
 """The order of decodes, and their memory: turns between clients and between a client's requests,
-small images first, under one budget of memory.
+small images first, under one memory budget.
 
 Owns the waiting jobs. Work is priced by its decoded pixels. Knows nothing of processes.
 """
@@ -61,10 +61,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One image to decode, or frame number `frame` of a video, and the recipe of its pixels.
-    `digest` names the bytes, which are `tenant`'s.
+    """One image to decode, or a video's frame number `frame`, and the recipe for its pixels.
+    `digest` names the bytes, which belong to `tenant`.
 
-    `client` and `request` say the turn's owner. `ms`: the time taken, once done.
+    `client` and `request` say the turn's owner. `ms` is the time taken, once done.
     """
 
     digest: bytes
@@ -82,17 +82,17 @@ class Job:
 
     @property
     def name(self) -> tuple[str, bytes]:
-        """Equal for jobs that one decode may serve."""
+        """Return a name that is equal for jobs that one decode may serve."""
         return self.tenant, self.digest
 
     @property
     def pixels(self) -> int:
-        """Pixels to decode, the price of the job."""
+        """Count the pixels to decode, which are the job's price."""
         return self.probe.height * self.probe.width
 
 
 def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[ImageRecipe]) -> int:
-    """Memory for decoding an image of `nbytes` by these recipes."""
+    """Return the memory for decoding an image of `nbytes` by these recipes."""
     pixels = probe.height * probe.width
     usual = BYTES_PER_PIXEL.get(probe.format, 0)
     per_pixel = BYTES_PER_PIXEL.get(f"{probe.format} {probe.mode}", usual)
@@ -113,7 +113,9 @@ def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[ImageRecipe]) ->
 
 
 def check_memory(probe: Probe, nbytes: int, recipe: ImageRecipe, budget: int) -> None:
-    """Raises ImageError for an image too large for any worker: beyond `budget` bytes by itself."""
+    """Raise ImageError if an image by itself needs more than `budget` bytes, for it is too large
+    for any worker.
+    """
     needed = decoding_bytes(probe, nbytes, [recipe])
     if needed > budget:
         raise ImageError(
@@ -127,7 +129,7 @@ def check_memory(probe: Probe, nbytes: int, recipe: ImageRecipe, budget: int) ->
 
 @dataclass(frozen=True, slots=True)
 class PixelLimits:
-    """What an image may take. arena: bytes of shared memory; memory: of image workers."""
+    """What an image may take. arena: bytes of shared memory. memory: bytes in image workers."""
 
     arena: int
     memory: int
@@ -135,9 +137,9 @@ class PixelLimits:
     def check(
         self, canvas: tuple[int, int], probe: Probe, nbytes: int, recipe: ImageRecipe
     ) -> None:
-        """Raises ImageError.
+        """Raise ImageError if the image exceeds shared memory or the workers' memory.
 
-        Images within the model's bound fit; rounding up to whole patches may pass the bound.
+        Images within the model's bound fit. Rounding up to whole patches may pass the bound.
         """
         height, width = canvas
         if height * width * 3 > self.arena:
@@ -152,7 +154,7 @@ class PixelLimits:
 
 
 class Shares(Generic[Key]):
-    """Fair queueing: the least served comes first, and nobody saves up turns.
+    """Fair queueing: the least served comes first, and idle time saves up no turns.
 
     All times are virtual: sums of prices.
     """
@@ -163,17 +165,17 @@ class Shares(Generic[Key]):
         self._waiting: Counter[Key] = Counter()
 
     def enter(self, key: Key) -> None:
-        """One more job of `key` waits."""
+        """Add one waiting job of `key`."""
         if not self._waiting[key]:
             self._starts[key] = max(self._clock, self._starts.get(key, 0.0))
         self._waiting[key] += 1
 
     def end(self, key: Key, price: float) -> float:
-        """The end of a job of that price, if served at once."""
+        """Return when a job at that price would end, if served at once."""
         return self._starts[key] + price
 
     def leave(self, key: Key, price: float) -> None:
-        """A job of `key` waits no longer; price 0: not served."""
+        """Take one waiting job of `key` out. A price of 0 means that it was left unserved."""
         if price:
             self._starts[key] += price
             self._clock = max(self._clock, self._starts[key])
@@ -210,14 +212,14 @@ class JobQueue:
         self._requests.enter((job.client, job.request))
 
     def remove(self, job: Job, price: float = 0.0) -> None:
-        """The job is served, at a price, or no longer wanted."""
+        """Take a job out, served at a price or unwanted."""
         del self._jobs[job]
         self._clients.leave(job.client, price)
         self._requests.leave((job.client, job.request), price)
 
     def take(self, memory_in_use: int, busy: Collection[tuple[str, bytes]]) -> list[Job]:
-        """The next job and all jobs of its name, as far as memory goes, or none: with memory in
-        use, waiting jobs may not fit. Names in `busy` are being decoded already.
+        """Take the next job and all jobs with its name, as far as memory goes. The list may be
+        empty while memory is in use. Names in `busy` are being decoded already.
         """
         room = self._budget - memory_in_use
         for job in self._order(busy):
@@ -241,8 +243,8 @@ class JobQueue:
         return batch
 
     def _order(self, busy: Collection[tuple[str, bytes]]) -> list[Job]:
-        """The jobs that may be served, the next first: by the client's turn, the request's turn,
-        small images, age.
+        """Sort the jobs that may be served, the next first. They go by the client's turn, the
+        request's turn, small images, age.
         """
 
         def turn(job: Job) -> tuple[float, float, int]:

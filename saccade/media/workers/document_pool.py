@@ -1,10 +1,10 @@
-"""Documents read by image workers of their own, which hostile bytes may kill: sizes of pages, their
+"""Documents read by their own image workers, which hostile bytes may kill: the pages' sizes, their
 text, their pixels.
 
-Owns the work waiting for these workers: a page an order, so that clients take turns after each, and
-sizes, known in a moment, by a worker of their own. A page, and a document, may take so much
-processor time; what takes more, or costs a worker, is refused for a while. The workers start with
-the first document. Knows nothing of names, or of the use of pages.
+Owns the work waiting for these workers. An order is one page, so that clients take turns after
+each. Sizes are known in a moment and have their own worker. Processor time is limited for a page
+and for a document. What takes more, or costs a worker, is refused for a while. The workers start
+with the first document. Knows nothing of names, or how pages are used.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Budget:
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A page of a file, or the sizes of all (None). `tries` counts workers lost."""
+    """A page of a file, or the sizes of all (`None`). `tries` counts workers lost."""
 
     file: DocumentBytes
     page: PageWanted | None
@@ -94,7 +94,7 @@ class _Work:
 
     @property
     def use(self) -> str:
-        """Name what is refused with this work: a page that is slow to draw may have text."""
+        """Name what is refused with this work. A page that is slow to draw may still have text."""
         if self.page is None:
             return "sizes"
         return "text" if self.page.size is None else "images"
@@ -106,7 +106,7 @@ class DocumentPool:
     def __init__(
         self, options: MediaOptions, metrics: Metrics, stocks: Stocks | None = None
     ) -> None:
-        """`stocks`: as `DecodePool`."""
+        """Set up the workers. `stocks`: as in `DecodePool`."""
         self._own_stocks = Stocks() if stocks is None else None
         stocks = stocks or self._own_stocks
         assert stocks is not None
@@ -126,7 +126,7 @@ class DocumentPool:
             await asyncio.to_thread(self._own_stocks.close)
 
     async def sizes(self, file: DocumentBytes) -> list[tuple[float, float]]:
-        """(height, width) of each page in points. Raises ImageError, EngineUnavailable."""
+        """Return (height, width) of each page in points. Raises ImageError, EngineUnavailable."""
         budget = _Budget(PAGE_SHARE * self._options.decode_timeout, self._options.max_pages)
         (piece,) = await self._measuring.do([_Work(file, None, budget)])
         sizes = _read(_SIZES, piece)
@@ -142,8 +142,9 @@ class DocumentPool:
         wanted: Sequence[PageWanted],
         grow: Callable[[int], None] = lambda _: None,
     ) -> list[tuple[str, bytes]]:
-        """Text and PNG of these pages. `grow` hears the number of bytes, as pieces come. Raises as
-        `sizes`, and as `grow`.
+        """Return the text and PNG of these pages. `grow` hears the number of bytes, as pieces come.
+
+        Raises as `sizes`, and as `grow`.
         """
         for page in wanted:
             if piece_room(page) > OUTBOX_BYTES:
@@ -169,7 +170,7 @@ class _Readers:
         workers: int,
         outbox: int,
     ) -> None:
-        """`outbox`: bytes that an order may answer with."""
+        """Set up the workers. `outbox` is the bytes that an order may answer with."""
         memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
         self._lanes = Lanes(
             stocks.readers, None, workers, memory, metrics, self._dispatch, self._fail, outbox
@@ -278,7 +279,7 @@ class _Readers:
         return PAGE_SHARE * self._options.decode_timeout
 
     def _late(self, work: _Work) -> ImageError:
-        """Say which work took all the processor time it may."""
+        """Say which work took all its processor time."""
         page, budget = work.page, work.budget
         if page is None:
             what, seconds = "opening the PDF takes", budget.seconds
@@ -294,12 +295,14 @@ class _Readers:
         )
 
     def _refuse(self, work: _Work, error: ImageError) -> None:
-        """Tell an error, and remember it."""
+        """Report an error to the caller, and remember it."""
         self._refused.add(work.asker.tenant, work.file.digest, error, work.use)
         fail(work.done, error)
 
     def _again(self, work: _Work, error: Exception) -> bool:
-        """Have the work done once more, or tell `error`: returns True if no try is left."""
+        """Queue the work once more, or report `error` if every try is used. Returns True in the
+        latter case.
+        """
         work.tries += 1
         if work.tries >= TRIES:
             fail(work.done, error)

@@ -1,7 +1,7 @@
-"""Headers of images, or cards of videos, read by one worker that hostile bytes may kill.
+"""Image headers, or videos' cards, read by one worker that hostile bytes may kill.
 
-Owns the headers that wait. The same bytes of one tenant are read once at a time, for all waiting
-requests. One order has the bytes of one tenant.
+Owns the headers that wait. The same bytes from one tenant are read once at a time, for all waiting
+requests. One order has one tenant's bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Reading:
 
 
 class HeaderPool:
-    """The headers of one server's images, or, if `videos`, the cards of its videos."""
+    """Reads the headers of one server's images, or, if `videos`, the cards of its videos."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class HeaderPool:
     async def read(self, digest: bytes, data: bytes, asker: Requester) -> Probe:
         """Return the header of these bytes, which `digest` names.
 
-        Raises ImageError for bytes of nothing decoded here, EngineUnavailable when no worker
-        starts.
+        Raises ImageError for bytes that cannot be read here, EngineUnavailable if workers fail to
+        start.
         """
         self._refused.check(asker.tenant, digest)
         self.lanes.start()
@@ -133,8 +133,8 @@ class HeaderPool:
             task.add_done_callback(self._tasks.discard)
 
     def _next(self) -> list[Reading]:
-        """Choose the next order: headers of one tenant, one of each request in turn, as far as room
-        allows.
+        """Choose the next order: headers of one tenant, one of each request in turn, within the
+        budget.
         """
         batch: list[Reading] = []
         most = 1 if self._videos else BATCH_IMAGES
@@ -196,7 +196,9 @@ class HeaderPool:
             self._turns.put_back(reading)
 
     def _try_again(self, reading: Reading, error: Exception | None) -> bool:
-        """Count a reading's lost worker. True if no try is left; then `error` is told."""
+        """Count a reading's lost worker. Returns True if every try is used, and then reports
+        `error`.
+        """
         reading.tries += 1
         if reading.tries < TRIES:
             return False
@@ -224,7 +226,7 @@ class HeaderPool:
 
 
 def _credible(probe: Probe, video: bool) -> bool:
-    """Check that a sound worker can have sent the answer: hostile bytes may speak for theirs."""
+    """Check that a sound worker can have sent the answer, for hostile bytes may speak for it."""
     return (
         probe.format in BYTES_PER_PIXEL
         and min(probe.height, probe.width) >= 0
@@ -236,12 +238,12 @@ def _credible(probe: Probe, video: bool) -> bool:
 
 
 def fail(done: asyncio.Future[Any], error: Exception) -> None:
-    """Tell an error to those who still wait."""
+    """Report an error to those who still wait."""
     if not done.done():
         done.set_exception(error)
 
 
 def _look_at_error(done: asyncio.Future[Probe]) -> None:
-    """Look at an error that no waiting call may be left to see."""
+    """Look at an error, since every waiting call may have gone."""
     if not done.cancelled():
         done.exception()

@@ -1,9 +1,9 @@
-"""Image workers as processes: a lane for each, taking one order at a time and hearing of its end,
-even if the process dies.
+"""Image workers as processes. Each has a lane, takes one order at a time, and the lane hears of its
+end, even if the process dies.
 
 Has a stock (`media/workers/stock.py`) fork a nursery, and a new nursery after its end. A worker
-reads the bytes of one tenant: before another's come, it has ended, and its memory is empty. Knows
-nothing of the purpose of orders.
+reads one tenant's bytes: before another's come, it has ended, and its memory is empty. Knows
+nothing of the orders' purpose.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ KEPT_INBOX_BYTES = 64 << 20
 
 
 class WorkerLost(Exception):
-    """A worker ended before its order was done. `signal` is the killing signal, or 0; `cpu` the
-    seconds of processor time taken by the order, or by its rest; `late`: more than it may take.
+    """A worker ended before its order was done. `signal` is the killing signal, or 0. `cpu` is the
+    seconds of processor time taken by the order, or by its rest. `late` means that this was more
+    than allowed.
     """
 
     def __init__(self, signal: int, cpu: float = 0.0, late: bool = False) -> None:
@@ -84,8 +85,9 @@ class WorkerLost(Exception):
 
 
 class WorkerLane:
-    """One worker's place. The user takes the lane (`busy`), fills the memory file, sends one order,
-    and reads answers. `tenant`: whose bytes the worker or the file may have; None: nobody's.
+    """One worker's slot. The user takes the lane (`busy`), fills the memory file, sends one order,
+    and reads answers. `tenant` is whose bytes the worker or the file may have, or `None` if they
+    are clean.
     """
 
     def __init__(self, number: int) -> None:
@@ -105,24 +107,24 @@ class WorkerLane:
         self._answers = asyncio.Queue()
 
     def put(self, answer: Told | Lost) -> None:
-        """Take an answer of this lane's worker."""
+        """Take an answer of this lane's worker. Answers to earlier orders are dropped."""
         if answer.serial == self.serial:
             self._answers.put_nowait(answer)
 
     def lose(self, signal: int) -> None:
-        """The nursery has ended, and this lane's worker too."""
+        """Record that the nursery has ended, and this lane's worker too."""
         self._answers.put_nowait(Lost(self.number, self.serial, signal))
 
     async def answer(self) -> Told:
-        """The next answer to the order. Raises WorkerLost."""
+        """Wait for the next answer to the order. Raises WorkerLost."""
         answer = await self._answers.get()
         if isinstance(answer, Lost):
             raise WorkerLost(answer.signal, answer.cpu, answer.late)
         return answer
 
     async def fill(self, parts: Sequence[bytes], name: bytes = b"") -> Places:
-        """Write encoded bytes into the memory file, unless they lie there by the same name:
-        (offset, bytes) of each.
+        """Write encoded bytes into the memory file, unless they lie there under the same name.
+        Returns (offset, bytes) of each part.
         """
         if name and name == self._content[0]:
             return self._content[1]
@@ -140,7 +142,7 @@ class WorkerLane:
         return self._content[1]
 
     async def answered(self, at: int, nbytes: int) -> bytes:
-        """A worker's answer, from byte `at` of the memory file on."""
+        """Read a worker's answer, from byte `at` of the memory file on."""
         inbox = os.dup(self.inbox)  # as `fill`
         if nbytes <= INLINE_BYTES:
             return _take(inbox, at, nbytes)
@@ -153,7 +155,7 @@ class WorkerLane:
             self.empty()
 
     def empty(self) -> None:
-        """Give back the memory: what is written next lies among zeros."""
+        """Give back the memory, so that the next bytes lie among zeros."""
         self._content = b"", ()
         os.ftruncate(self.inbox, 0)
 
@@ -162,11 +164,12 @@ class WorkerLane:
 
 
 class Lanes:
-    """A nursery for workers that decode into `arena`, or without an arena read headers or
-    documents, and a lane for each worker. `memory`: bytes that hostile code in one worker may take.
-    A stock may be shared: its maker ends the stock.
+    """A nursery, and a lane for each worker. Workers decode into `arena`, or without an arena read
+    headers or documents. `memory` is the bytes that hostile code in one worker may take. A stock
+    may be shared, and its maker ends it.
 
-    `changed` is called when lanes become usable; `unusable`, with the reason, when not.
+    `changed` is called when lanes become usable. `unusable` is called with the reason if they stay
+    unusable.
     """
 
     def __init__(
@@ -180,7 +183,7 @@ class Lanes:
         unusable: Callable[[str], None],
         outbox: int = 0,
     ) -> None:
-        """`outbox`: bytes that a worker without an arena may answer with."""
+        """Set up the lanes. A worker without an arena may answer with `outbox` bytes."""
         self._stock = stock
         self._arena = arena
         self._memory = memory
@@ -194,7 +197,9 @@ class Lanes:
         self._task: asyncio.Task[None] | None = None
 
     def idle(self, tenant: str = "") -> WorkerLane | None:
-        """An idle lane, `tenant`'s own or a fresh one if any; None while workers take no orders."""
+        """Return an idle lane, `tenant`'s own or a fresh one if any, else the least recently used.
+        Returns `None` if all are busy, and while workers take no orders.
+        """
         lanes = self._lanes if self._channel is not None else ()
         # Whose last use is longest ago, first.
         idle = sorted((lane for lane in lanes if not lane.busy), key=lambda lane: lane.turn)
@@ -217,9 +222,10 @@ class Lanes:
     async def prepare(
         self, lane: WorkerLane, parts: Sequence[bytes], tenant: str, name: bytes = b""
     ) -> Places:
-        """Number a lane's next order and fill its memory file with the tenant's bytes: (offset,
-        bytes) of each part. `name`: of parts that several orders read. Raises WorkerLost after the
-        nursery's end.
+        """Number a lane's next order and fill its memory file with the tenant's bytes. Returns
+        (offset, bytes) of each part.
+
+        `name` is for parts that several orders read. Raises WorkerLost after the nursery's end.
         """
         lane.begin(self._life)
         self._turns += 1
@@ -239,8 +245,8 @@ class Lanes:
         self._channel.send(order)
 
     async def kill(self, lane: WorkerLane) -> float:
-        """End the worker of a lane's order, and wait until no more is written. Returns the seconds
-        of processor time taken by the order, or by its rest.
+        """End the worker of a lane's order, and wait until its writes have ended. Returns the
+        seconds of processor time taken by the order, or by its rest.
         """
         if lane.life != self._life:
             return 0.0
@@ -269,7 +275,7 @@ class Lanes:
                     await asyncio.sleep(RESTART_SECONDS)
 
     async def _live(self) -> int:
-        """One nursery's life, from its start to the end of its last worker: its exit status."""
+        """Run one nursery from its start to the end of its last worker. Returns its exit status."""
         nursery, begun = self._ask(), self._life
         try:
             try:
@@ -301,7 +307,7 @@ class Lanes:
         return self._stock.fork(wanted, (self._arena.fd, *inboxes))
 
     async def _talk(self, nursery: NurseryLink) -> bool:
-        """Wait until the nursery has gone; True if the nursery was ready in time."""
+        """Wait until the nursery has gone. Returns True if it was ready in time."""
         channel = await AsyncChannel.open(nursery.socket, FRONT)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -321,7 +327,7 @@ class Lanes:
             channel.close()
 
     def _tell(self, ready: Answer) -> None:
-        """Take a nursery's first message."""
+        """Take a nursery's first message, and warn of exposed rights once."""
         assert isinstance(ready, WorkersReady)
         if ready.exposed and not self._life:
             log.warning(

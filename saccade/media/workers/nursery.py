@@ -1,16 +1,19 @@
 """Nurseries: processes that fork image workers, and pass messages between workers and the front.
 
 Started by `media/workers/stock.py` as `python -m saccade.media.workers.nursery`. The process, a
-stock, loads the workers' libraries and forks nurseries, which fork the workers. Stocks are two: one
-for workers that read headers or documents, without torch and ready in a moment, and one for workers
-that decode. A nursery passes orders on, and answers that fit the order; copies pixels from a
-worker's outbox into the arena, and a document's pieces behind the document; ends a worker when
-told, or when an order takes too much processor time, and replaces an ended worker in milliseconds.
-A successor finds nothing of what its place was used for: its memory is empty, and no image's bytes
-have been in the nursery's own. A nursery never looks at an image, and believes no worker: messages
-are bounded, and nobody waits for the rest of a message. A stock does nothing but fork a nursery
-when asked, and tell its exit status, so that nothing is loaded again after a kill. Encoded bytes
-lie in memory files, one per worker, that the front fills.
+stock, loads the workers' libraries and forks nurseries, which fork the workers. Stocks are two. One
+is for workers that read headers or documents, without torch and ready in a moment. The other is for
+workers that decode.
+
+A nursery passes orders on, and answers that fit the order. It copies pixels from a worker's outbox
+into the arena, and a document's pieces behind the document. It ends a worker when told, or when an
+order takes too much processor time, and replaces an ended worker in milliseconds. A successor finds
+nothing that its predecessor left: its memory is empty, and the nursery's own memory has never held
+an image's bytes. A nursery never looks at an image, and believes no worker. Messages are bounded,
+and the rest of a message is never waited for.
+
+A stock only forks a nursery when asked, and tells its exit status, so that nothing is loaded again
+after a kill. Encoded bytes lie in memory files, one per worker, that the front fills.
 """
 
 from __future__ import annotations
@@ -90,12 +93,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
 
 class Outbox:
-    """Memory that one worker writes its pixels to: as many bytes as the order needs, for the worker
-    has no descriptor to enlarge the memory.
+    """Memory that one worker writes its pixels to. It has as many bytes as the order needs, for the
+    worker has no descriptor to enlarge it.
     """
 
     def __init__(self, nbytes: int) -> None:
-        """`nbytes`: the most the memory is ever to have."""
+        """Map the memory. `nbytes` is the most that it is ever to have."""
         self._file = os.memfd_create("saccade-outbox", os.MFD_CLOEXEC)
         os.ftruncate(self._file, nbytes)
         self._memory = mmap.mmap(self._file, nbytes)
@@ -104,19 +107,19 @@ class Outbox:
         self._size = 0
 
     def empty(self) -> None:
-        """Give the memory back: what is lent next begins as zeros."""
+        """Give the memory back, so that what is lent next begins as zeros."""
         os.ftruncate(self._file, 0)
         self._size = 0
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """A process forked inside has the memory, too."""
+        """Give the memory to a process forked inside."""
         self._memory.madvise(mmap.MADV_DOFORK)
         yield
         self._memory.madvise(mmap.MADV_DONTFORK)
 
     def make_room(self, nbytes: int) -> None:
-        """For an order."""
+        """Make the memory large enough for an order."""
         assert nbytes <= len(self._memory)
         if nbytes > self._size or self._size > KEPT_BYTES:
             os.ftruncate(self._file, nbytes)
@@ -124,14 +127,15 @@ class Outbox:
 
     @property
     def pixels(self) -> Bytes:
-        """All of the memory; an order's need has been made."""
+        """Return all of the memory. An order's need has been made."""
         return np.frombuffer(self._memory, np.uint8)
 
 
 @dataclass(slots=True, eq=False)
 class ImageWorker:
-    """A forked process as the nursery sees it. `order` is the last, `told` its answers; `cpu` the
-    processor time taken at the last message. `gate`: asked for threads; None: no threads.
+    """A forked process as the nursery sees it. `order` is the last, and `told` counts its answers.
+    `cpu` is the processor time taken at the last message. `gate` is asked for threads, and `None`
+    means no threads.
     """
 
     number: int
@@ -156,13 +160,15 @@ class ImageWorker:
 
     @property
     def left(self) -> float:
-        """Seconds of processor time left for the next answer; infinite while none is due."""
+        """Return the seconds of processor time left for the next answer. They are infinite while
+        none is due.
+        """
         if self.order is None or self.told == self.order.answers or self.order.cpu == math.inf:
             return math.inf
         return self.order.cpu - (cpu_seconds(self.pid) - self.cpu)
 
     def fits(self, answer: Answer) -> bool:
-        """True if the worker may say so now."""
+        """Return True if the worker may send this answer now."""
         if isinstance(answer, WorkersReady):
             return not self.ready
         if isinstance(answer, Lost | WorkerReplaced) or self.order is None:
@@ -204,7 +210,7 @@ class Nursery:
         self._exposed: set[str] = set()
 
     def fork(self, number: int) -> None:
-        """Put a new worker into a place."""
+        """Put a new worker into a slot."""
         outbox = None
         if number in self._workers:
             outbox = self._workers[number].outbox
@@ -228,7 +234,7 @@ class Nursery:
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def run(self) -> None:
-        """Until the front has gone. No worker is left then."""
+        """Pass messages until the front has gone, then end every worker."""
         with contextlib.suppress(Disconnected):
             while True:
                 for key, _ in self._selector.select(self._patience()):
@@ -250,7 +256,9 @@ class Nursery:
             os.waitpid(worker.pid, 0)
 
     def _patience(self) -> float | None:
-        """Return the seconds until some worker may have had its processor time; None: never."""
+        """Return the seconds until some worker may have used up its processor time, or `None` if
+        all may run on.
+        """
         left = min(worker.left for worker in self._workers.values())
         return None if left == math.inf else max(SOON, left)
 
@@ -277,7 +285,7 @@ class Nursery:
             os.kill(worker.pid, signal.SIGKILL)
 
     def _hear(self, worker: ImageWorker) -> None:
-        """Take a worker's message: an answer to the worker's own order, or the worker ends."""
+        """Take a worker's message. It must answer the worker's own order, or the worker ends."""
         try:
             data = worker.socket.recv(MOST_SAID, socket.MSG_DONTWAIT)
         except OSError:
@@ -297,7 +305,7 @@ class Nursery:
             self._answer(worker, answer)
 
     def _begin_thread(self, worker: ImageWorker) -> None:
-        """A worker would begin a thread."""
+        """Answer a worker that would begin a thread."""
         most = worker.order.threads if isinstance(worker.order, Decode) else 0
         if worker.gate is not None and not worker.gate.answer(most):
             self._end(worker)
@@ -336,8 +344,8 @@ class Nursery:
             self._arena[offset : offset + nbytes] = made[start : start + nbytes]
 
     def _deliver_piece(self, worker: ImageWorker, answer: DocumentPiece) -> None:
-        """Copy a worker's piece to the front's memory, by the kernel: a worker forked later has
-        all that was in this process's own.
+        """Copy a worker's piece to the front's memory, by the kernel. A worker forked later would
+        see all that was in this process's own memory.
         """
         assert isinstance(worker.order, ReadDocument)
         assert worker.outbox is not None
@@ -349,7 +357,9 @@ class Nursery:
             start += os.pwrite(inbox, piece, offset + start)
 
     def _replace(self, worker: ImageWorker, late: bool = False) -> None:
-        """A worker has ended, or was killed: for its order's processor time, if `late`."""
+        """Replace a worker that has ended, or was killed. If `late`, it was killed for its order's
+        processor time.
+        """
         status, used = self._bury(worker)
         self.fork(worker.number)
         fate = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -358,8 +368,8 @@ class Nursery:
         self._front.send(Lost(worker.number, worker.serial, fate, cpu, late))
 
     def _bury(self, worker: ImageWorker) -> tuple[int, float]:
-        """Wait for a worker's end, and let go of it: returns the wait status, and its processor
-        time. Nothing of the worker's writes any more.
+        """Wait for a worker's end, and let go of it. Returns the wait status and its processor
+        time. All its writes have ended then.
         """
         self._selector.unregister(worker.socket)
         worker.channel.close()
@@ -374,7 +384,7 @@ class Nursery:
     def _be_worker(
         self, number: int, connection: socket.socket, outbox: Outbox | None, nursery: int
     ) -> NoReturn:
-        """Work as a worker in this process, just forked, to its end."""
+        """Run a worker in this process, just forked, to its end."""
         status = 1
         try:
             if follows(nursery, b"saccade-" + self._kind):
@@ -397,7 +407,7 @@ class Nursery:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a child so far."""
+    """Return the processor time that a child has taken, or 0 if it has ended."""
     try:
         return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes it
     except OSError:
@@ -405,7 +415,10 @@ def cpu_seconds(pid: int) -> float:
 
 
 def follows(parent: int, name: bytes) -> bool:
-    """Name this process, just forked, to end with `parent`; True if the parent still lives."""
+    """Name this process, just forked, to end with `parent`.
+
+    Returns True if the parent still lives.
+    """
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_NAME, name)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -424,7 +437,7 @@ class Cradle:
 
     @classmethod
     def unpack(cls, wanted: NurseryWanted, descriptors: list[int]) -> tuple[Cradle, int]:
-        """Those, and the pipe for the exit status."""
+        """Unpack the descriptors, and the pipe for the exit status."""
         front, lifeline, report, *others = descriptors
         arena = others.pop(0) if wanted.arena_bytes else None
         return cls(wanted, front, lifeline, arena, tuple(others)), report
@@ -436,8 +449,8 @@ class Cradle:
 
 
 def stock(link: ParentLink) -> int:
-    """Fork a nursery whenever the front asks for one, and tell its exit status (negative for a
-    killing signal) at its end; exit status 0 once the front has gone.
+    """Fork a nursery whenever the front asks for one, and report its exit status at its end. The
+    status is negative for a killing signal. Returns exit status 0 once the front has gone.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     reports: dict[int, int] = {}  # pid of a nursery: the pipe for its exit status
@@ -474,7 +487,7 @@ def stock(link: ParentLink) -> int:
 
 
 def reap(reports: dict[int, int]) -> None:
-    """Take note of all ended children: nurseries, and workers of a killed nursery."""
+    """Take note of all ended children: nurseries, and workers whose nursery was killed."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
@@ -486,7 +499,7 @@ def reap(reports: dict[int, int]) -> None:
 
 
 def be_nursery(cradle: Cradle, parent: int) -> NoReturn:
-    """Be a nursery in this process, just forked, to its end."""
+    """Run a nursery in this process, just forked, to its end."""
     status = 1
     try:
         if follows(parent, b"saccade-nursery"):
@@ -519,8 +532,8 @@ def main() -> int:
 
 
 def warm_up(decode: bool, own: OwnPixels | None) -> None:
-    """Load the workers' libraries, once for all: workers may open no file. For decoding a second or
-    two. own: as in `Boot`.
+    """Load the workers' libraries once for all, since workers may open no file. For decoding this
+    takes a second or two. own: as in `Boot`.
     """
     from saccade.media.formats.decode import FORMATS
     from saccade.media.formats.header import probe

@@ -1,8 +1,8 @@
-"""Images decoded by processes that hostile bytes may kill; their headers by `header_pool.py`.
+"""Images decoded by processes that hostile bytes may kill. `header_pool.py` reads their headers.
 
-Owns the queue for workers that decode. One image alone bears the harm of its bytes. The same bytes
-of one tenant are decoded once at a time, for all waiting requests; work that nobody waits for is
-dropped, and its worker stopped. Knows nothing of keys; the caller has reserved the memory that
+Owns the queue for workers that decode. Each image alone bears the harm from its bytes. The same
+bytes from one tenant are decoded once at a time, for all waiting requests. Unwanted work is
+dropped, and its worker stopped. Knows nothing of keys. The caller has reserved the memory that
 workers write to.
 """
 
@@ -46,7 +46,7 @@ _WORDS = "the image cannot be decoded: "
 class Decoding:
     """A job, its place in the arena, and its end. `tries` counts workers lost.
 
-    `batch` decodes the job; None while waiting.
+    `batch` decodes the job, and is `None` while it waits.
     """
 
     job: Job
@@ -58,7 +58,7 @@ class Decoding:
 
 @dataclass(slots=True, eq=False)
 class DecodeBatch:
-    """One decode of some bytes, for several sizes. `ended`: no worker writes for the batch now."""
+    """One decode of some bytes, for several sizes. `ended` means that all its writes have ended."""
 
     works: list[Decoding]
     memory: int
@@ -70,7 +70,7 @@ class DecodeBatch:
         return any(not work.done.done() for work in self.works)
 
     def hurry(self, when: float) -> None:
-        """Have the decode end by then, if under way."""
+        """Shorten a running decode's deadline to `when`."""
         with suppress(RuntimeError):  # it has yet to begin, or has just ended
             if when < (self.limit.when() or when):
                 self.limit.reschedule(when)
@@ -87,8 +87,8 @@ class DecodePool:
         stocks: Stocks | None = None,
         own: OwnPixels | None = None,
     ) -> None:
-        """`stocks`: shared with other pools, and ended by their maker; else of this pool alone, and
-        with `own` loaded, as in `worker.Boot`.
+        """Set up the workers. `stocks` are shared with other pools, and ended by their maker.
+        Without them this pool has its own, with `own` loaded, as in `worker.Boot`.
         """
         self._own_stocks = Stocks.preloading(own) if stocks is None else None
         stocks = stocks or self._own_stocks
@@ -116,8 +116,8 @@ class DecodePool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start the workers in the background, on the running loop; work waits until they are
-        ready. The one for videos starts with the first.
+        """Start the workers in the background, on the running loop. Work waits until they are
+        ready. The worker for videos starts with the first video.
         """
         self.headers.lanes.start()
         self._decoders.start()
@@ -140,16 +140,16 @@ class DecodePool:
     async def read_header(
         self, digest: bytes, data: bytes, asker: Requester | None = None, video: bool = False
     ) -> Probe:
-        """The header of an image, or the card of a video: as `HeaderPool.read`."""
+        """Read the header of an image, or the card of a video, as `HeaderPool.read` does."""
         pool = self.cards if video else self.headers
         return await pool.read(digest, data, asker or Requester())
 
     async def decode(self, job: Job, offset: int) -> None:
         """Decode `job` to `offset` in the arena. Raises ImageError for a job that fails,
-        EngineUnavailable when no worker starts.
+        EngineUnavailable if workers fail to start.
 
-        After the call's end, also by cancellation, nothing writes to the arena for the job. The
-        work of a cancelled call ends too, unless other calls wait for the same bytes.
+        Writes for the job end with the call, also by cancellation. The work of a cancelled call
+        ends too, unless other calls wait for the same bytes.
         """
         self._refused.check(job.tenant, job.digest)
         work = Decoding(job, offset, asyncio.get_running_loop().create_future())
@@ -167,7 +167,7 @@ class DecodePool:
             raise
 
     async def _abandon(self, batch: DecodeBatch) -> None:
-        """Return when nothing writes for a batch that one call has given up."""
+        """Wait until the writes have ended for a batch that one call has given up."""
         if not batch.wanted:
             batch.hurry(asyncio.get_running_loop().time() + GRACE_SECONDS)
         while not batch.ended.is_set():
@@ -250,7 +250,7 @@ class DecodePool:
         self._settle(batch, error)
 
     async def _order(self, lane: WorkerLane, batch: DecodeBatch) -> Decoded:
-        """The worker's answer. Raises WorkerLost."""
+        """Send the order and return the worker's answer. Raises WorkerLost."""
         job = batch.works[0].job
         self._metrics.inc("saccade_decodes_total")
         order = Decode(
@@ -270,7 +270,10 @@ class DecodePool:
         return answer
 
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
-        """The worker was given up after `cpu` seconds of processor time: as `_lost`."""
+        """Handle a worker given up after `cpu` seconds of processor time.
+
+        Returns as `_lost` does.
+        """
         limit = self._options.decode_timeout
         if cpu >= BLAME * limit:
             return self._refuse(batch, f"decoding it takes longer than {limit:g} s")
@@ -280,8 +283,8 @@ class DecodePool:
         return None
 
     def _left(self, batch: DecodeBatch) -> list[Decoding] | None:
-        """The worker has ended: returns the calls still waiting, one of them with no try left.
-        None: all wait again.
+        """Count a lost worker. Returns the calls still waiting if one has used every try, or `None`
+        if all wait again.
         """
         left = [work for work in batch.works if not work.done.done()]
         for work in left:
@@ -294,7 +297,9 @@ class DecodePool:
         return None
 
     def _lost(self, batch: DecodeBatch, signal: int) -> str | None:
-        """The worker has ended: the error for the image's waiting calls, if not tried again."""
+        """Handle a worker that has ended. Returns the error for the image's waiting calls, or
+        `None` if they try again.
+        """
         left = self._left(batch)
         if not left:
             return None
@@ -307,7 +312,9 @@ class DecodePool:
         return error
 
     def _settle(self, batch: DecodeBatch, error: str | None) -> None:
-        """Tell all calls waiting for a batch, and for the same bytes if bad."""
+        """Report the end to all calls waiting for a batch, and an error to those for the same
+        bytes.
+        """
         works = batch.works
         if error is not None and works:
             name = works[0].job.name

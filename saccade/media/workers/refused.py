@@ -1,7 +1,6 @@
-"""Bytes refused for a while because they cost a worker, so that whoever sends them again costs
-nothing.
+"""Bytes refused for a while because they cost a worker, so that sending them again is free.
 
-Each tenant has its own: what a worker says of one tenant's bytes is no other's concern.
+Each tenant has its own, since a worker's word on one tenant's bytes counts for that tenant alone.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class RefusedBytes:
         self._why[tenant, digest, use] = error.message, error.code
 
     def check(self, tenant: str, digest: bytes, use: str = "") -> None:
-        """Raises ImageError, as told before."""
+        """Raise ImageError, as reported before."""
         if found := self._why.get((tenant, digest, use)):
             message, code = found
             raise ImageError(message, code=code)

@@ -1,12 +1,12 @@
 """Rights that a process gives up before reading hostile bytes: everything but computing, and
 talking to its nursery.
 
-An allow-list of system calls, in a filter that the kernel keeps to the process's end: any other
-call fails with EPERM, as if forbidden by another rule, so that libraries fall back. (A deny-list
-would have to know every call of later kernels.) No file, no socket, no process, no executable
-memory; threads only where told so, and then as many as `thread_gate.py` lets begin; of descriptors
-only `keep`, of memory, files and processes hard limits, of root's rights none. Knows nothing of
-images.
+An allow-list of system calls stands in a filter that the kernel keeps to the process's end. Any
+other call fails with EPERM, as if forbidden by another rule, so that libraries fall back. (A
+deny-list would have to know every call in later kernels.) No file, no socket, no process, no
+executable memory. Threads begin only where told so, and then as many as `thread_gate.py` lets
+begin. Only the descriptors in `keep` stay. Memory, files and processes have hard limits. All root's
+rights go. Knows nothing of images.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ AARCH64_THREADS = {"clone": 220, "clone3": 435, "rseq": 293, "set_robust_list": 
 
 
 class CallNumbers(NamedTuple):
-    """A machine's name in the kernel; the numbers of seccomp and capset, of allowed calls, and of
-    calls that begin a thread (glibc ends the process where `rseq` is refused).
+    """A machine's name in the kernel, and its call numbers. They are for seccomp and capset, for
+    allowed calls, and for calls that begin a thread. glibc ends the process where `rseq` is
+    refused.
     """
 
     name: int
@@ -96,9 +97,9 @@ def confine(
 ) -> list[str]:
     """Give up all rights named above, in this process of one thread.
 
-    `keep`: descriptors to stay open. `memory`: bytes of the address space's growth, ever;
-    `descriptors`: one more than the highest. `threads`: may begin some, bounded elsewhere. Returns
-    the rights that the kernel refuses to take, in words.
+    `keep` are the descriptors to stay open. `memory` is the bytes that the address space may ever
+    grow by. `descriptors` is one more than the highest. `threads` lets some begin, bounded
+    elsewhere. Returns the rights that the kernel refuses to take, in words.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     close_all_but(keep)
@@ -119,7 +120,7 @@ def confine(
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close descriptors; standard input, output and errors lead nowhere."""
+    """Close descriptors. Standard input, output and errors lead nowhere."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
@@ -134,7 +135,7 @@ def close_all_but(keep: Collection[int]) -> None:
 
 
 def address_space() -> int:
-    """The address of this process's bytes."""
+    """Return the bytes of this process's address space."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
@@ -162,12 +163,15 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def never_more_rights(libc: ctypes.CDLL) -> None:
-    """No file executed by this process adds rights: a condition of any filter. Raises OSError."""
+    """Keep executed files from adding rights, which is a condition for any filter.
+
+    Raises OSError.
+    """
     _check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def _filter(libc: ctypes.CDLL, steps: list[Step]) -> None:
-    """Raises OSError."""
+    """Install the filter, also on an older kernel. Raises OSError."""
     try:
         install(libc, steps, SECCOMP_FILTER_FLAG_SPEC_ALLOW)
     except OSError:  # an older kernel
@@ -175,8 +179,10 @@ def _filter(libc: ctypes.CDLL, steps: list[Step]) -> None:
 
 
 def install(libc: ctypes.CDLL, steps: list[Step], flags: int) -> int:
-    """Install a filter, for this process and its children, beside earlier filters. Returns the
-    kernel's answer. Raises OSError.
+    """Install a filter for this process and its children, on top of earlier filters. Returns the
+    kernel's answer.
+
+    Raises OSError.
     """
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
     held = ctypes.create_string_buffer(code, len(code))
@@ -187,7 +193,7 @@ def install(libc: ctypes.CDLL, steps: list[Step], flags: int) -> int:
 
 
 def program(threads: bool) -> list[Step]:
-    """The filter, for this machine. Raises OSError for an unknown machine."""
+    """Build the filter for this machine. Raises OSError for an unknown machine."""
     here = machine()
     numbers = here.calls | (here.threads if threads else {})
     ruled: dict[str, list[Step]] = {
@@ -213,8 +219,8 @@ def program(threads: bool) -> list[Step]:
 
 
 def _one_of(argument: int, *values: int) -> list[Step]:
-    """Allow where the lower half of an argument, the only half that these calls read, is of
-    `values`.
+    """Allow where an argument's lower half is one of `values`. These calls read only the lower
+    half.
     """
     checks: list[Step] = [
         (JUMP_IF_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)
@@ -223,7 +229,7 @@ def _one_of(argument: int, *values: int) -> list[Step]:
 
 
 def _none_of(argument: int, bits: int) -> list[Step]:
-    """Allow where an argument has none of `bits`."""
+    """Allow where every one of `bits` is clear in an argument."""
     refused: list[Step] = [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
     return [_load(argument), (JUMP_IF_ANY, 0, 1, bits), *refused]
 
@@ -233,7 +239,7 @@ def _load(argument: int) -> Step:
 
 
 def machine() -> CallNumbers:
-    """This machine. Raises OSError for an unknown one."""
+    """Return this machine's numbers. Raises OSError for an unknown one."""
     found = MACHINES.get(platform.machine())
     if found is None:
         raise OSError(f"the numbers of system calls on {platform.machine()} are not known")
@@ -241,7 +247,7 @@ def machine() -> CallNumbers:
 
 
 def _check(status: int) -> None:
-    """Raises OSError where a call has failed."""
+    """Raise OSError if a call has failed."""
     if status:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -1,8 +1,8 @@
 """The process that image workers are forked from, as the front sees it.
 
 Owns the process: started for the first nursery, or before, and again after its end. A stock has
-loaded the workers' libraries and knows no arena, so that any number of `Lanes`, on any threads, may
-have their nurseries of one stock. Knows nothing of orders.
+loaded the workers' libraries and knows no arena. So any number of `Lanes`, on any threads, may have
+their nurseries from one stock. Knows nothing of orders.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class NurseryLink:
         await _readable(self.lifeline)
 
     async def status(self) -> int:
-        """The nursery's exit status, or the stock's if first to end; negative for a signal."""
+        """Return the nursery's exit status, or the stock's if first to end. It is negative for a
+        signal.
+        """
         await _readable(self.report)
         told = os.read(self.report, EXIT_STATUS.size)
         if not told:
@@ -58,19 +60,19 @@ class Stock:
     """A process that forks nurseries."""
 
     def __init__(self, decodes: bool, own: OwnPixels | None = None) -> None:
-        """As `Boot`."""
+        """Set up a stock from the fields of `Boot`."""
         self._boot = Boot(decodes, own)
         self._lock = threading.Lock()
         self._child: Child | None = None
 
     def start(self) -> None:
-        """Start the process, unless running; the process ends with the calling thread."""
+        """Start the process, unless running. It ends with the calling thread."""
         with self._lock:
             self._running()
 
     def fork(self, wanted: NurseryWanted, memory_files: Sequence[int]) -> NurseryLink:
-        """Ask for a nursery, with descriptors of `memory_files`: the arena's, if any, and each
-        worker's.
+        """Ask for a nursery. `memory_files` are the descriptors to pass: the arena's, if any, and
+        each worker's.
         """
         ours, theirs = socket.socketpair()
         lifeline, held = os.pipe()
@@ -110,14 +112,14 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Stocks:
-    """One stock of each kind: without torch, ready in a moment."""
+    """One stock for each kind of work. `readers` run without torch and are ready in a moment."""
 
     readers: Stock = field(default_factory=lambda: Stock(decodes=False))
     decoders: Stock = field(default_factory=lambda: Stock(decodes=True))
 
     @classmethod
     def preloading(cls, own: OwnPixels | None) -> Stocks:
-        """The second has loaded a family's own operation, too: `own`, as in `Boot`."""
+        """Make stocks whose decoders have loaded a family's own operation. `own`: as in `Boot`."""
         return cls(decoders=Stock(True, own))
 
     def start(self) -> None:

@@ -1,9 +1,9 @@
-"""The number of threads that an image worker may begin: the kernel asks its nursery for each.
+"""How many threads an image worker may begin: the kernel asks its nursery for each.
 
-libde265, which decodes HEIC, works in a thread of its own, one after another for each tile. No
-limit of the kernel's bounds threads alone (RLIMIT_NPROC counts all of a user's, and not root's). So
-a worker, before giving up all else, hands a listener to the nursery: from then on each `clone`
-waits for the nursery's word. `sandbox.py` decides on the kinds of clone.
+libde265, which decodes HEIC, works in its own thread, one after another for each tile. The kernel
+has no limit that bounds threads alone (RLIMIT_NPROC counts all that a user has, and leaves out
+root's). So a worker, before giving up all else, hands a listener to the nursery. From then on each
+`clone` waits for the nursery's word. `sandbox.py` decides on the kinds of clone.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SPARE = 64
 
 
 def hand_over(connection: socket.socket) -> bool:
-    """Have the kernel ask the reader of `connection` before this process begins a thread; True if
-    the kernel does.
+    """Have the kernel ask the reader of `connection` before this process begins a thread. Returns
+    True if the kernel does.
     """
     try:
         listener = _listen()
@@ -59,7 +59,9 @@ def hand_over(connection: socket.socket) -> bool:
 
 
 def receive(connection: socket.socket, pid: int) -> ThreadGate | None:
-    """The listener from `hand_over`. None for a kernel that asks nobody: no threads."""
+    """Return the listener from `hand_over`, or `None` if the kernel cannot ask. Without a listener
+    the worker gets no threads.
+    """
     try:
         _, listeners, _, _ = socket.recv_fds(connection, len(NOBODY), 1)
     except OSError:  # the process has ended
@@ -68,7 +70,7 @@ def receive(connection: socket.socket, pid: int) -> ThreadGate | None:
 
 
 def _listen() -> int:
-    """A descriptor. Raises OSError."""
+    """Install a filter that asks about each `clone`. Returns its listener. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     never_more_rights(libc)
     asking: list[Step] = [
@@ -95,8 +97,8 @@ class ThreadGate:
         self._asked = 0
 
     def answer(self, most: int) -> bool:
-        """Allow or deny the thread asked for: an order may have `most`. False for a worker that
-        asks for so many as to be ended.
+        """Allow or deny the thread asked for. An order may have `most`. Returns False for a worker
+        that asks too often and must end.
         """
         asked = bytearray(ASKED.size)
         self._asked += 1

@@ -1,11 +1,12 @@
-"""Orders to image workers, their answers, and their life: processes that read headers, decode
-images or read documents, each one at a time, and may die of hostile bytes.
+"""Orders to image workers, their answers, and their life. Workers are processes that read headers,
+decode images or read documents, each one at a time, and may die from hostile bytes.
 
 `media/workers/nursery.py` forks them. Before the first order a worker gives up everything named by
 `sandbox.py`. Left are a socket to the nursery, the encoded bytes from the front, to be read, and
-for pixels an outbox: memory of the worker's own, copied by the nursery into the arena; no worker
-ever has the arena. A worker reads the bytes of one tenant, and ends before another's come
-(`ReplaceWorker`). All effects of hostile bytes (crash, hang, code that stays) end with the process.
+for pixels an outbox. The outbox is the worker's own memory, copied by the nursery into the arena,
+which no worker ever has. A worker reads one tenant's bytes, and ends before another's come
+(`ReplaceWorker`). All effects from hostile bytes (crash, hang, code that stays) end with the
+process.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ MOST_DESCRIPTORS = 253
 @dataclass(frozen=True, slots=True)
 class Boot:
     """The order to a stock at its start: workers decode, or read headers only. own: the family's
-    operation that recipes name; None: none.
+    operation that recipes name, if any.
     """
 
     decodes: bool
@@ -72,13 +73,17 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class NurseryWanted:
-    """The order to fork a nursery: the most bytes of memory that hostile code in a worker may take,
-    the arena's, and those of each worker's outbox; header workers have neither, document workers no
-    arena.
+    """The order to fork a nursery. `memory` is the most bytes that hostile code in a worker may
+    take. Then come the bytes of the arena and of each worker's outbox. Header workers lack arena
+    and outbox, document workers only the arena.
 
-    Descriptors come along: the nursery's socket; the write end of a pipe held by the nursery and
-    its workers, closed when the last has gone; the write end of a pipe for the nursery's exit
-    status, from the stock; the arena's, if any; and a memory file for each worker.
+    Descriptors come along:
+
+    - the nursery's socket
+    - the write end of a pipe held by the nursery and its workers, closed when the last has gone
+    - the write end of a pipe for the nursery's exit status, from the stock
+    - the arena's, if any
+    - a memory file for each worker
     """
 
     memory: int
@@ -88,8 +93,8 @@ class NurseryWanted:
 
 @dataclass(frozen=True, slots=True)
 class ReadHeaders:
-    """Read the headers of images in the inbox: (offset, bytes) of each, offsets on pages. Of
-    `videos`: the number of frames, too.
+    """Read the headers of images in the inbox. `places` has (offset, bytes) of each, with offsets
+    on pages. For `videos`, count the frames too.
     """
 
     worker: int
@@ -104,20 +109,22 @@ class ReadHeaders:
 
     @property
     def seconds(self) -> float:
-        """Processor time for each header, by the worker's own clock."""
+        """Return the processor time for each header, by the worker's own clock."""
         return CARD_CPU_SECONDS if self.videos else HEADER_CPU_SECONDS
 
     @property
     def cpu(self) -> float:
-        """The same for code that goes on when told to stop."""
+        """Return the processor time for code that goes on when told to stop."""
         return 2 * self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the inbox's first `nbytes`, an image of `upright` (height, width), once, for each
-    target: (offset in the arena, recipe). The order may take `memory` bytes, and begin `threads`.
-    `outbox`: where each target begins in the worker's own memory. frames: of a video, by target.
+    """Decode the inbox's first `nbytes`, an image of `upright` (height, width), once for all
+    targets. A target is (offset in the arena, recipe).
+
+    The order may take `memory` bytes, and begin `threads`. `outbox`: where each target begins in
+    the worker's own memory. frames: of a video, by target.
     """
 
     worker: int
@@ -151,16 +158,18 @@ class PageWanted:
 
 
 def piece_room(page: PageWanted) -> int:
-    """Bytes of the outbox for a page: a PNG may have a little more than its pixels."""
+    """Return the outbox bytes for a page. A PNG may have a little more than its pixels."""
     pixels = 0 if page.size is None else prod(page.size)
     return -(-(TEXT_ROOM + 3 * pixels + pixels // 64) // OUTBOX_STEP) * OUTBOX_STEP
 
 
 @dataclass(frozen=True, slots=True)
 class ReadDocument:
-    """Read these pages of the document of `nbytes` in the inbox; none: the sizes of all, which may
-    be `most_pages`. The order may take `memory` bytes, and each piece `cpu` seconds of processor
-    time. Pieces come behind the document, a piece for each page.
+    """Read these pages of the document of `nbytes` in the inbox. Without pages, read the sizes of
+    all, which may be `most_pages`.
+
+    The order may take `memory` bytes, and each piece `cpu` seconds of processor time. Pieces come
+    behind the document, a piece for each page.
     """
 
     worker: int
@@ -177,7 +186,7 @@ class ReadDocument:
 
     @property
     def outbox(self) -> tuple[int, ...]:
-        """The place of each piece in the worker's own memory."""
+        """Return where each piece begins in the worker's own memory."""
         if not self.pages:
             return (0, CARD_ROOM + SIZE_BYTES * self.most_pages)
         places = [0]
@@ -187,7 +196,7 @@ class ReadDocument:
 
     @property
     def answer_at(self) -> int:
-        """The place of the first piece in the inbox."""
+        """Return where the first piece begins in the inbox."""
         return -(-self.nbytes // OUTBOX_STEP) * OUTBOX_STEP
 
 
@@ -201,8 +210,8 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceWorker:
-    """End a worker without an order, empty its outbox, and fork another. `WorkerReplaced` answers,
-    once no process is left that has read an earlier order.
+    """End a worker without an order, empty its outbox, and fork another. `WorkerReplaced` answers
+    once every process that has read an earlier order has gone.
     """
 
     worker: int
@@ -226,8 +235,8 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An order is done, after `ms`: `reason` is None when the pixels lie in the outbox (as the
-    front hears it: in the arena).
+    """An order is done, after `ms`. `reason` is `None` if the pixels lie in the outbox. As the
+    front hears it, they lie in the arena.
     """
 
     worker: int
@@ -238,8 +247,8 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPiece:
-    """Piece `place` of the order's document has `nbytes`, or the reason for none. `cpu`: seconds of
-    processor time that the piece took, as the nursery says.
+    """Reply for piece `place` in the order's document: its size, or the reason for none. `cpu` is
+    the seconds of processor time that the piece took, as the nursery says.
     """
 
     worker: int
@@ -252,9 +261,9 @@ class DocumentPiece:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker has ended, by signal `signal`, or 0, and has a successor; the last order was
-    `serial`. Nothing writes for the order any more. `cpu`: seconds of processor time since the
-    order, or since its last answer. `late`: these were more than the order allows.
+    """A worker has ended by `signal`, or 0, and has a successor. The last order was `serial`, and
+    all its writes have ended. `cpu` is the seconds of processor time since the order, or since its
+    last answer. `late` means that these were more than the order allows.
     """
 
     worker: int
@@ -293,8 +302,8 @@ Target = tuple[Bytes, ImageRecipe]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Desk:
-    """A worker's possessions: encoded bytes as a file, memory for pixels (none to read headers),
-    and the file with the size of the address space. threads: may begin some.
+    """A worker's possessions: encoded bytes as a file, memory for pixels (empty to read headers),
+    and the file with the address space's size. threads: may begin some.
     """
 
     inbox: int
@@ -304,7 +313,7 @@ class Desk:
 
 
 def serve(channel: Channel[Answer, Order], desk: Desk) -> None:
-    """A worker's life: orders in, answers out, until the nursery has gone."""
+    """Take orders and send answers until the nursery has gone."""
     with contextlib.suppress(Disconnected):
         while True:
             order = channel.receive()
@@ -322,7 +331,7 @@ def serve(channel: Channel[Answer, Order], desk: Desk) -> None:
 
 
 class TimeUp(BaseException):
-    """An error of no class that parsers catch."""
+    """An error whose class no parser catches."""
 
 
 def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
@@ -385,7 +394,7 @@ def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
 
 
 def decode(order: Decode, desk: Desk) -> Reason | None:
-    """Do one order; returns the reason for a failure."""
+    """Decode one order. Returns the reason for a failure."""
     # here, not above: the worker that reads headers has no use for it
     from saccade.media.formats.decode import decode_into
 
@@ -436,8 +445,8 @@ def _decode_video(order: Decode, held: mmap.mmap, targets: Sequence[Target]) -> 
 
 @contextmanager
 def limited_memory(more: int, statm: int) -> Iterator[None]:
-    """Let this process's address space grow by `more` bytes from here, no further. `statm`: the
-    file of /proc with the size, open.
+    """Let this process's address space grow by at most `more` bytes from here. `statm` is the open
+    file in /proc with the size.
     """
     pages = int(os.pread(statm, 64, 0).split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -452,7 +461,7 @@ def limited_memory(more: int, statm: int) -> Iterator[None]:
 
 @contextmanager
 def limited_time(seconds: float) -> Iterator[None]:
-    """Raise TooSlow once this process has computed for `seconds`; native code ends first."""
+    """Raise TimeUp once this process has computed for `seconds`. Native code ends first."""
 
     def give_up(*_: object) -> None:
         raise TimeUp

@@ -1,4 +1,4 @@
-"""Turns of what waits for a worker: between clients, and between the requests of one client.
+"""Turns for what waits for a worker: between clients, and between one client's requests.
 
 Owns what waits. Knows nothing of its price, which `decode_queue.py` counts for pixels.
 """
@@ -20,7 +20,7 @@ class Waiting(Protocol):
 
     @property
     def wanted(self) -> bool:
-        """False where nobody waits for it any more."""
+        """Return False once every waiter has gone."""
         ...
 
 
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=Waiting)
 
 class Turns(Generic[T]):
     """First come, first served among clients. Who was served goes behind those who have come until
-    the next is served; the same for the requests of a client.
+    the next is served. The same holds for one client's requests.
     """
 
     def __init__(self) -> None:
