@@ -25,7 +25,7 @@ UNDERSTOOD = "00" * FINGERPRINT_BYTES
 
 
 def attempt(source: Path, make: Callable[[], T]) -> tuple[T | None, str]:
-    """Return `make()` and "", or None and the reason why `source` cannot be read.
+    """Return `make()` and "", or `None` and the reason why `source` cannot be read.
 
     Catches every error except PeerLost, so that an unreadable source leaves the rank running.
     """

@@ -91,8 +91,8 @@ def attention_for(
 
     graphs: the backend reads lengths and pages from the device alone. states: those that some
     layers keep in place of keys and values. dtype: the queries', if unlike the cache's. scales:
-    empty means all 1. ops: None means the device's. kept: has the layers' shapes. Where it is None,
-    all are causal. Raises ConfigError.
+    empty means all 1. ops: `None` means the device's. kept: has the layers' shapes. Where it is
+    `None`, all are causal. Raises ConfigError.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
     shapes = kept.attention if kept else {layer: plain_shape(*pair) for layer, pair in kv.items()}

@@ -65,7 +65,7 @@ class Frame(NamedTuple):
 class Slot:
     """What is remembered about an opened sequence.
 
-    shift: a later token's position less its place. seed: None where nothing is drawn at random.
+    shift: a later token's position less its place. seed: `None` where nothing is drawn at random.
     """
 
     tokens: Integers  # [P]
@@ -526,7 +526,7 @@ class Batcher:
 
 
 def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> Placed:
-    """Place a step's rows in a batch. frame: None means without padding."""
+    """Place a step's rows in a batch. frame: `None` means without padding."""
     others = [row.length for row in rows[decoding:]]
     frame = frame or Frame(decoding, len(rows), decoding + sum(others), 0)
     q_starts = lay_out(others, frame)

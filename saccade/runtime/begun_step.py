@@ -35,7 +35,7 @@ class Step:
     """A begun plan, whose drawn tokens are on their way to the host.
 
     Its result also reports other work that ended meanwhile. pages: KV pages in other tiers. vision,
-    disk: encodings, and embeddings on disk. Each is None where none is under way.
+    disk: encodings, and embeddings on disk. Each is `None` where none is under way.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Step:
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """Begin to copy into pinned host memory. The copy is whole once the current stream gets there."""
+    """Begin to copy into pinned host memory. It is whole once the current stream gets there."""
     if not values.is_cuda:
         return values
     pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

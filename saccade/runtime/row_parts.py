@@ -54,7 +54,10 @@ class StatePart(Protocol[AnyExtra]):
     def __call__(
         self, states: torch.Tensor, asking: Sequence[Asking[AnyExtra]]
     ) -> RowOutcome | None:
-        """Compute from the batch's states, [T, hidden]. Returns None on ranks that keep no results."""
+        """Compute from the batch's states, [T, hidden].
+
+        Only ranks that keep results return them.
+        """
         ...
 
 
@@ -100,7 +103,10 @@ class RowEdit(Protocol):
     """Changes one sequence's logits."""
 
     def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
-        """Change the next token's logits [V], as `DrawPart.edit` does. count: tokens drawn before."""
+        """Change the next token's logits [V], as `DrawPart.edit` does.
+
+        count: tokens drawn before.
+        """
         ...
 
     def add(self, token: torch.Tensor) -> None:

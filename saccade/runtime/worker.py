@@ -49,8 +49,8 @@ class Worker:
     """Holds one rank's network, KV pages, embeddings and slots.
 
     The first rank draws every token, for all ranks. source: the loader of a network like `net` from
-    another folder, the present folder, and the vision tower's digest. Where it is None, the weights
-    stay.
+    another folder, the present folder, and the vision tower's digest. Where it is `None`, the
+    weights stay.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Worker:
         return replace(made, asleep=self._memory.asleep)
 
     def _renew(self, folder: Path | None = None) -> Changed:
-        """Switch to the weights in `folder`. None means the old ones."""
+        """Switch to the weights in `folder`. `None` means the old ones."""
         if self._renewal is None:
             return Changed("this server's weights cannot change")
         if why := self._keeps_weights():
