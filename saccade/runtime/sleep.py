@@ -21,7 +21,7 @@ class GivenBack:
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Manage these tensors for KV pages and states, which share memory with views alone."""
+        """Remember the memory behind KV pages and states. Only views share it with `tensors`."""
         self.asleep: tuple[Memory, ...] = ()
         self._storages = [each.untyped_storage() for each in tensors]
         self._sizes: Sequence[int] = [each.nbytes() for each in self._storages]

@@ -63,7 +63,7 @@ class StateMemory:
 
 
 class StateRecurrence:
-    """The gated delta rule over a `StateMemory`; implements `nn.protocol.Recurrence`."""
+    """The gated delta rule over a `StateMemory`. Implements `nn.protocol.Recurrence`."""
 
     def __init__(self, layers: StateLayers, ops: Ops) -> None:
         self._ops = ops
