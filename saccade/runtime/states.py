@@ -1,5 +1,5 @@
-"""A model's memory per sequence, fixed in size: the states for linear attention and for the
-convolutions before it. Owns the tensors. The scheduler decides what they hold.
+"""A model's memory per sequence, the same for any length: the states for linear attention and for
+the convolutions before it. Owns the tensors. The scheduler decides what they hold.
 
 A line holds one sequence's states for all layers. The first lines are the workers' slots, changed
 by rows. Then come snapshots, changed only by `copy`, and states between draft tokens (`Row.keep`).

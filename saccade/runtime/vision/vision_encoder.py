@@ -50,7 +50,7 @@ class Encoding:
 
     cost: patch-blocks on the rank with most to do. The spent part decides, on every rank alike, in
     which step the encoding ends. `done` and `following` are this rank's own pieces: done so far,
-    and the next. `following` is `None` at the end.
+    and the next one, or `None` at the end.
     """
 
     encodes: Sequence[Encode]

@@ -1,7 +1,7 @@
 """Chooses which matrices have few bits in memory, quantises at load, and counts them all.
 
-Knows nothing of files (`weights.py`), nor of stored quantised matrices (`stored_scaled.py`,
-`stored_packed.py`).
+Knows nothing of files (`checkpoint_weights.py`), nor of stored quantised matrices
+(`stored_scaled.py`, `stored_packed.py`).
 """
 
 from __future__ import annotations

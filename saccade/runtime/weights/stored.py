@@ -1,5 +1,5 @@
-"""A checkpoint's tensor in one of the stored forms, and its way to layers: `weights.py` asks a
-`StoredTensor`, in any form.
+"""A checkpoint's tensor in one of the stored forms, and its way to layers: `checkpoint_weights.py`
+asks a `StoredTensor`, in any form.
 
 Owns the form with plain numbers. `stored_scaled.py` has 8 bits with scales, `stored_packed.py`
 fewer bits in words.
