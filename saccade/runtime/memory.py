@@ -146,9 +146,9 @@ class EmbeddingMemory:
                 self._disk.write(key, rows, wait)
 
     def gather(self, parts: Sequence[tuple[ImageKey, int, int]]) -> torch.Tensor:
-        """Concatenate rows [offset, offset + length) from each (key, offset, length).
+        """Return rows [offset, offset + length) for each (key, offset, length), back to back.
 
-        Returns [sum of lengths, width].
+        The result is [sum of lengths, width].
         """
         rows = [self._use(key)[offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -1,5 +1,5 @@
-"""Launch every kernel that a request could meet once before the first request, so that compiling
-happens while everyone can wait.
+"""Launch every kernel that a request could meet once before the first request, so that no request
+waits for a compiler.
 
 Owns the choice of steps that stands for all steps. Their rows are padding: written to the dummy
 page, seeing nothing. Knows no kernels: `tests/runtime/test_warm.py` compares compiled variants with
