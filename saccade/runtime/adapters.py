@@ -1,4 +1,4 @@
-"""Adapters (LoRA) from their folders (`nn/adapter_files.py`) to the products of a built network.
+"""Load LoRA adapters from their folders (`nn/adapter_files.py`) into a built network.
 
 Owns the numbers of loaded adapters, and which slot's sequence has which. Anything unsupported is
 refused by name, before any change.
@@ -26,7 +26,7 @@ NOT_LOADED = "an adapter that is not loaded"
 
 
 class AdapterTable:
-    """The adapters of one rank's network, and the slots whose rows have one."""
+    """One rank's loaded LoRA adapters, and the slots whose rows use one."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class AdapterTable:
         like: torch.Tensor,
         everyone: Shard,
     ) -> None:
-        """`like` has the dtype and the device of the network."""
+        """Take dtype and device from `like`, a tensor of the network."""
         self._adapters = adapters
         self._canonical_name = canonical_name
         self._like = like
@@ -52,7 +52,7 @@ class AdapterTable:
         assert adapter in self._loaded, NOT_LOADED
 
     def open(self, slot: int, adapter: int) -> None:
-        """A sequence with this adapter enters `slot`."""
+        """Assign a loaded adapter to `slot`, for a sequence that enters it."""
         self.check(adapter)
         self._slots[slot] = adapter
 
@@ -60,7 +60,7 @@ class AdapterTable:
         self._slots.pop(slot, None)
 
     def rows(self, rows: Sequence[Row]) -> tuple[AdapterRows, ...]:
-        """Return the tokens of each adapter in a step of these rows, which no graph computes."""
+        """Return each adapter's tokens in a step with these rows, which runs without a graph."""
         found: dict[int, list[tuple[int, int]]] = {}  # runs of tokens
         first = 0
         for row in rows:
@@ -81,7 +81,9 @@ class AdapterTable:
         return send(each, self._like.device)
 
     def make(self, change: Change) -> Changed:
-        """Carry out a change on every rank: all make the change, or none."""
+        """Carry out a change on every rank. Either all ranks make the change or all keep what they
+        had.
+        """
         if change.kind == "drop adapter":
             self.check(change.adapter)
             self._drop(change.adapter)
@@ -99,7 +101,7 @@ class AdapterTable:
         return Changed("", found.fingerprint, found.tower, found.rank, nbytes)
 
     def _read(self, adapter: int, folder: Path) -> tuple[ReadAdapter, int]:
-        """What a folder holds, and the bytes that it takes on the device."""
+        """Read a folder's adapter onto the device. Returns what was read and its bytes there."""
         found = read_adapter(folder, self._adapters.modules, self._canonical_name)
         return found, self._adapters.put(adapter, found.factors, self._like)
 
@@ -109,5 +111,5 @@ class AdapterTable:
 
 
 def open_table(net: FamilyNet, like: torch.Tensor, everyone: Shard) -> AdapterTable:
-    """The table for a network without adapters yet."""
+    """Return an empty table for a network."""
     return AdapterTable(net.adapters, family_model(net.spec).canonical_name, like, everyone)

@@ -1,6 +1,6 @@
-"""A change that every rank makes, or none: what was read for it, and whether all could.
+"""Agree on a change across ranks: each rank tries to read it, then all make it or none does.
 
-Owns the words of what could not be read. Knows nothing of adapters and weights.
+Owns the words for what could not be read. Knows nothing of adapters and weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ UNDERSTOOD = "00" * FINGERPRINT_BYTES
 
 
 def attempt(source: Path, make: Callable[[], T]) -> tuple[T | None, str]:
-    """The result of `make`, or the reason for none: an unreadable source ends no rank."""
+    """Return `make()` and "", or `None` and the reason why `source` cannot be read.
+
+    Catches every error except PeerLost, so that an unreadable source leaves the rank running.
+    """
     try:
         return make(), ""
     except PeerLost:
@@ -45,7 +48,10 @@ def attempt(source: Path, make: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def agree(fingerprint: str, like: torch.Tensor, everyone: Shard) -> bool:
-    """True if every rank has read the same; fingerprint "": this rank could not."""
+    """Return True if every rank has read the same.
+
+    fingerprint: "" where this rank could not read.
+    """
     mine = [float(byte) for byte in bytes.fromhex(fingerprint)]
     told = torch.zeros(1 + FINGERPRINT_BYTES, device=like.device)
     told[0] = not mine

@@ -1,7 +1,7 @@
-"""The language model's attention over the paged KV cache: implements `nn.protocol.Attention` over
-the chosen backend of `kernels/attention_backends.py`.
+"""The language model's attention over the paged KV cache. Implements `nn.protocol.Attention` over
+the chosen backend from `kernels/attention_backends.py`.
 
-Owns the caches, and the choice of backend. Knows nothing of sequences beyond a batch.
+Owns the caches and the choice of backend. Sees sequences only as a batch.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def pick_attention(
     graphs: bool = False,
     shapes: Collection[AttentionShape] = (),
 ) -> LanguageAttention:
-    """The named backend, or the first that runs on the device. graphs: steps are to be captured.
-    shapes: of the model's layers. Raises ConfigError for a backend that does not run, with the list
-    of backends that do.
+    """Return the named backend, or the first that runs on the device.
+
+    graphs: steps are to be captured. shapes: the model's layers'. Raises ConfigError for a backend
+    that does not run, and lists those that do.
     """
     runs = possible(ops, place, dtype, graphs=graphs)
     names = possible(ops, place, dtype, graphs=graphs, shapes=shapes)
@@ -86,12 +87,12 @@ def attention_for(
     ops: Ops | None = None,
     kept: KVSpec | None = None,
 ) -> PagedAttention:
-    """The named backend for the cache's device; with `graphs`, one reading lengths and pages from
-    the device alone.
+    """Build attention over the named backend for the cache's device.
 
-    states: of layers with states in place of keys and values. dtype: of queries, if unlike the
-    cache's. scales: none: all 1. ops: None: the device's. kept: has the layers' shapes; None: all
-    are causal. Raises ConfigError.
+    graphs: the backend reads lengths and pages from the device alone. states: those that some
+    layers keep in place of keys and values. dtype: the queries', if unlike the cache's. scales:
+    empty means all 1. ops: `None` means the device's. kept: has the layers' shapes. Where it is
+    `None`, all are causal. Raises ConfigError.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
     shapes = kept.attention if kept else {layer: plain_shape(*pair) for layer, pair in kv.items()}
@@ -128,7 +129,7 @@ class PagedAttention:
         ops: Ops,
         states: StateLayers = NO_STATES,
     ) -> None:
-        """backends: by layer; layers with heads alike share one."""
+        """Take a backend for each layer. Layers with equal heads share one."""
         self.recurrence = StateRecurrence(states, ops)
         self._has_states = bool(states)
         self._caches = caches
@@ -169,15 +170,18 @@ class PagedAttention:
         return self._backends[layer](q, self._caches[layer])
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
-        """All heads of queries share the one head of keys, which are the values as well."""
+        """Attend with every query head over the one head of latents, which serve as keys and
+        values.
+        """
         cache = self._caches[layer]
         cache.keys.index_copy_(0, self._out_slots, latents.unsqueeze(1))
         return self._backends[layer](q, cache)
 
 
 def keys_seen(batch: Batch) -> torch.Tensor:  # [T] int64
-    """How many of its sequence's keys each token sees: up to its own, or, of a run of image rows,
-    up to the last of the run.
+    """Return how many keys each token sees in its sequence.
+
+    A token sees up to its own key. An image row sees up to the last key in its run.
     """
     count, starts = len(batch.tokens), batch.q_starts.long()
     at = torch.arange(count, device=starts.device)

@@ -1,8 +1,9 @@
-"""From a plan to tensors: the worker's memory of each slot, and the buffers of a step.
+"""From a plan to tensors: the worker's memory for each slot, and the buffers for a step.
 
-Owns the page table, the tokens drawn last (on the device: the host need not know them to begin the
-next step), and one staging buffer for a step's numbers, sent to the device in one copy. A slot
-remembers the parts that plans do not repeat: prompt tokens, rotary positions and pages.
+Owns the page table, the newest drawn tokens, and one staging buffer for a step's numbers, sent to
+the device in one copy. Drawn tokens stay on the device, so that the host can begin the next step
+before it knows them. A slot remembers what plans do not repeat: prompt tokens, rotary positions and
+pages.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ ROW_TOKENS = 8
 
 
 class Frame(NamedTuple):
-    """The padded shape of a step, as a graph of the same shape computes.
+    """The padded shape that a step shares with its graph.
 
-    singles: rows of one token, drawn and not told; first in the batch. rows, tokens: in all.
-    splices: image rows. Padding rows write to the dummy page and see nothing; padding splices go to
-    padding tokens.
+    singles: rows with one token, drawn and not reported. They come first in the batch. rows,
+    tokens: in all. splices: image rows. Padding rows write to the dummy page and see nothing.
+    Padding splices go to padding tokens.
     """
 
     singles: int
@@ -48,23 +49,23 @@ class Frame(NamedTuple):
 
     @classmethod
     def decode(cls, rows: int) -> Frame:
-        """A frame for steps that only decode, up to so many rows."""
+        """Return a frame for steps that only decode, up to `rows` rows."""
         return cls(rows, rows, rows, 0)
 
     @classmethod
     def mixed(cls, singles: int, tokens: int) -> Frame:
-        """A frame for up to `tokens` - 1 tokens of other rows beside up to `singles` decoding rows:
-        the last row is always padding.
+        """Return a frame for up to `singles` decoding rows and `tokens` - 1 tokens in other rows.
+
+        Its last row is always padding.
         """
         return cls(singles, singles + 1 + tokens // ROW_TOKENS, singles + tokens, tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The memory of an opened sequence.
+    """What is remembered about an opened sequence.
 
-    shift: from the place of a later token to its position. seed: None where nothing is drawn at
-    random.
+    shift: a later token's position less its place. seed: `None` where nothing is drawn at random.
     """
 
     tokens: Integers  # [P]
@@ -75,8 +76,9 @@ class Slot:
 
 
 class PageTable:
-    """The pages of every slot's sequence, in order: int32 [slots, pages] on the device, and copies
-    for the host (on a CPU, the first shares the memory).
+    """Every slot's pages, in order: int32 [slots, pages] on the device, with copies for the host.
+
+    On a CPU, the array for the device and the first copy share memory.
     """
 
     def __init__(self, slots: int, pages: int, device: torch.device) -> None:
@@ -89,7 +91,7 @@ class PageTable:
         self._updates: list[int] = []  # flat places that the device does not know yet
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
-        """`slot` has a new sequence, with these pages."""
+        """Set the pages of a new sequence in `slot`."""
         self.array[slot, : len(pages)] = pages
         self.lists[slot] = list(pages)
         if self._apart and pages:
@@ -97,7 +99,7 @@ class PageTable:
             self._send(slot, 0, len(pages))
 
     def append(self, slot: int, pages: Sequence[int]) -> None:
-        """The sequence has grown."""
+        """Add pages to a sequence that has grown."""
         start = len(self.lists[slot])
         self.array[slot, start : start + len(pages)] = pages
         self.lists[slot] += pages
@@ -110,12 +112,14 @@ class PageTable:
             self._updates += range(place, place + len(pages))
 
     def take_updates(self) -> tuple[list[int], list[int]]:
-        """Flat places of the table and their values now, to be sent with the step's numbers."""
+        """Return changed places in the flat table and their values, to be sent with the step's
+        numbers.
+        """
         places, self._updates = self._updates, []
         return places, self.array.reshape(-1)[places].tolist() if places else []
 
     def update(self, places: torch.Tensor, pages: torch.Tensor) -> None:
-        """Take in what `take_updates` gave, once it is on the device: [U] each."""
+        """Write what `take_updates` gave, once it is on the device: [U] each."""
         if len(places):
             self.on_device.view(-1).index_copy_(0, places, pages)
 
@@ -125,7 +129,7 @@ class PageTable:
 
 
 class Layout(NamedTuple):
-    """Counts of each kind in a step. axes: of a token's position."""
+    """How many there are of each kind in a step. axes: a position's."""
 
     axes: int
     tokens: int
@@ -153,8 +157,10 @@ class Fields(NamedTuple):
 
     @classmethod
     def of(cls, buffer: torch.Tensor, layout: Layout) -> Fields:
-        """The fields, as `Batcher._stage` writes them. The inputs of a network's layers come first:
-        their place depends on a step's frame alone, as a graph needs.
+        """Split the buffer into fields, in the order in which `Batcher._stage` writes them.
+
+        The inputs of a network's layers come first. Their place depends on a step's frame alone, as
+        a graph needs.
         """
         axes, total, rows, draws, updates, splices = layout
         sizes = (total, axes * total, total, rows, rows + 1, splices, draws, draws, updates, draws)
@@ -181,10 +187,10 @@ class Fields(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The places of a step's rows in a batch padded to `frame`.
+    """Where a step's rows stand in a batch padded to `frame`.
 
-    decoding: so many rows, the first ones, have one token each, drawn and not told. firsts: each
-    row's first batch row. end: of the last one. q_starts: as `Batch`'s, of the frame's rows.
+    decoding: the number of leading rows with one token each, drawn and not reported. firsts: each
+    row's first batch row. end: the last row's end. q_starts: as in `Batch`, for the frame's rows.
     """
 
     frame: Frame
@@ -194,13 +200,15 @@ class Placed(NamedTuple):
     q_starts: list[int]
 
     def spread(self, values: Sequence[int]) -> list[int]:
-        """Return a value for each of the frame's rows: of the step's rows, or 0 for padding."""
+        """Return a value for each row in the frame. Padding rows get 0."""
         between = self.frame.singles - self.decoding  # behind the rows that decode
         behind = self.frame.rows - between - len(values)
         return [*values[: self.decoding], *[0] * between, *values[self.decoding :], *[0] * behind]
 
     def splice_rows(self, splices: Sequence[Splice]) -> Integers:
-        """Return the batch rows with image rows, in the order of splices, padded to the frame's."""
+        """Return the batch rows for image rows, in the order of splices, padded to the frame's
+        number.
+        """
         between = self.frame.singles - self.decoding  # no splice is of a row that decodes
         rows = [np.arange(each.row, each.row + each.length) + between for each in splices]
         found = np.concatenate(rows) if rows else np.empty(0, np.int64)
@@ -208,7 +216,7 @@ class Placed(NamedTuple):
 
 
 class DrawnRows(NamedTuple):
-    """The D rows of a step with a draw. last: their last batch rows. The rest: as in `Draws`."""
+    """The D rows that draw in a step. last: their last batch rows. The rest: as in `Draws`."""
 
     slots: list[int]
     last: list[int]
@@ -221,8 +229,9 @@ class DrawnRows(NamedTuple):
 
 
 class Staging:
-    """One buffer of `words` x 8 bytes on the device, and its sources: on a CPU the same memory,
-    else pinned buffers, one per plan in flight.
+    """One buffer with `words` x 8 bytes on the device, and its sources on the host.
+
+    On a CPU both are the same memory. Elsewhere each plan in flight has a pinned source.
     """
 
     def __init__(self, words: int, device: torch.device) -> None:
@@ -243,11 +252,11 @@ class Staging:
 
     @property
     def on_device(self) -> torch.Tensor:
-        """The buffer, always the same."""
+        """Return the buffer, which stays the same."""
         return self._device
 
     def next(self) -> Integers:
-        """Host memory to be filled for the next step."""
+        """Return host memory to fill for the next step."""
         self._turn = (self._turn + 1) % len(self._hosts)
         if (copied := self._copied[self._turn]) is not None:
             copied.synchronize()  # of two steps ago: long done
@@ -261,20 +270,21 @@ class Staging:
             copied.record()
 
     def cut(self, layout: Layout) -> Fields:
-        """The place of a step's numbers on the device: always at the same address."""
+        """Return a step's numbers on the device, as views at a fixed address."""
         if layout != self._layout:  # decoding goes on with the same layout, step after step
             self._layout, self._fields = layout, Fields.of(self._device, layout)
         return self._fields
 
 
 class Batcher:
-    """All slots of one worker, and the batches built from them."""
+    """All slots in one worker, and the batches built from them."""
 
     def __init__(
         self, known: PositionCache, slots: int, chunk_tokens: int, table: PageTable, page_size: int
     ) -> None:
-        """At most `slots` sequences; a step computes at most `chunk_tokens` beside one token of
-        each sequence.
+        """Size all buffers for at most `slots` sequences.
+
+        A step computes at most `chunk_tokens` tokens, and one more for each sequence.
         """
         device = table.on_device.device
         self.slots = slots
@@ -295,7 +305,7 @@ class Batcher:
         self._no_rows = torch.empty((0, 0), device=device)
 
     def open(self, opened: Open) -> None:
-        """A sequence enters an empty slot."""
+        """Put a sequence into an empty slot."""
         assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
         images = [self._known.image(image.grid) for image in opened.images]
         positions, following = self._known.spec.positions(
@@ -317,11 +327,11 @@ class Batcher:
         self._slots[slot] = None
 
     def keep(self, draws: Draws, tokens: torch.Tensor) -> None:
-        """Tokens were drawn; the next step's rows of these slots begin with them."""
+        """Keep the drawn tokens. The next step's rows for these slots begin with them."""
         self._drawn.index_copy_(0, draws.slots, tokens)
 
     def count_decoding(self, rows: Sequence[Row]) -> int:
-        """The number of leading rows of one token each, drawn and not told."""
+        """Count the leading rows with one token each, drawn and not reported."""
         for index, row in enumerate(rows):
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
@@ -330,17 +340,22 @@ class Batcher:
         return len(rows)
 
     def known(self, slot: int, place: int) -> int:
-        """The token at a place of a slot's sequence; 0: none that was told when it was opened."""
+        """Return the token at a place in a slot's sequence, or 0 if it came after the slot was
+        opened.
+        """
         opened = self._slots[slot]
         assert opened is not None, "a plan names an empty slot"
         return int(opened.tokens[place]) if place < len(opened.tokens) else 0
 
     def room(self, slot: int) -> int:
-        """The number of tokens that a slot's pages hold."""
+        """Return how many tokens a slot's pages hold."""
         return len(self._table.lists[slot]) * self._page_size
 
     def singles(self, places: Mapping[int, int], tokens: Sequence[int]) -> Batch:
-        """A step beside the plan's: a token at a place of each slot's sequence, on its pages."""
+        """Build a batch with one token for each slot, at the given places and on the slots' pages.
+
+        It runs in addition to the plan's own batch.
+        """
         positions, kept = [], []
         for slot, place in places.items():
             opened, page = self._slots[slot], self._table.lists[slot][place // self._page_size]
@@ -363,13 +378,13 @@ class Batcher:
         )
 
     def places(self, rows: Sequence[Row], frame: Frame | None = None) -> list[int]:
-        """The place of each of a step's rows in the batch, perhaps padded to `frame`."""
+        """Return where each row stands in the batch, padded to `frame` if given."""
         decoding = self.count_decoding(rows)
         first = frame.singles if frame else decoding
         return [*range(decoding), *range(first, first + len(rows) - decoding)]
 
     def idle(self, frame: Frame) -> Batch:
-        """A step of padding alone. The embeddings are nobody's: [0, 0]."""
+        """Build a batch that is all padding. Its embeddings are empty: [0, 0]."""
         placed = place_rows([], 0, frame)
         there = self._stage([], placed, placed.splice_rows([]), DrawnRows([], [], [], [], {}))
         assert not len(there.places), "pages of an opened slot go with its rows"
@@ -378,10 +393,10 @@ class Batcher:
     def build(
         self, plan: Plan, embeddings: EmbeddingMemory, frame: Frame | None = None
     ) -> tuple[Batch, Draws]:
-        """The tensors of one step, valid until the next is built. Appends each row's new pages
-        first.
+        """Build the tensors for one step, valid until the next is built.
 
-        frame: the step's padded shape, large enough. Embeddings are not padded.
+        Appends each row's new pages first. frame: the step's padded shape, large enough. Embeddings
+        are not padded.
         """
         rows = plan.rows
         placed = place_rows(rows, self.count_decoding(rows), frame)
@@ -418,7 +433,9 @@ class Batcher:
     def asking(
         self, rows: Sequence[Row], frame: Frame | None = None
     ) -> Mapping[type[RowExtra], list[Asking[Any]]]:
-        """The rows of a step, padded to `frame`, that ask for something, by what that is."""
+        """Group the rows that ask for something by what they ask for. `frame`: the step's padded
+        shape.
+        """
         found: dict[type[RowExtra], list[Asking[Any]]] = {}
         decoding = self.count_decoding(rows)
         first = frame.singles if frame else decoding
@@ -439,7 +456,7 @@ class Batcher:
             assert row.start + row.length <= held, "a row reaches beyond its pages"
 
     def _find_draws(self, rows: Sequence[Row], placed: Placed) -> DrawnRows:
-        """Return the rows with a draw, and what is known of it before the logits."""
+        """Return the rows that draw, and what is known about each draw before the logits."""
         drawing = DrawnRows([], [], [], [], {})
         for row, first in zip(rows, placed.firsts):
             if not row.sample:
@@ -477,8 +494,9 @@ class Batcher:
         return self._staging.cut(Layout(self._axes, total, *sizes))
 
     def _write_tokens(self, rows: Sequence[Row], placed: Placed, into: Integers) -> None:
-        """Tokens, rotary positions and kv slots, [1 + A + 1, T], each row's at its place. The
-        device puts in the tokens of decoding rows.
+        """Write tokens, rotary positions and kv slots, [1 + A + 1, T], each row at its place.
+
+        The device fills in the tokens of decoding rows.
         """
         decoding, firsts = placed.decoding, placed.firsts
         size, lists = self._page_size, self._table.lists
@@ -508,7 +526,7 @@ class Batcher:
 
 
 def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> Placed:
-    """Place a step's rows in a batch; frame: None: without padding."""
+    """Place a step's rows in a batch. frame: `None` means without padding."""
     others = [row.length for row in rows[decoding:]]
     frame = frame or Frame(decoding, len(rows), decoding + sum(others), 0)
     q_starts = lay_out(others, frame)
@@ -517,8 +535,10 @@ def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> Place
 
 
 def lay_out(others: Sequence[int], frame: Frame) -> list[int]:
-    """The beginning of each of the frame's rows, and the end of all, [R + 1]: single tokens first,
-    then rows of `others` tokens, then empty rows, the last with all remaining tokens.
+    """Return where each row in the frame begins, and the end, [R + 1].
+
+    Single tokens come first, then rows with `others` tokens, then empty rows. The last row holds
+    all remaining tokens.
     """
     found = [*range(frame.singles), *accumulate(others, initial=frame.singles)]
     if more := frame.rows + 1 - len(found):
@@ -528,8 +548,10 @@ def lay_out(others: Sequence[int], frame: Frame) -> list[int]:
 
 
 def pad_splices(shown: Integers, frame: Frame, end: int) -> Integers:
-    """Batch rows for all the frame's image rows: `shown`, then padding tokens from `end` on, in
-    turns: many additions to one token at once would be slow.
+    """Return batch rows for all image rows in the frame: `shown`, then padding tokens from `end`
+    on.
+
+    The padding tokens take turns, since many additions to one token at once would be slow.
     """
     if (left := frame.splices - len(shown)) <= 0:
         return shown
@@ -544,8 +566,9 @@ def append(
     ints: Sequence[int],
     floats: Sequence[float] = (),
 ) -> int:
-    """Write numbers into `host` from word `start` on, back to back, `ints` last, two to a word;
-    returns the end.
+    """Write numbers into `host` from word `start` on, back to back. Returns the end.
+
+    `ints` come last, two to a word.
     """
     end = start + len(longs)
     host[start:end] = longs

@@ -1,4 +1,4 @@
-"""A plan begun by a worker, and the telling of its result once the device is done.
+"""A plan begun by a worker, and its result, reported once the device is done.
 
 Owns results on their way to the host. Knows nothing of a plan's work.
 """
@@ -32,10 +32,10 @@ LATE_SECONDS = 0.05
 
 
 class Step:
-    """A begun plan. The drawn tokens are on their way to the host.
+    """A begun plan, whose drawn tokens are on their way to the host.
 
-    Its result tells of work that ended beside it. pages: of KV pages in other tiers. vision, disk:
-    of encodings, and of embeddings on disk. None: there is none under way.
+    Its result also reports other work that ended meanwhile. pages: KV pages in other tiers. vision,
+    disk: encodings, and embeddings on disk. Each is `None` where none is under way.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Step:
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
 
     def took(self, key: ImageKey) -> None:
-        """An embedding from another server has arrived."""
+        """Record an embedding that has arrived from another server."""
         self._taken += ((key, 0.0, time.monotonic()),)
 
     def draw(self, tokens: torch.Tensor) -> None:
@@ -72,12 +72,12 @@ class Step:
         self._note_copies(outcome.tensors[0])
 
     def guess(self, guesses: tuple[HeadGuesses, ...]) -> None:
-        """Note the guesses of the model's head."""
+        """Record the draft tokens from the model's head."""
         self._known = replace(self._known, guesses=guesses)
 
     def check(self, finite: torch.Tensor, places: Sequence[int]) -> None:
-        """Begin to copy the mask of batch rows [R] with states that are numbers. `places`: of the
-        plan's rows in the batch.
+        """Begin to copy which batch rows [R] have finite states. `places`: the plan's rows in the
+        batch.
         """
         self._checked = to_host(finite), places
         self._note_copies(finite)
@@ -88,24 +88,24 @@ class Step:
             self._copied.record()
 
     def exhausted(self) -> None:
-        """The plan's rows found no memory."""
+        """Record that the plan's rows ran out of memory."""
         self._known = replace(self._known, exhausted=True)
         self._tokens, self._outcomes = torch.empty(0, dtype=torch.int64), []
 
     def changed(self, outcome: Changed) -> None:
-        """Note the outcome of the plan's change."""
+        """Record the outcome of the plan's change."""
         self._known = replace(self._known, changed=outcome)
 
     def adapted(self, unfinished: bool) -> None:
         self._known = replace(self._known, unfinished=unfinished)
 
     def ready(self) -> bool:
-        """True if `result` would not block, or not for long."""
+        """Return True if `result` would return at once or soon."""
         drawn = self._copied is None or self._copied.query()
         return drawn and not (self._plan.wait and self._awaits() and not self._late())
 
     def result(self) -> StepResult:
-        """Blocks until the step is done. To be called once, in the order of the steps.
+        """Wait until the step is done and return its result. Call once, in the order of the steps.
 
         Raises RuntimeError if the thread that reads from disk has failed.
         """
@@ -137,7 +137,7 @@ class Step:
         return result
 
     def _broken(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """As `StepResult.broken`; `tokens`: the drawn ones."""
+        """Return the rows for `StepResult.broken`. `tokens`: the drawn ones."""
         broken: set[int] = set()
         if self._checked is not None:
             finite, places = self._checked
@@ -149,8 +149,9 @@ class Step:
         return tuple(sorted(broken))
 
     def _await_pages(self) -> bool:
-        """While pages are being read, wait until any work has ended, or until the scheduler had
-        better look for late pages. True if pages are late.
+        """Wait, while pages are being read, until any work has ended or the pages are late.
+
+        Returns True if pages were being read.
         """
         if not (self._pages and self._pages.reading):
             return False
@@ -159,12 +160,12 @@ class Step:
         return True
 
     def _late(self) -> bool:
-        """True if the scheduler had better look at pages being read."""
+        """Return True if pages have been read for so long that the scheduler should look."""
         reading = self._pages is not None and self._pages.reading
         return reading and time.monotonic() > self._begun + LATE_SECONDS
 
     def _awaits(self) -> bool:
-        """True while background work is under way, and none has ended."""
+        """Return True while background work is under way and all its ends are reported."""
         vision, disk, pages = self._vision, self._disk, self._pages
         if (vision and vision.any_ended) or (disk and disk.told) or (pages and pages.told):
             return False
@@ -173,7 +174,7 @@ class Step:
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """A copy in pinned host memory, whole when the current stream has come so far."""
+    """Begin to copy into pinned host memory. It is whole once the current stream gets there."""
     if not values.is_cuda:
         return values
     pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -1,8 +1,7 @@
-"""KV pages on the device, and image embeddings in their tiers. Owns the tensors; the scheduler
-decides on their content. `states.py` has the state per sequence.
+"""KV pages on the device, and image embeddings in their tiers. Owns the tensors. The scheduler
+decides what they hold. `states.py` has the state per sequence.
 
-Page 0 is the dummy page: nothing is ever read from the page. Padding rows of a batch write to the
-page.
+Page 0 is the dummy page: padding rows write to it, and it is never read.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Caches = tuple[Mapping[str, torch.Tensor], ...]
 def allocate_caches(
     spec: KVSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> Caches:
-    """The tensors that `spec` names per token, for every page."""
+    """Allocate the tensors that `spec` names per token, for every page."""
 
     def make(cache: Cache) -> torch.Tensor:
         kind = dtype if cache.format == "model" else FORMATS[cache.format]
@@ -48,8 +47,9 @@ def allocate_caches(
 
 
 def keys_and_values(caches: Caches) -> KVCache:
-    """The tensors that attention reads and writes: of layers with keys and values, or with latents,
-    which are both.
+    """Return the tensors that attention reads and writes, by layer.
+
+    Layers have keys and values, or latents, which are both.
     """
     pairs = ((layer.get("k"), layer.get("v")) for layer in _as_pairs(caches))
     return {i: (k, v) for i, (k, v) in enumerate(pairs) if k is not None and v is not None}
@@ -62,17 +62,17 @@ def _as_pairs(caches: Caches) -> Iterator[Mapping[str, torch.Tensor]]:
 
 
 class EmbeddingMemory:
-    """Embeddings of images by key, in every tier: [num_tokens, embedding_width] each, each in own
-    memory. Nothing waits for a copy.
+    """Image embeddings by key, in every tier: [num_tokens, embedding_width], each in own memory.
 
-    The first rank reads from disk and hands to the other ranks.
+    Copies run while the worker goes on. The first rank reads from disk and hands to the other
+    ranks.
     """
 
     def __init__(
         self, like: torch.Tensor, shard: Shard, disk: DiskTier[ImageKey] | None, host_bytes: int = 0
     ) -> None:
-        """`like` [0, width] has the dtype and the device; `none` is it. host_bytes: of the host
-        tier.
+        """Take dtype and device from `like` [0, width], kept as `none`. host_bytes: the host tier's
+        size.
         """
         self._shard = shard
         self._disk = disk
@@ -91,13 +91,13 @@ class EmbeddingMemory:
                 disk.use(self._buffers.lend, self._buffers.give)
 
     def __len__(self) -> int:
-        """Embeddings on the device."""
+        """Count the embeddings on the device."""
         return len(self._rows)
 
     def put(
         self, key: ImageKey, embedding: torch.Tensor, ready: torch.cuda.Event | None = None
     ) -> None:
-        """Make an embedding, in own memory, resident on the device.
+        """Keep an embedding, in own memory, on the device.
 
         `ready`: when another stream is done.
         """
@@ -146,8 +146,9 @@ class EmbeddingMemory:
                 self._disk.write(key, rows, wait)
 
     def gather(self, parts: Sequence[tuple[ImageKey, int, int]]) -> torch.Tensor:
-        """Rows [offset, offset + length) of each (key, offset, length), back to back: [sum of
-        lengths, width].
+        """Return rows [offset, offset + length) for each (key, offset, length), back to back.
+
+        The result is [sum of lengths, width].
         """
         rows = [self._use(key)[offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
@@ -158,7 +159,7 @@ class EmbeddingMemory:
             self._ready[key] = ready
 
     def _use(self, key: ImageKey) -> torch.Tensor:
-        """The rows of an embedding on the device, for work on the current stream, which waits."""
+        """Return an embedding's rows. The current stream waits until they are made."""
         rows = self._rows[key]
         if (ready := self._ready.pop(key, None)) is not None:
             stream = torch.cuda.current_stream(rows.device)
@@ -168,7 +169,7 @@ class EmbeddingMemory:
         return rows
 
     def _receive(self, move: Move) -> None:
-        """Hand the first rank's read rows to all ranks."""
+        """Hand the rows that the first rank has read to all ranks."""
         key, ready = move.key, None
         if self._disk is None:
             rows = self.none.new_empty((move.num_tokens, self.none.shape[1]))

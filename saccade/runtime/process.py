@@ -2,7 +2,7 @@
 `engine/workers.py`. A worker reports the machine to the engine, loads a slice of the model, then
 carries out the plans from the socket.
 
-Holds no scheduler state. Rank 0 answers plans; other ranks only take part.
+Holds no scheduler state. Rank 0 answers plans. Other ranks only take part.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ Engine = Channel[FromWorker, ToWorker]
 
 
 def main() -> int:
-    """Exit status 0 at the engine's word or end, 1 after an error of this rank, PEER_LOST_STATUS
-    after a peer's.
+    """Run the worker and return its exit status.
+
+    0: the engine said so or ended. 1: this rank failed. PEER_LOST_STATUS: a peer failed.
     """
     boot, parent = enter(WorkerBoot)
     engine: Engine = Channel(parent.socket, WORKER_END)
@@ -97,7 +98,9 @@ def main() -> int:
 
 
 def serve(boot: WorkerBoot, engine: Engine) -> None:
-    """From the first facts to `Finish`. Raises Disconnected, PeerLost, StartupError."""
+    """Serve the engine from the first facts to `Finish`. Raises Disconnected, PeerLost,
+    StartupError.
+    """
     engine.send(Found(torch.cuda.device_count() if torch.cuda.is_available() else 0))
     load = engine.receive()
     assert isinstance(load, Load)
@@ -124,7 +127,8 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
 def _prepare(
     boot: WorkerBoot, engine: Engine, load: Load
 ) -> tuple[Callable[..., Worker | TowerWorker], Shard, Loaded]:
-    """The maker of a worker of the loaded network, its place among ranks, and what was found.
+    """Load the network. Returns what makes its worker, the rank's shard, and what was found.
+
     Raises OSError, PeerLost, StartupError.
     """
     tally = LoadTally()
@@ -152,7 +156,7 @@ def _prepare(
 
 
 def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | None) -> None:
-    """Plans until `Finish`. `metrics`: the worker's, for the answering rank."""
+    """Carry out plans until `Finish`. `metrics`: the worker's, on the rank that answers."""
     begun: deque[tuple[Plan, Step]] = deque()
     finished = False
 
@@ -189,7 +193,10 @@ def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | N
 
 
 def _next_may_begin(begun: deque[tuple[Plan, Step]], engine: Engine) -> bool:
-    """Wait until the oldest step is ready, or until a plan that may begin before has come."""
+    """Wait until the oldest step is ready, or a plan has come that may begin before that.
+
+    Returns True for such a plan.
+    """
     plan, oldest = begun[0]
     pause = DISK_POLL_SECONDS if plan.wait else READY_POLL_SECONDS
     while not oldest.ready():
@@ -213,8 +220,9 @@ def _tell(engine: Engine, done: int, total: int) -> None:
 
 
 def what_to_load(load: Load, shard: Shard, tally: LoadTally, told: Told) -> dict[str, Any]:
-    """Arguments of `load_net` and `load_tower` alike. `tally` is told of quantised matrices, `told`
-    hears how many bytes are read.
+    """Return the arguments that `load_net` and `load_tower` share.
+
+    `tally` counts quantised matrices, and `told` is called with the bytes read.
     """
     return {
         "dtype": DTYPES[load.dtype],
@@ -239,9 +247,10 @@ def _load_worker(
 def load_slice(
     load: Load, shard: Shard, tally: LoadTally, told: Told, first: Path, source: Path
 ) -> tuple[FamilyNet, str]:
-    """This rank's slice of the model in the folder `source`, and the digest of the vision tower's
-    part; of a file, the weights alone are read, for the model of the `first` folder. `tally` is
-    told of 8-bit matrices, `told` of bytes read. Raises StartupError.
+    """Load this rank's slice of the model in `source`. Returns it with its vision tower's digest.
+
+    A `source` that is a file gives weights alone, for the model in the folder `first`. `tally`
+    counts 8-bit matrices, and `told` is called with the bytes read. Raises StartupError.
     """
     alone = source.is_file()
     folder, tower = first if alone else source, TowerDigest()
@@ -252,7 +261,7 @@ def load_slice(
 
 
 def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
-    """This rank's threads, its device, and its link to other ranks."""
+    """Set this rank's threads and device, and link it to the other ranks."""
     torch.set_num_threads(load.threads)
     if load.device == "cuda":
         torch.cuda.set_device(rank)
@@ -265,7 +274,7 @@ def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
 
 
 def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
-    """The current device, and its free memory."""
+    """Return the current device and its free memory."""
     memory = psutil.virtual_memory()
     if device == "cuda":
         torch.cuda.empty_cache()  # what loading needed for a moment

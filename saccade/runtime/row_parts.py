@@ -1,8 +1,8 @@
-"""Parts of a row: what a request may ask of its rows beside their tokens. Each is entered by the
-rows that ask, and made with the first of them.
+"""Parts of a row: what a request may ask for in addition to its tokens. Each is entered by the rows
+that ask, and made with the first such row.
 
-Owns the protocols alone. Parts of states are in `scores.py`, those of draws in `draw_parts.py`, of
-`edits.py` and `token_rules.py`.
+Owns the protocols alone. Parts for states are in `scores.py`. Those for draws are in
+`draw_parts.py`, `edits.py` and `token_rules.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AnyExtra = TypeVar("AnyExtra", bound=RowExtra, contravariant=True)
 
 
 class RowOutcome(Protocol):
-    """What came of a step's rows, in tensors that cross to the host."""
+    """What a step's rows came to, in tensors that cross to the host."""
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]: ...
@@ -34,8 +34,10 @@ class RowOutcome(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asking(Generic[Extra]):
-    """A row that asks for something. row: its place in the plan. at: its first batch row, of token
-    `start`. tokens: those of its sequence that were told when its slot was opened.
+    """A row that asks for something.
+
+    row: its place in the plan. at: its first batch row, for token `start`. tokens: those in its
+    sequence that were known when its slot was opened.
     """
 
     row: int
@@ -47,21 +49,24 @@ class Asking(Generic[Extra]):
 
 
 class StatePart(Protocol[AnyExtra]):
-    """Computes something of a step's states, for the rows that ask. Every rank takes part."""
+    """Computes something from a step's states, for the rows that ask. Every rank takes part."""
 
     def __call__(
         self, states: torch.Tensor, asking: Sequence[Asking[AnyExtra]]
     ) -> RowOutcome | None:
-        """states: of the batch, [T, hidden]. None on ranks that keep no results."""
+        """Compute from the batch's states, [T, hidden].
+
+        Only ranks that keep results return them.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The D rows of a step with a draw, known before the logits.
+    """The D rows that draw in a step, known before the logits.
 
-    counts: tokens drawn before, by row. guesses: by place, those of rows that count only if the
-    row before of their slot drew that token.
+    counts: tokens drawn before, by row. guesses: the draft tokens, by place. Such a row counts only
+    if the slot's row before drew that token.
     """
 
     rows: Sequence[int]  # slots, for the host
@@ -75,29 +80,35 @@ class DrawPart(Protocol):
     """Changes logits before the draw, by what was drawn before, in the slots opened for it."""
 
     def open(self, opened: Open) -> None:
-        """A sequence that asks for it enters a slot: its prompt, and the answer so far."""
+        """Open a slot for a sequence that asks for this part, with its prompt and the answer so
+        far.
+        """
         ...
 
     def close(self, slot: int) -> None: ...
 
     def edit(self, logits: torch.Tensor, draws: Draws, masked: bool, /) -> bool:
-        """Change logits [D, V] in place. masked: some tokens are forbidden (-inf). Return whether
-        some are from now on.
+        """Change logits [D, V] in place. Returns whether some tokens are forbidden from now on.
+
+        masked: some tokens are forbidden (-inf) already.
         """
         ...
 
     def count(self, draws: Draws, tokens: torch.Tensor) -> None:
-        """`tokens` [D] were drawn."""
+        """Take in the drawn `tokens` [D]."""
         ...
 
 
 class RowEdit(Protocol):
-    """What changes the logits of one sequence."""
+    """Changes one sequence's logits."""
 
     def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
-        """As `DrawPart`'s, of the logits [V] of the sequence's next token. count: drawn before."""
+        """Change the next token's logits [V], as `DrawPart.edit` does.
+
+        count: tokens drawn before.
+        """
         ...
 
     def add(self, token: torch.Tensor) -> None:
-        """`token` [1] was drawn."""
+        """Take in the drawn `token` [1]."""
         ...

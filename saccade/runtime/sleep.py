@@ -1,6 +1,6 @@
-"""Memory of KV pages and states that a sleeping model gives back, and takes again.
+"""Memory for KV pages and states that a sleeping model gives back, and takes again.
 
-Owns the list of memory given back. All views of the tensors stay, and are whole again, but empty,
+Owns the list of memory given back. All views of the tensors stay. They are whole again, but empty,
 once memory is taken. Knows nothing of askers and times.
 """
 
@@ -16,17 +16,19 @@ from saccade.ipc.allocated import trim
 
 
 class GivenBack:
-    """`asleep`: the memory given back; `runtime/worker.py` knows of the weights."""
+    """The memory that can be given back. `asleep`: what is given back now. `runtime/worker.py`
+    handles the weights.
+    """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tensors of KV pages and states, sharing memory with views alone."""
+        """Remember the memory behind KV pages and states. Only views share it with `tensors`."""
         self.asleep: tuple[Memory, ...] = ()
         self._storages = [each.untyped_storage() for each in tensors]
         self._sizes: Sequence[int] = [each.nbytes() for each in self._storages]
 
     @property
     def nbytes(self) -> int:
-        """The present bytes of KV pages and states."""
+        """Present bytes in KV pages and states."""
         return sum(each.nbytes() for each in self._storages)
 
     def give(self, memory: Memory) -> None:
@@ -37,7 +39,10 @@ class GivenBack:
                 each.resize_(0)
 
     def take(self, memory: Memory) -> None:
-        """Raises RuntimeError or MemoryError without memory; then all stays given back."""
+        """Allocate the memory again.
+
+        Raises RuntimeError or MemoryError where there is too little. Then all stays given back.
+        """
         if memory == "kv_cache":
             try:
                 for each, size in zip(self._storages, self._sizes, strict=True):
@@ -49,7 +54,7 @@ class GivenBack:
 
 
 def let_go(like: torch.Tensor) -> None:
-    """Give the system the freed memory that is only kept for reuse, on the device of `like`."""
+    """Return cached free memory to the system, on the host and on the device of `like`."""
     gc.collect()
     trim()
     if like.is_cuda:

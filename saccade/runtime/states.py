@@ -1,8 +1,8 @@
-"""A model's memory per sequence of any length: the states of linear attention and of the
-convolutions before. Owns the tensors; the scheduler decides on their content.
+"""A model's memory per sequence, the same for any length: the states for linear attention and for
+the convolutions before it. Owns the tensors. The scheduler decides what they hold.
 
-A line holds all layers' states of one sequence. The first lines are the workers' slots, changed by
-rows; then come snapshots, changed only by `copy`, and states between guesses (`Row.keep`).
+A line holds one sequence's states for all layers. The first lines are the workers' slots, changed
+by rows. Then come snapshots, changed only by `copy`, and states between draft tokens (`Row.keep`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALIGNMENT = 16
 
 
 class StateMemory:
-    """`lines` lines of `spec`'s tensors per sequence, each in one piece: uint8 [lines, bytes]."""
+    """`lines` lines with `spec`'s tensors per sequence, each in one piece: uint8 [lines, bytes]."""
 
     def __init__(self, spec: KVSpec, lines: int, dtype: torch.dtype, device: torch.device) -> None:
         places: list[tuple[int, str, tuple[int, ...], torch.dtype, int]] = []
@@ -51,7 +51,7 @@ class StateMemory:
         return self.lines.nbytes
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
-        """As if all were read before any is written. In stream order."""
+        """Copy lines as if all were read before any is written, in stream order."""
         written = {each.target for each in copies}
         if any(each.source in written for each in copies):
             pairs = np.array([(each.source, each.target) for each in copies])
@@ -63,7 +63,7 @@ class StateMemory:
 
 
 class StateRecurrence:
-    """The gated delta rule over a `StateMemory`; implements `nn.protocol.Recurrence`."""
+    """The gated delta rule over a `StateMemory`. Implements `nn.protocol.Recurrence`."""
 
     def __init__(self, layers: StateLayers, ops: Ops) -> None:
         self._ops = ops

@@ -1,6 +1,6 @@
-"""One rank's hands: executes plans.
+"""Executes plans on one rank.
 
-Decides nothing; knows nothing of requests, queues or caches beyond what plans say.
+Decides nothing. Knows requests, queues and caches only as plans describe them.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ logger = logging.getLogger("saccade")
 
 
 class Worker:
-    """Holds the network, KV pages, embeddings and slots of one rank.
+    """Holds one rank's network, KV pages, embeddings and slots.
 
     The first rank draws every token, for all ranks. source: the loader of a network like `net` from
-    another folder, the present folder, and the digest of the vision tower; None: the weights stay.
+    another folder, the present folder, and the vision tower's digest. Where it is `None`, the
+    weights stay.
     """
 
     def __init__(
@@ -125,8 +126,9 @@ class Worker:
         return StepGraphs(memory, sizes, begin_captures(like, FIRST), metrics)
 
     def close(self) -> None:
-        """Finish all writing, and let go of graphs. Before ranks part: a graph holds on to its
-        captured collectives.
+        """Finish all writing and release the graphs.
+
+        Call before ranks part: a graph holds on to its captured collectives.
         """
         self._graphs = None
         self.images.close()
@@ -135,11 +137,13 @@ class Worker:
 
     @torch.inference_mode()
     def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
-        """Begin a step, in the plan's order. On a CPU all is done on return; on a GPU launched. A
-        second plan may be begun before the first one's result is read.
+        """Begin a step, in the plan's order.
 
-        masks: called where a row is `masked`, after all other launches; may block, and read the
-        results of steps before.
+        On a CPU all is done on return. On a GPU all is launched. A second plan may be begun before
+        the first one's result is read.
+
+        masks: called where a row is `masked`, after all other launches. It may block, and read the
+        results of earlier steps.
         """
         images = self.images if plan.images or self.images.active else None
         step = images.begin(plan, self.pages) if images is not None else Step(plan, self.pages)
@@ -189,7 +193,7 @@ class Worker:
         return step
 
     def _change(self, change: Change) -> Changed:
-        """Every rank makes the change, or none does."""
+        """Make the change on every rank, or on none."""
         match change.kind:
             case "weights":
                 made = self._renew(Path(change.folder))
@@ -210,7 +214,7 @@ class Worker:
         return replace(made, asleep=self._memory.asleep)
 
     def _renew(self, folder: Path | None = None) -> Changed:
-        """Go on with the weights in `folder`; None: with the old ones."""
+        """Switch to the weights in `folder`. `None` means the old ones."""
         if self._renewal is None:
             return Changed("this server's weights cannot change")
         if why := self._keeps_weights():
@@ -225,7 +229,7 @@ class Worker:
         return Changed(tower=made.tower)
 
     def _keeps_weights(self) -> str:
-        """The reason why the weights must stay; "" if they may go."""
+        """Return the reason why the weights must stay, or "" if they may go."""
         if self._renewal is None:
             return "this server's weights cannot change"
         graphs = self._graphs is not None or self.images.encoder.captures
@@ -233,7 +237,7 @@ class Worker:
         return self._renewal.refuses(graphs=graphs, adapters=adapters)
 
     def _use(self, net: FamilyNet) -> None:
-        """Let go of the network for the new one."""
+        """Replace the network by `net`, and drop what belongs to the old one."""
         self._net = net
         self._state_parts.clear()
         self._adapters = None
@@ -275,7 +279,7 @@ class Worker:
         return replace(made, error=error)
 
     def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
-        """Do one step."""
+        """Run one step and return its result."""
         return self.begin(plan, masks).result()
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
@@ -309,7 +313,7 @@ class Worker:
     def _tell_extras(
         self, rows: Sequence[Row], frame: Frame | None, states: torch.Tensor, step: Step
     ) -> None:
-        """states: of the step's batch, padded to `frame`."""
+        """Compute what rows ask for from `states`, the step's batch padded to `frame`."""
         for kind, asking in self._batcher.asking(rows, frame).items():
             if kind not in self._state_parts:
                 self._state_parts[kind] = STATE_PARTS[kind](self._net, not self._shard.rank)
@@ -347,6 +351,6 @@ class Worker:
 
 
 def _masked(plan: Plan) -> list[int]:
-    """The places, among rows with a draw, of rows with masks."""
+    """Return which of the rows that draw have masks, by place."""
     drawing = [row for row in plan.rows if row.sample]
     return [index for index, row in enumerate(drawing) if row.masked]

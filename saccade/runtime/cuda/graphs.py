@@ -1,8 +1,8 @@
-"""GraphRunner: a function of tensors, captured at a few sizes and replayed at the smallest that
+"""GraphRunner: a function on tensors, captured at a few sizes and replayed at the smallest that
 fits.
 
-Owns the graphs and the choice of sizes. Knows nothing of the function's work: the user describes
-inputs of a size (`Graphed`), fills inputs, padding included, and copies outputs before the next
+Owns the graphs and the choice of sizes. Knows nothing of what the function does: the user describes
+inputs by size (`Graphed`), fills inputs, padding included, and copies outputs before the next
 replay. `eager` stands in for a capture without CUDA, so that everything but the recording itself
 runs, and is tested, on a CPU.
 """
@@ -34,38 +34,38 @@ STEPS = 64
 
 
 class Graphed(Protocol[Inputs]):
-    """A function over inputs of fixed shapes.
+    """A function over inputs with fixed shapes.
 
     All sizes share one set of buffers, and use parts of them.
     """
 
     def inputs(self, size: int) -> Inputs:
-        """The part of the input buffers for `size`; the same memory at every call."""
+        """Return the part of the input buffers for `size`, the same memory at every call."""
         ...
 
     def output(self, size: int) -> torch.Tensor:
-        """The part of the output buffer for `size`."""
+        """Return the part of the output buffer for `size`."""
         ...
 
     def compute(self, inputs: Inputs) -> torch.Tensor:
-        """Computes the output. Reads nothing but `inputs` and constants."""
+        """Compute the output from `inputs` and constants alone."""
         ...
 
 
 class Capture(Protocol):
-    """Records the device work of a function; the recording, called, repeats the work."""
+    """Records a function's device work. Calling the recording repeats the work."""
 
     def __call__(self, work: Replay) -> Replay: ...
 
 
 def eager(work: Replay) -> Replay:
-    """No recording: the function itself."""
+    """Run the work and return it in place of a recording."""
     work()
     return work
 
 
 class CudaCapture:
-    """CUDA graphs in one memory pool, their kernels at a stream's priority.
+    """Captures CUDA graphs into one memory pool, their kernels at a stream's priority.
 
     Capture the largest first: the rest then fit into the memory left.
     """
@@ -94,7 +94,7 @@ class CudaCapture:
 
 
 class GraphRunner(Generic[Inputs]):
-    """Graphs of `graphed` at `sizes`. No more graphs, and none larger, are ever captured."""
+    """Graphs of `graphed` at `sizes`. Their number and largest size stay within those given."""
 
     def __init__(
         self,
@@ -105,8 +105,10 @@ class GraphRunner(Generic[Inputs]):
         unit: int = 1,
         prepare: Prepare | None = None,
     ) -> None:
-        """`progress`: the bar's name for captures; None: no bar. `unit`: all sizes are multiples of
-        it. `prepare`: is given the work of all sizes before the first capture.
+        """Capture the graphs, the largest first.
+
+        `progress`: the bar's name for captures. Without one there is no bar. `unit`: all sizes are
+        multiples of it. `prepare`: called with the work of all sizes before the first capture.
         """
         assert sizes and min(sizes) > 0 and not any(size % unit for size in sizes)
         self._unit = unit
@@ -128,7 +130,7 @@ class GraphRunner(Generic[Inputs]):
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes with a graph, ascending."""
+        """Return the sizes with a graph, ascending."""
         return sorted(self._graphs)
 
     @property
@@ -136,15 +138,15 @@ class GraphRunner(Generic[Inputs]):
         return self._wanted[-1]
 
     def bucket(self, size: int) -> int | None:
-        """The smallest graph for `size` rows or more."""
+        """Return the smallest graph's size for `size` rows or more, if there is one."""
         return min((each for each in self._graphs if each >= size), default=None)
 
     def run(self, size: int, fill: Callable[[Inputs], bool]) -> torch.Tensor | None:
-        """Replay the smallest graph for `size` rows or more; returns the output, overwritten by the
+        """Replay the smallest graph for `size` rows or more. Returns the output, overwritten by the
         next replay.
 
-        `fill` writes the inputs, padding included. None if no graph is large enough, or if `fill`
-        says that no graph fits.
+        `fill` writes the inputs, padding included. Returns `None` if every graph is too small, or
+        if `fill` returns False.
         """
         if size <= self.largest:
             self._seen[self._step(size)] += 1
@@ -155,9 +157,9 @@ class GraphRunner(Generic[Inputs]):
         return self._graphed.output(bucket)
 
     def adapt(self) -> bool:
-        """Fit the sizes to those seen, one capture per call; for idle moments.
+        """Fit the sizes to those seen, one capture per call. Call it in idle moments.
 
-        True while more is to do.
+        Returns True while more is to do.
         """
         if sum(self._seen.values()) >= ENOUGH:
             better = best_sizes(self._seen, self.largest, self._most)
@@ -197,8 +199,9 @@ class GraphRunner(Generic[Inputs]):
 
 
 def padded(seen: Counter[int], sizes: Sequence[int]) -> int:
-    """Rows computed for the sizes seen, padding included; sizes above all of `sizes` run eagerly,
-    unpadded.
+    """Count the rows computed for the sizes seen, padding included.
+
+    Sizes above all in `sizes` run eagerly, unpadded.
     """
     return sum(
         count * min((each for each in sizes if each >= size), default=size)
@@ -207,7 +210,8 @@ def padded(seen: Counter[int], sizes: Sequence[int]) -> int:
 
 
 def best_sizes(seen: Counter[int], largest: int, most: int) -> list[int]:
-    """At most `most` sizes, `largest` among them, for which the sizes seen need the fewest rows.
+    """Choose at most `most` sizes, `largest` among them, that compute the fewest rows for the sizes
+    seen.
 
     Each best size but the largest has been seen. Dynamic programming over sizes: O(n^2 most) for n
     distinct sizes.

@@ -1,8 +1,8 @@
 """Steps as graphs: the language model's layers, captured at a few frames.
 
-Owns the choice of a step's frame, the graphs' inputs beside the batcher's staging buffer, their
-output, and the count of replays. A graph is of a whole step, attention included, which reads
-lengths and pages on the device. Knows nothing of plans beyond numbers of rows and tokens.
+Owns the choice of a step's frame, the graphs' inputs outside the batcher's staging buffer, their
+output, and the count of replays. A graph covers a whole step, attention included, which reads
+lengths and pages on the device. Sees a plan only as numbers of rows and tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from saccade.runtime.cuda.graphs import Capture, GraphRunner
 
 
 class StepMemory:
-    """The shared part of all graphs of steps: the work, the place of image rows (`embeddings`), and
-    the place of output states.
+    """What all step graphs share: the work, and the memory for image rows (`embeddings`) and output
+    states.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class StepMemory:
         sizes: StepGraphSizes,
         like: torch.Tensor,
     ) -> None:
-        """`like` has the dtype, the device and the width of embeddings."""
+        """Take dtype, device and width from `like`, a tensor of embeddings."""
         most = max((0, *sizes.mixed_tokens))
         self.batcher = batcher
         self.states = like.new_zeros((max((0, *sizes.rows, sizes.most_tokens)), net.hidden))
@@ -47,7 +47,7 @@ class StepMemory:
 
 
 class FrameBuffers:
-    """A family of frames, named by one number each; implements `graphs.Graphed`."""
+    """A family of frames, each named by one number. Implements `graphs.Graphed`."""
 
     def __init__(self, memory: StepMemory, frame: Callable[[int], Frame]) -> None:
         self._memory = memory
@@ -55,7 +55,7 @@ class FrameBuffers:
         self._inputs: dict[int, Batch] = {}
 
     def inputs(self, size: int) -> Batch:
-        """At the first call, the staging buffer holds nothing but padding."""
+        """Return a frame's batch. At the first call, the staging buffer holds only padding."""
         if size not in self._inputs:
             frame, memory = self._frame(size), self._memory
             shown = memory.embeddings[: frame.splices]
@@ -70,7 +70,7 @@ class FrameBuffers:
 
 
 class StepGraphs:
-    """All graphs are captured when the object is made; none later."""
+    """The graphs for steps, all captured when the object is made."""
 
     def __init__(
         self, memory: StepMemory, sizes: StepGraphSizes, capture: Capture, metrics: Metrics
@@ -94,8 +94,10 @@ class StepGraphs:
         )
 
     def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
-        """The smallest frame for a step of so many rows and tokens, `decoding` of the rows
-        decoding; None: too large for all.
+        """Return the smallest frame for `rows` rows and `tokens` tokens, `decoding` of the rows
+        decoding.
+
+        Returns `None` if the step is too large for all.
         """
         if decoding == rows:
             bucket = self._decode.bucket(rows) if self._decode else None
@@ -108,8 +110,10 @@ class StepGraphs:
         return None if bucket is None else Frame.mixed(singles, bucket)
 
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
-        """States [tokens of the frame, hidden] of the staged step, padded to `frame`; overwritten
-        by the next replay. shown: the step's image rows.
+        """Replay the graph for `frame` and return its states [tokens of the frame, hidden].
+
+        They belong to the staged step, padded, and the next replay overwrites them. shown: the
+        step's image rows.
         """
 
         def fill(inputs: Batch) -> bool:

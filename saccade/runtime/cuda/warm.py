@@ -1,9 +1,9 @@
-"""Before the first request: every kernel that a request could meet is launched once, so that none
-is compiled while somebody waits.
+"""Launch every kernel that a request could meet once before the first request, so that no request
+waits for a compiler.
 
-Owns the choice of steps for all steps. Their rows are padding: written to the dummy page, seeing
-nothing. Knows no kernels: `tests/runtime/test_warm.py` compares compiled variants with requests'
-launches.
+Owns the choice of steps that stands for all steps. Their rows are padding: written to the dummy
+page, seeing nothing. Knows no kernels: `tests/runtime/test_warm.py` compares compiled variants with
+requests' launches.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ TRIAL_TOKENS = 8
 def compile_few(
     net: FamilyNet, attention: Attention, batcher: Batcher, encoder: PackedEncoder
 ) -> None:
-    """One row of padding through the network, and two small images: CPUs compile the same code for
-    any number of rows. Every rank takes part.
+    """Run one row of padding through the network, and two small images. Every rank takes part.
+
+    That is enough on CPUs, which compile the same code for any number of rows.
     """
     batch = batcher.idle(Frame.decode(1))
     attention.plan(batch)
@@ -54,12 +55,14 @@ def rows_are_exact(
     embeddings: EmbeddingMemory,
     config: EngineConfig,
 ) -> bool:
-    """True if a row has the same bits alone and beside other rows, up to the number of slots, and
-    beside as many as a prompt has: measured, with rows of padding, through the whole network.
-    (Where prompts' products are others than those of few rows, a guess more or less in a step
-    would change a prompt that is computed in it.) For a model with states, also the tokens of a
-    sequence, whose rows go on from each other: in slot 0, on pages that nobody has. Every rank
-    takes part, to the end whatever is found: sums over ranks may depend on their rows, too.
+    """Return True if a row has the same bits alone and next to other rows.
+
+    Measures this with rows of padding, through the whole network: up to the number of slots, and as
+    many rows as a prompt has. (Where prompts' products differ from those with few rows, one draft
+    token more or less in a step would change a prompt that is computed in it.) For a model with
+    states, compares also one sequence's tokens, whose rows go on from each other: in slot 0, on
+    pages that are free. Every rank takes part to the end whatever is found, since sums over ranks
+    may depend on their rows, too.
     """
     exact, before = True, torch.empty(0)
     many = min(max(MANY_ROWS, 2 * batcher.slots), batcher.chunk_tokens + batcher.slots)
@@ -85,7 +88,7 @@ def rows_are_exact(
 
 
 def _row_bits(net: FamilyNet, attention: Attention, batch: Batch) -> torch.Tensor:
-    """All that the rows of a batch come to."""
+    """Compute a batch's states and logits, side by side."""
     attention.plan(batch)
     states = net.forward(batch, attention)
     return torch.cat((states, net.logits(states)), dim=1)
@@ -101,8 +104,9 @@ def warm_up(
     like: torch.Tensor,
     ranks: int = 1,
 ) -> None:
-    """Launch every kernel once, compiled several at a time. Every rank takes part; the sampler is
-    one rank's. `like`: as embeddings.
+    """Launch every kernel once, compiled several at a time.
+
+    Every rank takes part. The sampler is one rank's. `like`: as embeddings.
     """
     launch = partial(_launch_all, net, attention, batcher, encoder, sampler, like)
     if prepare := compiler(net.ops, like.device, ranks):
@@ -111,8 +115,10 @@ def warm_up(
 
 
 def compiler(ops: Ops, device: torch.device, ranks: int) -> Prepare | None:
-    """Return what compiles all kernels of some work, several at a time; None where nothing is
-    compiled at first launch. ranks: of this machine, which compile at the same time.
+    """Return what compiles all kernels of some work, several at a time.
+
+    Returns `None` where nothing is compiled at first launch. ranks: those on this machine, which
+    compile at the same time.
     """
     if ops.compiles != "everything":
         return None
@@ -153,7 +159,7 @@ def _launch_all(
 
 
 def _doubled(least: int, most: int) -> list[int]:
-    """`least`, twice as many, and so on, and `most`."""
+    """Return `least`, twice as many, and so on, then `most`."""
     sizes = [least]
     while sizes[-1] < most:
         sizes.append(2 * sizes[-1])

@@ -1,7 +1,7 @@
 """Which parts a sequence's draws have, and in which order these change its logits.
 
-Owns the parts of one worker. On a CPU each is made with the first sequence that asks for it; on a
-GPU edits are there from the start, for their tables have a fixed place.
+Owns one worker's parts. On a CPU each is made with the first sequence that asks for it. On a GPU
+edits are there from the start, since their tables have a fixed place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from saccade.runtime.sampling.token_rules import RowBans, RowThinking
 
 
 class RowByRow:
-    """A part that goes through its rows one by one. make: the edit of a sequence that asks."""
+    """A part that goes through its rows one by one.
+
+    make: makes the edit for a sequence that asks.
+    """
 
     def __init__(self, make: Callable[[Open], RowEdit]) -> None:
         self._make = make
@@ -44,7 +47,7 @@ class RowByRow:
 
 
 class DrawParts:
-    """The parts of all slots of one worker."""
+    """The parts for all slots in one worker."""
 
     def __init__(
         self, vocab_size: int, slots: int, stop_ids: Sequence[int], place: torch.device, ops: Ops
@@ -60,7 +63,7 @@ class DrawParts:
 
     @property
     def made(self) -> list[DrawPart]:
-        """Those made so far, in their order."""
+        """Return the parts made so far, in their order."""
         return [self._made[kind] for kind in sorted(self._made)]
 
     def open(self, opened: Open) -> tuple[DrawPart, ...]:

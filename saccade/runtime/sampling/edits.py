@@ -1,10 +1,10 @@
-"""Changes of a row's logits before the draw: penalties for past tokens, biases, and bans on an
+"""Changes to a row's logits before the draw: penalties for past tokens, biases, and bans on an
 early end.
 
 Owns, for each asking sequence, the tokens and their counts on the device, where drawn tokens are
 added unknown to the host. On a CPU (`Edit`) only the values concerned are read and written: a pass
 over a whole vocabulary would cost as much as the choice itself. On a GPU (`SlotEdits`) launches
-cost: one kernel edits all rows of a step.
+cost: one kernel edits all rows in a step.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ ROOM = 256
 
 
 def penalties(params: SamplingParams) -> tuple[float, float, float]:
-    """For repetition, presence and frequency."""
+    """Return the repetition, presence and frequency penalties."""
     return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
 
 
 class History:
-    """Tokens of one sequence, some perhaps twice, and their counts in the answer."""
+    """One sequence's tokens, some perhaps twice, and their counts in the answer."""
 
     def __init__(
         self, tokens: Sequence[int], prompt_length: int, vocab_size: int, device: torch.device
@@ -59,7 +59,7 @@ class History:
         return self._ids[: self._length]
 
     def add(self, token: torch.Tensor) -> None:
-        """`token` [1] was drawn."""
+        """Add the drawn `token` [1]."""
         if self._length == len(self._ids):
             self._ids = torch.cat((self._ids, torch.empty_like(self._ids)))
         self._ids[self._length : self._length + 1].copy_(token)
@@ -69,7 +69,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The wishes of one sequence. `bias`: tokens, and additions to their logits."""
+    """One sequence's wishes. `bias`: tokens, and additions to their logits."""
 
     params: SamplingParams
     history: History | None
@@ -80,7 +80,7 @@ class Edit:
     def of(
         cls, opened: Open, vocab_size: int, stop_ids: Sequence[int], device: torch.device
     ) -> Edit:
-        """The edits of a sequence, with its prompt and the answer so far."""
+        """Return a sequence's edits, given its prompt and the answer so far."""
         params, history, bias, bans = opened.sampling, None, None, None
         if penalties(params) != NEUTRAL:
             history = History(opened.tokens, opened.prompt_length, vocab_size, device)
@@ -93,8 +93,8 @@ class Edit:
         return cls(params, history, bias, bans)
 
     def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
-        """Change the logits of the next token. Where a banned end is the only token that is left,
-        the ban is lifted.
+        """Change the next token's logits. A ban is lifted where a banned end is the only token
+        left.
 
         In vLLM's order: bans and biases, then penalties on the result. Repetition penalty: Keskar
         et al. 2019 (CTRL), over prompt and output. Presence and frequency: OpenAI's, over the
@@ -125,11 +125,10 @@ class Edit:
 
 
 class SlotEdits:
-    """As `Edit`, for all rows of a step in one kernel, which reads the slots' wishes on the
-    device.
+    """Edits all rows in a step with one kernel, which reads the slots' wishes on the device.
 
-    Each slot has a line of counts for the whole vocabulary, at a fixed address: a graph may read
-    the line. Nobody else writes `tables`.
+    Works as `Edit` does. Each slot has a line of counts for the whole vocabulary, at a fixed
+    address, so that a graph may read the line. Only this class writes `tables`.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class SlotEdits:
         )
 
     def open(self, opened: Open) -> None:
-        """A sequence enters a slot: its prompt and the answer so far."""
+        """Open a slot for a sequence, with its prompt and the answer so far."""
         slot, params, tokens = opened.slot, opened.sampling, opened.tokens
         listed = self._list(slot, params)
         line = -1
@@ -166,7 +165,7 @@ class SlotEdits:
         self._send_facts(slot, (line, len(listed), min(left, np.iinfo(np.int32).max)))
 
     def close(self, slot: int) -> None:
-        """Leave nothing for the kernel to do in the slot, whoever enters it."""
+        """Leave the kernel without work in the slot, whoever enters it."""
         self._send_facts(slot, NOTHING)
 
     def edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> bool:
@@ -184,7 +183,7 @@ class SlotEdits:
         self.tables.facts[slot].copy_(send(np.array(facts, np.int32), self._device))
 
     def _list(self, slot: int, params: SamplingParams) -> list[int]:
-        """Tokens biased or banned, each once, now in the slot's list."""
+        """Write the biased and banned tokens into the slot's list, and return them, each once."""
         from saccade.kernels.triton.edits import BANNED
 
         added = dict[int, float]()
@@ -203,7 +202,7 @@ class SlotEdits:
     def _fill(
         self, line: int, tokens: Sequence[int], prompt_length: int, listed: Sequence[int]
     ) -> None:
-        """The line's numbers, for a prompt and the answer so far."""
+        """Write the line's numbers for a prompt and the answer so far."""
         from saccade.kernels.triton.edits import LISTED, SEEN
 
         ids = np.array((*tokens, *listed), np.int64)

@@ -1,5 +1,5 @@
-"""The rows of a step with finite values: a damaged weight or embedding, or too narrow a dtype, ends
-the affected requests, and nothing else.
+"""The rows in a step with finite values: a damaged weight or embedding, or too narrow a dtype, ends
+the affected requests alone.
 
 Knows tensors only.
 """
@@ -13,15 +13,17 @@ NO_TOKEN = -1
 
 
 def finite_rows(values: torch.Tensor) -> torch.Tensor:
-    """True for rows of `values` [R, N] finite throughout, [R] bool: one pass, for a sum is finite
-    only with finite terms.
+    """Return which rows of `values` [R, N] are finite throughout, [R] bool.
+
+    One pass is enough, since a sum is finite only with finite terms.
     """
     return values.sum(dim=-1, dtype=torch.float32).isfinite()
 
 
 def quieten(logits: torch.Tensor) -> torch.Tensor:
-    """`finite_rows`, and zeros in place of all other rows of `logits` [D, V]: kernels that draw
-    expect numbers.
+    """Return `finite_rows`, and write zeros into all other rows of `logits` [D, V].
+
+    Kernels that draw expect numbers.
     """
     finite = finite_rows(logits)  # [D]
     if logits.is_cuda or not bool(finite.all()):  # a look from the host would wait for a GPU

@@ -1,8 +1,8 @@
-"""Guesses by a model's head that drafts: for each row that asks, the tokens after the one drawn.
+"""Draft tokens from a model's MTP head: for each row that asks, the tokens after the one drawn.
 
-Owns nothing but the way through the head: it goes over all tokens of a step, so that its keys and
-values are whole, then token by token behind the rows that ask. Guesses change no answer; those
-behind a prefix from the cache may be worse, for a page's last keys saw another next token.
+Owns only the way through the head. It goes over all tokens in a step, so that its keys and values
+are whole, then token by token behind the rows that ask. Draft tokens leave answers unchanged. Those
+behind a prefix from the cache may be worse, since a page's last keys saw another next token.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from saccade.runtime.batch import Batcher
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A place to guess behind: batch row `at` has drawn the token at `place` of a slot's sequence,
-    and the slot's pages hold `room` tokens. count: of guesses asked for.
+    """A place to draft behind.
+
+    Batch row `at` has drawn the token at `place` in a slot's sequence. The slot's pages hold `room`
+    tokens. count: the draft tokens asked for.
     """
 
     slot: int
@@ -33,7 +35,7 @@ class Behind:
 
 
 class HeadGuesser:
-    """On CPUs: it reads drawn tokens as it goes."""
+    """Drafts with the MTP head, on CPUs: it reads drawn tokens as it goes."""
 
     def __init__(self, head: DraftHead, attention: Attention, batcher: Batcher) -> None:
         self._head = head
@@ -43,8 +45,10 @@ class HeadGuesser:
     def __call__(
         self, rows: Sequence[Row], batch: Batch, states: torch.Tensor, drawn: torch.Tensor
     ) -> tuple[HeadGuesses, ...]:
-        """One per row that asks. states: of the batch, [T, hidden], normed. drawn: [D], the tokens
-        of rows with a draw, in row order.
+        """Draft for each row that asks.
+
+        states: the batch's, [T, hidden], normed. drawn: [D], the tokens for rows that draw, in row
+        order.
         """
         tokens = drawn.tolist()
         shifted = _next_images(batch)
@@ -81,8 +85,9 @@ class HeadGuesser:
         )
 
     def _following(self, rows: Sequence[Row], batch: Batch, drawn: Sequence[int]) -> torch.Tensor:
-        """The token after each of the batch's [T]: drawn, or of the sequence's next row, or known
-        from the prompt, else 0.
+        """Return the token after each in the batch, [T].
+
+        It is drawn, or in the sequence's next row, or known from the prompt, else 0.
         """
         following = torch.zeros_like(batch.tokens)
         following[:-1] = batch.tokens[1:]
@@ -102,8 +107,10 @@ class HeadGuesser:
 def _right_ends(
     rows: Sequence[Row], batch: Batch, drawn: Sequence[int]
 ) -> list[tuple[Row, int, int]]:
-    """For each row that asks: it, the batch row of the last right draft behind it (its own last
-    one if there is none), and the place of the token drawn there.
+    """Find the last accepted draft token behind each row that asks.
+
+    Returns the row, that token's batch row (the row's own last one if there is no such token), and
+    the place of the token drawn there.
     """
     found: list[tuple[Row, int, int]] = []
     token, going = -1, False
@@ -120,8 +127,9 @@ def _right_ends(
 
 
 def _next_images(batch: Batch) -> Batch:
-    """The batch with each image row at the token before; those of a row's first token are left out,
-    for the token before is not in this batch.
+    """Move each image row to the token before it.
+
+    Image rows at a row's first token are left out, since the token before lies outside this batch.
     """
     if not batch.splice_rows.shape[0]:
         return batch

@@ -1,11 +1,10 @@
 """From logits to tokens: bans and biases, penalties, temperature, min-p, top-k, top-p, each on the
 tokens left by the step before (vLLM's order), and log-probabilities.
 
-Owns the parameters and the token counts of each slot, on the device: the host waits for nothing
-between the logits and the next step. A row's draw depends on its own logits, its seed and the
-number of drawn tokens, never on the rest of the batch: one uniform number per token comes from a
-counter-based hash of (seed, count), known before the logits, and picks from the row's own
-cumulative distribution, the best token first.
+Owns each slot's parameters and token counts, on the device, so that the host can send the next step
+at once. A row's draw depends only on its own logits, its seed and the number of drawn tokens. One
+uniform number per token comes from a counter-based hash of (seed, count), known before the logits.
+It picks from the row's own cumulative distribution, the best token first.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ROUNDING = 1e-5
 
 
 def uniform(seed: int, count: int) -> float:
-    """A number in [0, 1) from (seed, count).
+    """Return a number in [0, 1) for (seed, count).
 
     Two rounds of splitmix64 (Steele, Lea, Flood 2014), 53 bits kept.
     """
@@ -50,8 +49,9 @@ def uniform(seed: int, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Log-probabilities of W of the rows drawn, `rows`, each with `tops[i]` of the K best. tensors:
-    of the chosen tokens [W], of the best ones [W, K], and these [W, K].
+    """Log-probabilities for W of the rows drawn, `rows`, each with `tops[i]` of the K best.
+
+    tensors: for the chosen tokens [W], for the best ones [W, K], and the best ones' ids [W, K].
     """
 
     rows: Sequence[int]
@@ -69,14 +69,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Masks [M, ceil(V / 32)] of some rows of logits, not yet applied."""
+    """Masks [M, ceil(V / 32)] for some rows of logits, still to be applied."""
 
     masks: torch.Tensor
     rows: Sequence[int]  # [M]
 
 
 class Sampler:
-    """Draws for all slots of one worker. `stop_ids`: the model's own end tokens."""
+    """Draws for all slots in one worker. `stop_ids`: the model's own end tokens."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Sampler:
         place: torch.device,
         ops: Ops | None = None,
     ) -> None:
-        """ops: None: the device's."""
+        """Allocate the slots' tables. Without `ops`, the device's kernels are used."""
         self._ops = ops = ops or pick_ops(place, torch.float32)
         self._vocab_size = vocab_size
         self._device = place
@@ -100,7 +100,7 @@ class Sampler:
         self._joined: dict[int, tuple[DrawPart, ...]] = {}  # of slots that ask for any
 
     def open(self, opened: Open) -> None:
-        """A sequence enters a slot: its prompt, and the answer so far."""
+        """Open a slot for a sequence, with its prompt and the answer so far."""
         slot, params = opened.slot, opened.sampling
         if params.temperature > 0.0 or self._drew[slot]:
             row = np.array((params.temperature, params.top_p, params.min_p), np.float32)
@@ -142,10 +142,10 @@ class Sampler:
         masks: torch.Tensor | None = None,
         masked: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, Report | None]:
-        """One token [D] int64 per row of `logits` [D, V] float32, changed in place.
+        """Draw one token [D] int64 per row of `logits` [D, V] float32, changed in place.
 
         masks: [M, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 says whether token
-        i may be drawn. masked: the masks' rows; None: all, in order.
+        i may be drawn. masked: the masks' rows. Without them, all rows, in order.
         """
         wants = (
             [at for at, slot in enumerate(draws.rows) if slot in self._tops] if self._tops else []
@@ -170,7 +170,7 @@ class Sampler:
     def _report(
         self, raw: torch.Tensor, tokens: torch.Tensor, draws: Draws, wants: Sequence[int]
     ) -> Report:
-        """raw: log-probabilities [W, V] of the rows `wants`."""
+        """Report log-probabilities. raw: those of the rows `wants`, [W, V]."""
         tops = [self._tops[draws.rows[at]] for at in wants]
         best, ids = torch.topk(raw, min(max(tops), self._vocab_size), dim=-1)
         chosen = raw.gather(1, self._pick(tokens, wants).unsqueeze(1)).squeeze(1)
@@ -184,7 +184,7 @@ class Sampler:
         masked: bool,
         later: Allowed | None,
     ) -> torch.Tensor:
-        """Draw all rows, and tell the parts of slots that depend on what was drawn."""
+        """Draw all rows, and give the tokens to parts that depend on them."""
         parts = self._parts_of(draws, depends) if depends else ()
         for part in parts:
             masked = part.edit(logits, draws, masked)
@@ -198,15 +198,17 @@ class Sampler:
         return tokens
 
     def _parts_of(self, draws: Draws, depends: Collection[int]) -> Sequence[DrawPart]:
-        """The parts of some of the rows' slots, in their order."""
+        """Return the parts for the rows' slots that are in `depends`, in their order."""
         joined = [self._joined[slot] for slot in depends if slot in draws.rows]
         return [part for part in self._parts.made if any(part in each for each in joined)]
 
     def _take_turns(
         self, logits: torch.Tensor, draws: Draws, depends: Collection[int], masked: bool
     ) -> torch.Tensor:
-        """As `_draw_rows`, where edits of some slots depend on what the rows before draw: these
-        rows are drawn one after another, and not at all behind a wrong guess (0 then).
+        """Draw as `_draw_rows` does, where a slot's edits depend on what its earlier rows draw.
+
+        These rows are drawn one after another. Those behind a rejected draft token are skipped and
+        get 0.
         """
         tokens = torch.zeros(len(draws.rows), dtype=torch.int64, device=logits.device)
         drawn: dict[int, int] = {}  # by slot, the newest token, as long as guesses are right
@@ -242,7 +244,7 @@ class Sampler:
         asked: Sequence[SamplingParams],
         allowed: Allowed | None,
     ) -> torch.Tensor:
-        """As `_choose`, by one kernel, which reads the masks too."""
+        """Draw as `_choose` does, by one kernel, which reads the masks too."""
         if allowed is None and all(params.temperature == 0.0 for params in asked):
             return logits.argmax(dim=-1)  # several programs to a row, where the kernel has one
         # Imported where there is a GPU: elsewhere Triton need not be installed.
@@ -258,7 +260,7 @@ class Sampler:
     def _choose(
         self, logits: torch.Tensor, draws: Draws, asked: Sequence[SamplingParams]
     ) -> torch.Tensor:
-        """The best token of each row, or a drawn one."""
+        """Return each row's best token, or a drawn one."""
         drawn = [row for row, params in enumerate(asked) if params.temperature > 0.0]
         if drawn and len(drawn) == len(asked):
             return self._draw(logits, asked, draws.slots, draws.uniforms)
@@ -275,7 +277,7 @@ class Sampler:
         return tokens
 
     def _pick(self, x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Rows of `x`; `x` itself for all rows."""
+        """Select rows of `x`, or return `x` itself for all rows."""
         return x if len(rows) == len(x) else x.index_select(0, self._send(rows))
 
     def _send(self, rows: Sequence[int]) -> torch.Tensor:
@@ -288,8 +290,10 @@ class Sampler:
         slots: torch.Tensor,
         points: torch.Tensor,
     ) -> torch.Tensor:
-        """Tokens [D] of rows [D, V] whose temperature is above 0: each drawn among as many of its
-        best tokens as its own parameters ask for, whatever the other rows'.
+        """Draw tokens [D] for rows [D, V] whose temperature is above 0.
+
+        Each is drawn among as many of its best tokens as its own parameters ask for, whatever the
+        other rows ask for.
         """
         vocab = logits.shape[-1]
         params = self._params.index_select(0, slots)
@@ -309,14 +313,14 @@ class Sampler:
 
 
 def _count_best(limit: int, vocab: int) -> int:
-    """The number of a row's best tokens to look at first, with `limit` open to its draw."""
+    """Return how many of a row's best tokens to look at first, with `limit` open to its draw."""
     if limit == vocab:
         return min(NUCLEUS_TOKENS, vocab)
     return next((size for size in (FEW_TOKENS, NUCLEUS_TOKENS) if limit <= size < vocab), vocab)
 
 
 def _some(draws: Draws, places: Sequence[int], index: torch.Tensor) -> Draws:
-    """Some rows of a step, as rows of their own. index: the places."""
+    """Return some of a step's rows as rows of their own. index: the places."""
     return Draws(
         [draws.rows[at] for at in places],
         [draws.counts[at] for at in places],
@@ -332,8 +336,10 @@ def draw_among(
     params: torch.Tensor,
     points: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token [D] of each row of `scaled` [D, V] among its `size` best ones; and whether these are
-    the whole range of its draw [D]: if not, the token means nothing.
+    """Draw a token [D] for each row of `scaled` [D, V] among its `size` best ones.
+
+    Returns also whether these are the whole range of its draw [D]. Where they are fewer, the token
+    is meaningless.
 
     limits [D]: top-k, at most V. params [D, 3]: as `Sampler._params`. points [D]: uniform numbers.
     """

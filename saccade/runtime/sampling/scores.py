@@ -1,9 +1,9 @@
-"""Scores of a prompt's tokens: log-probability, rank, and the likeliest alternatives; or readings
-in place of an answer: states, or logits of labels.
+"""Scores for a prompt's tokens: log-probability, rank, and the likeliest alternatives. Or readings
+in place of an answer: states, or logits for labels.
 
-Owns the blocks for applying the head to scored or read rows, so that no tensor [prompt, vocab] ever
-exists. Every rank goes through the same blocks; the first keeps the results. Knows nothing of slots
-or requests.
+Owns the blocks in which the head is applied to scored or read rows, which keeps a whole tensor
+[prompt, vocab] out of memory. Every rank goes through the same blocks, and the first keeps the
+results. Knows nothing of slots or requests.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from saccade.runtime.row_parts import Asking, RowOutcome, StatePart
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scores of runs of prompt tokens. runs: each one's row in the plan, and its first token.
-    tensors: of each run of C tokens, ids [C, 1 + K] int32, logprobs [C, 1 + K] float32 and ranks
-    [C] int32.
+    """Scores for runs of prompt tokens.
+
+    runs: each one's row in the plan, and its first token. tensors: for each run with C tokens, ids
+    [C, 1 + K] int32, logprobs [C, 1 + K] float32 and ranks [C] int32.
     """
 
     runs: Sequence[tuple[int, int]]
@@ -43,7 +44,7 @@ class Scored:
 
 
 class Scorer:
-    """Scores prompt tokens of one network. `keeps`: this rank reads the results."""
+    """Scores prompt tokens for one network. `keeps`: this rank reads the results."""
 
     def __init__(self, net: FamilyNet, keeps: bool) -> None:
         self._net = net
@@ -71,9 +72,10 @@ class Scorer:
 
 @dataclass(frozen=True, slots=True)
 class RowsRead:
-    """Readings of runs of tokens, one after another. tensors: states [N, hidden] float32 of runs
-    without labels, and logits [M, K] float32 of runs with labels, the longest list being K; shorter
-    lists are padded.
+    """Readings from runs of tokens, one after another.
+
+    tensors: states [N, hidden] float32 for runs without labels, and logits [M, K] float32 for runs
+    with labels. K is the longest list's length, and shorter lists are padded.
     """
 
     asking: Sequence[Asking[ReadRun]]
@@ -94,7 +96,7 @@ class RowsRead:
 
 
 class StateReader:
-    """Reads prompts of one network. `keeps`: this rank reads the results."""
+    """Reads prompts for one network. `keeps`: this rank reads the results."""
 
     def __init__(self, net: FamilyNet, keeps: bool) -> None:
         self._net = net
@@ -134,12 +136,12 @@ STATE_PARTS: Mapping[type[RowExtra], Callable[[FamilyNet, bool], StatePart[Any]]
 
 
 def block_rows(net: FamilyNet) -> int:
-    """Return the rows that the head is applied to at once."""
+    """Return how many rows the head is applied to at once."""
     return max(1, SCORE_BLOCK_BYTES // (4 * net.spec.vocab_size))
 
 
 def _last_rows(asking: Iterable[Asking[ReadRun]]) -> npt.NDArray[np.int64]:
-    """The batch rows to read, in order."""
+    """Return the batch rows to read, in order."""
     ends = [(each.at + each.length, each.extra.count) for each in asking]
     runs = [np.arange(end - count, end) for end, count in ends]
     return np.concatenate(runs) if runs else np.empty(0, np.int64)
@@ -148,8 +150,10 @@ def _last_rows(asking: Iterable[Asking[ReadRun]]) -> npt.NDArray[np.int64]:
 def score(
     logits: torch.Tensor, tokens: torch.Tensor, top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ids [B, 1 + K] int32, logprobs [B, 1 + K] float32 and ranks [B] int32 of tokens [B] by logits
-    [B, V] float32, the token itself first. The chosen token's rank counts likelier tokens.
+    """Score tokens [B] by logits [B, V] float32.
+
+    Returns ids [B, 1 + K] int32, logprobs [B, 1 + K] float32 and ranks [B] int32, the token itself
+    first. The chosen token's rank counts likelier tokens.
     """
     best, ids = torch.topk(logits, min(top, logits.shape[1]), dim=-1)
     chosen = logits.gather(1, tokens.unsqueeze(1))

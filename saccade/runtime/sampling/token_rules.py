@@ -1,4 +1,4 @@
-"""`TokenRules` on logits: earlier tokens' bans and demands on the next.
+"""`TokenRules` on logits: what earlier tokens ban or demand next.
 
 Owns, for each sequence with rules, its tokens on the device, where drawn tokens are added unknown
 to the host. A step's work is a pass over the tokens and a pass over the row.
@@ -22,10 +22,9 @@ _ANY, _NONE = -1, -2
 
 
 class _Ngrams:
-    """The tokens so far, each with the length of the match of its predecessors with the newest
-    tokens.
+    """The tokens so far, each with the length to which the tokens before it match the newest ones.
 
-    `matched[j]` tokens before place j equal as many newest tokens: one more token `t` makes
+    `matched[j]` tokens before place j equal as many newest tokens. One more token `t` makes
     `matched[j] + 1` before place j + 1 if token j is `t`, else 0.
     """
 
@@ -41,7 +40,7 @@ class _Ngrams:
         self._spared = send(spared, device) if rule.spared else None
 
     def ban(self, row: torch.Tensor) -> None:
-        """-inf for tokens that would end a repeated run."""
+        """Set -inf for tokens that would end a repeated run."""
         size, length = self._rule.size, self._length
         first = max(0, length - self._rule.window) if self._rule.window else 0
         first += size - 1  # the place of the last token of the window's first run
@@ -66,8 +65,9 @@ class _Ngrams:
 
 
 def match_ends(ids: np.ndarray, most: int) -> np.ndarray:
-    """For each place j, the number of tokens before j equal to as many last tokens of all of `ids`
-    [L], up to `most`: int32 [L].
+    """Count, for each place j, how many tokens before j equal as many last tokens of `ids` [L].
+
+    The count goes up to `most`: int32 [L].
     """
     length = len(ids)
     matched = np.zeros(length, np.int32)
@@ -97,7 +97,7 @@ class _BadWords:
         self._tail = send(np.array(tail[len(tail) - width :], np.int64), device)
 
     def ban(self, row: torch.Tensor) -> None:
-        """-inf for tokens that would complete a word."""
+        """Set -inf for tokens that would complete a word."""
         met = ((self._before == self._tail) | (self._before == _ANY)).all(dim=1)
         row.index_add_(0, self._last, torch.where(met, -torch.inf, 0.0).to(row.dtype))
 
@@ -107,7 +107,7 @@ class _BadWords:
 
 
 class RowThinking:
-    """The state of the answer's reasoning, and the number of tokens it may still take."""
+    """The state of the answer's reasoning, and its budget: how many tokens it may still take."""
 
     def __init__(
         self, budget: ThinkingBudget, answer: Sequence[int], vocab_size: int, device: torch.device
@@ -122,13 +122,13 @@ class RowThinking:
 
     @classmethod
     def of(cls, opened: Open, vocab_size: int, device: torch.device) -> RowThinking:
-        """The budget of a sequence, with its answer so far."""
+        """Return a sequence's budget after its answer so far."""
         assert opened.rules is not None and opened.rules.thinking is not None
         answer = opened.tokens[opened.prompt_length :]
         return cls(opened.rules.thinking, answer, vocab_size, device)
 
     def edit(self, row: torch.Tensor, _: int, masked: bool, /) -> bool:
-        """Leave the end of reasoning alone, if due; not if a grammar forbids the end."""
+        """Leave only the end of reasoning, if it is due and the grammar allows it."""
         close = slice(self._budget.close, self._budget.close + 1)
         due = self._inside & (self._left <= 0) & (row[close] > -torch.inf)
         row.copy_(torch.where(due, self._ending, row))
@@ -146,7 +146,7 @@ class RowBans:
     def __init__(
         self, rules: TokenRules, tokens: Sequence[int], prompt_length: int, device: torch.device
     ) -> None:
-        """tokens: the prompt, and the answer so far."""
+        """Take the rules, and `tokens`: the prompt and the answer so far."""
         answer = tokens[prompt_length:]
         self._allowed = send(np.array(rules.allowed, np.int64), device) if rules.allowed else None
         self._kinds: list[_BadWords | _Ngrams] = []
@@ -158,12 +158,12 @@ class RowBans:
 
     @classmethod
     def of(cls, opened: Open, device: torch.device) -> RowBans:
-        """The bans of a sequence, with its prompt and the answer so far."""
+        """Return a sequence's bans, given its prompt and the answer so far."""
         assert opened.rules is not None
         return cls(opened.rules, opened.tokens, opened.prompt_length, device)
 
     def edit(self, row: torch.Tensor, _count: int, _masked: bool, /) -> bool:
-        """Forbid tokens; none where no token would be left."""
+        """Forbid tokens, unless that would forbid every token."""
         before = row.clone()
         if self._allowed is not None:
             row.fill_(-torch.inf)

@@ -1,8 +1,8 @@
 """The disk tier: embeddings (`files.py`) or KV pages (`page_files.py`) written and read by one
-thread beside the worker, so that no step waits for it.
+thread next to the worker, so that steps go on meanwhile.
 
-Owns the thread and its jobs. Decides only on failures: unwritable items are not written, unreadable
-items are missing, and `collect` says so.
+Owns the thread and its jobs. Decides only on failures: items that cannot be written are skipped,
+unreadable items are missing, and `collect` says so.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def fingerprint_encoder(
     encode: Callable[[torch.Tensor, Grid], torch.Tensor],
     quantization: TowerQuantization = "none",
 ) -> bytes:
-    """16 bytes that differ with the vision tower's answers: weights, their bits, dtype, kind of
-    device. A hash of the tower's output for a test image.
+    """Return 16 bytes that differ with the vision tower's answers.
 
-    encode: a canvas uint8 [H, W, 3] on `device`, with its grid, to [num_tokens, embedding_width].
-    Every rank must call.
+    They are a hash of the tower's output for a test image, so that weights, their bits, dtype and
+    the kind of device count. encode: a canvas uint8 [H, W, 3] on `device`, with its grid, to
+    [num_tokens, embedding_width]. Every rank must call.
     """
     height, width = spec.sample.canvas
     pixels = (
@@ -62,12 +62,12 @@ class Files(Protocol[K]):
 
     @property
     def what(self) -> str:
-        """For logs."""
+        """Name the files for logs."""
         ...
 
     @property
     def shared(self) -> bool:
-        """True if other servers remove files, too."""
+        """Return True if other servers remove files, too."""
         ...
 
     @property
@@ -76,21 +76,21 @@ class Files(Protocol[K]):
     def path(self, key: K) -> Path: ...
 
     def store(self, path: Path, key: K, rows: torch.Tensor, /) -> None:
-        """Raises OSError."""
+        """Write an item's rows. Raises OSError."""
         ...
 
     def load(
         self, path: Path, key: K, lend: Lend, give: Callable[[torch.Tensor], None], size: int | None
     ) -> torch.Tensor:
-        """size: the expected rows. Raises Damaged, OSError."""
+        """Read an item's rows. size: how many are expected. Raises Damaged, OSError."""
         ...
 
     def scan(self) -> tuple[tuple[K, int], ...]:
-        """(key, size) of all files, the oldest first."""
+        """Return (key, size) for all files, the oldest first."""
         ...
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Close the files. Call last."""
         ...
 
 
@@ -104,9 +104,9 @@ class _Job(Generic[K]):
 
 
 class DiskTier(Generic[K]):
-    """The items in `files`. All methods are called by one thread.
+    """The items in `files`. One thread calls all methods.
 
-    `found`: (key, tokens) of items present at the start, the oldest first.
+    `found`: (key, tokens) for items present at the start, the oldest first.
     """
 
     def __init__(self, files: Files[K]) -> None:
@@ -128,8 +128,9 @@ class DiskTier(Generic[K]):
         self._thread.start()
 
     def use(self, lend: Lend, give: Callable[[torch.Tensor], None]) -> None:
-        """Read into memory from `lend`, if any, and `give` back written memory. Before the first
-        job; the thread calls both.
+        """Read into memory from `lend`, if any, and `give` back written memory.
+
+        Call before the first job. The thread calls both.
         """
         self._lend, self._give = lend, give
 
@@ -137,7 +138,8 @@ class DiskTier(Generic[K]):
         self, key: K, embedding: torch.Tensor, wait: Callable[[], None] = lambda: None
     ) -> None:
         """Begin to write `embedding` [n, width], on the CPU and unchanging once `wait` returns.
-        `wait` is called by the thread.
+
+        The thread calls `wait`.
         """
         with self._changed:
             if self._pending_bytes + embedding.nbytes <= PENDING_BYTES:
@@ -154,8 +156,9 @@ class DiskTier(Generic[K]):
             self._changed.notify_all()
 
     def read(self, key: K, num_tokens: int | None = None) -> None:
-        """Begin to read; `collect` tells the end. A file with another number of tokens, if given,
-        is damaged.
+        """Begin to read. `collect` reports the end.
+
+        A file with another number of tokens than `num_tokens`, if given, is damaged.
         """
         with self._changed:
             self._put(_Job("read", key, num_tokens))
@@ -165,23 +168,21 @@ class DiskTier(Generic[K]):
             self._put(_Job("remove", key))
 
     def has_read(self, key: K) -> bool:
-        """True if `take` has something to take."""
+        """Return True if `take` has rows to take."""
         with self._changed:
             return key in self._read
 
     def take(self, key: K) -> torch.Tensor:
-        """The rows read, [n, width] on the CPU; kept no longer. The taker gives back lent
-        memory.
-        """
+        """Take the rows read, [n, width] on the CPU. The taker gives back lent memory."""
         with self._changed:
             return self._read.pop(key)
 
     def forget(self, key: K) -> None:
-        """Drop rows that were read and are not needed."""
+        """Drop rows that were read and have become unneeded."""
         self._give(self.take(key))
 
     def collect(self, wait: bool) -> tuple[tuple[K, Happened], ...]:
-        """Events since the last call; with `wait`, at least one, for which a read must be under
+        """Return the events since the last call. With `wait`, waits for one, while a read is under
         way.
 
         Raises RuntimeError if the thread has failed: its reads will never come.
@@ -198,13 +199,13 @@ class DiskTier(Generic[K]):
 
     @property
     def told(self) -> bool:
-        """True if `collect` has something to tell, even bad news."""
+        """Return True if `collect` has something to report, even bad news."""
         with self._changed:
             return bool(self._events) or self._ended
 
     @property
     def busy(self) -> bool:
-        """True while a read is under way, or has ended untold by `collect`."""
+        """Return True while a read is under way, or has ended and awaits `collect`."""
         with self._changed:
             return bool(self._events) or self._reading > 0 or self._ended
 
@@ -237,9 +238,9 @@ class DiskTier(Generic[K]):
                 self._changed.notify_all()
 
     def _next(self) -> _Job[K] | None:
-        """The next job: awaited reads go before all jobs but those of the same image.
+        """Wait for the next job and return it, or `None` once closed and done.
 
-        None: closed, and nothing left.
+        Awaited reads go before all jobs but those for the same image.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)

@@ -1,12 +1,13 @@
-"""Embeddings as files of one folder, a safetensors file each.
+"""Embeddings as files in one folder, a safetensors file each.
 
 A file is trusted only if everything fits: its name, format, model fingerprint, shape, and the
-checksum of its values. Entries of such a name that do not fit are removed, except folders and files
-that could not be looked at: the next run may succeed. No other name is touched. A file appears
-under its name only when whole and on the disk (write, fsync, rename). Files are read, not mapped:
-of a file cut short, or on a disk gone away, a read fails and a mapping kills the process.
+checksum of its values. Entries with such a name that do not fit are removed, except folders and
+files that could not be looked at: the next run may succeed. All other names are left alone. A file
+appears under its name only when whole and on the disk (write, fsync, rename). Files are read, not
+mapped: where a file is cut short, or its disk has gone away, a read fails and a mapping kills the
+process.
 
-In a folder of several servers (`shared.py`), each looks only at needed files, the first server
+In a folder for several servers (`shared.py`), each looks only at needed files, the first server
 writes a file, once, and a read counts as a use. Knows nothing of threads.
 """
 
@@ -53,7 +54,7 @@ Lend = Callable[[int], torch.Tensor | None]
 
 
 class Damaged(Exception):
-    """The file's content is not as promised by the name."""
+    """The file's content breaks what its name promises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class _Header:
 
 
 class EmbeddingFiles:
-    """Embeddings of one model, in `root`/<fingerprint>."""
+    """One model's embeddings, in `root`/<fingerprint>."""
 
     def __init__(
         self,
@@ -74,8 +75,11 @@ class EmbeddingFiles:
         dtype: torch.dtype,
         shared_bytes: int | None = None,
     ) -> None:
-        """`shared_bytes`: the budget of all servers that write below `root`; None: a single server
-        keeps its own budget. Raises OSError for a folder that cannot be had, or is somebody else's.
+        """Take or create the folder.
+
+        `shared_bytes`: the budget for all servers that write below `root`. Without it, a single
+        server keeps its own budget. Raises OSError for a folder that cannot be had, or is somebody
+        else's.
         """
         self.room = None if shared_bytes is None else SharedRoom(root, shared_bytes)
         if self.room is None:
@@ -94,18 +98,18 @@ class EmbeddingFiles:
 
     @property
     def shared(self) -> bool:
-        """True if other servers write to the folder, too."""
+        """Return True if other servers write to the folder, too."""
         return self.room is not None
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: each file is closed after use."""
 
     def path(self, key: ImageKey) -> Path:
         return self._folder / file_name(key)
 
     @property
     def folder(self) -> Path:
-        """The folder of this model's files."""
+        """The folder with this model's files."""
         return self._folder
 
     def store(self, path: Path, key: ImageKey, embedding: torch.Tensor) -> None:
@@ -126,7 +130,7 @@ class EmbeddingFiles:
 
     @contextmanager
     def _draft(self, path: Path, nbytes: int) -> Iterator[BinaryIO]:
-        """A file open to be written, and `path` at the end. Raises OSError."""
+        """Open a file to be written, which becomes `path` at the end. Raises OSError."""
         if self.room is not None:
             with self.room.draft(path, nbytes) as file:
                 yield file
@@ -149,7 +153,10 @@ class EmbeddingFiles:
         give: Callable[[torch.Tensor], None],
         num_tokens: int | None = None,
     ) -> torch.Tensor:
-        """`num_tokens`: the image's number. Raises Damaged, and OSError for an unreadable file."""
+        """Read an embedding. `num_tokens`: the image's number.
+
+        Raises Damaged, and OSError for an unreadable file.
+        """
         with open_whole(path) as file:
             self._check_user(file)
             header = self._header(file, path)
@@ -177,8 +184,9 @@ class EmbeddingFiles:
         return rows
 
     def scan(self) -> tuple[tuple[ImageKey, int], ...]:
-        """The files whole by name, header and size, the oldest first; of a shared folder
-        nothing.
+        """Return the files that are whole by name, header and size, the oldest first.
+
+        A shared folder is left unscanned.
         """
         if self.room is not None:
             return ()
@@ -203,7 +211,7 @@ class EmbeddingFiles:
         )
 
     def _check_user(self, file: BufferedReader) -> None:
-        """Raises OSError for another user's file in a shared folder."""
+        """Raise OSError for another user's file in a shared folder."""
         if self.room is not None and os.fstat(file.fileno()).st_uid != self.room.user:
             raise OSError(errno.EPERM, "it belongs to another user")
 
@@ -235,7 +243,7 @@ class EmbeddingFiles:
 
 
 def open_whole(path: Path) -> BufferedReader:
-    """A file to read. Raises Damaged for all else."""
+    """Open a regular file to read. Raises Damaged for all else."""
     try:
         return open(path, "rb", opener=beside)
     except Strange:
@@ -243,8 +251,9 @@ def open_whole(path: Path) -> BufferedReader:
 
 
 def discard(what: str, path: Path, why: Damaged) -> None:
-    """Remove a file untrue to its name, if possible: folders stay, and everything stays where
-    writing is forbidden.
+    """Remove a file untrue to its name, if possible.
+
+    Folders stay, and everything stays where writing is forbidden.
     """
     try:
         path.unlink()
@@ -261,7 +270,7 @@ def discard(what: str, path: Path, why: Damaged) -> None:
 
 
 def write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
-    """A safetensors file of one tensor, up to its values."""
+    """Return the beginning of a safetensors file with one tensor, up to its values."""
     dtype = SAFETENSORS_NAMES[rows.dtype]
     tensor = {"dtype": dtype, "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]}
     text = json.dumps({"__metadata__": metadata, TENSOR: tensor}).encode()
@@ -270,5 +279,5 @@ def write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
 
 
 def values_of(rows: torch.Tensor) -> memoryview:
-    """The values of contiguous rows on the CPU, without a copy."""
+    """View the values of contiguous rows on the CPU, without a copy."""
     return rows.view(torch.uint8).numpy().reshape(-1).data

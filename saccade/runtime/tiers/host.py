@@ -1,8 +1,8 @@
 """Host memory for embeddings: the host tier, and buffers for the way to disk and back.
 
-Beside a GPU the memory is pinned, piece by piece as it comes into use, by a thread, so that neither
-start-up nor a step waits for pinning. The slabs' bytes are the budget's. Beside a CPU
-an embedding stays in place. Decides nothing; knows nothing of files.
+For a GPU the memory is pinned by a thread, piece by piece as it comes into use, so that start-up
+and steps go on meanwhile. The slabs' bytes are the budget's. On a CPU an embedding stays in place.
+Decides nothing. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ PIECE_BYTES = 1 << 30
 
 
 class Slab:
-    """`capacity` rows of host memory [capacity, width], handed out in runs; from any thread. A
-    piece is pinned before rows of it are taken, where there is time; else it is copied more slowly.
+    """`capacity` rows of host memory [capacity, width], handed out in runs, to any thread.
+
+    A piece is pinned before its rows are taken, where there is time. Otherwise it is copied more
+    slowly.
     """
 
     def __init__(self, capacity: int, like: torch.Tensor, pin: torch.device | None) -> None:
-        """`like` [.., width] has the dtype. pin: the GPU that reads and writes by itself."""
+        """Take the dtype from `like` [.., width]. pin: the GPU that reads and writes by itself."""
         width = like.shape[-1]
         self._rows = max(1, PIECE_BYTES // max(1, width * like.element_size()))  # of a piece
         self._pieces = [
@@ -60,8 +62,9 @@ class Slab:
                 self._wanted.put(self._to_pin.pop(0))
 
     def take(self, count: int, *, whole: bool = False) -> tuple[range, ...] | None:
-        """Runs of `count` rows in all; with `whole`, a single one, in a slab of one piece. None
-        without room.
+        """Take `count` rows, in one or more runs. Returns `None` if too few are free.
+
+        whole: take a single run, in a slab with one piece.
         """
         with self._lock:
             fitting = [run for run in self._free if len(run) >= count] if whole else self._free
@@ -92,7 +95,7 @@ class Slab:
             self._free = merged
 
     def views(self, runs: Sequence[range]) -> list[torch.Tensor]:
-        """Views of the runs' rows, one for each piece concerned."""
+        """Return views on the runs' rows, one for each piece concerned."""
         found = []
         for run in runs:
             start = run.start
@@ -121,14 +124,14 @@ class HostTier(Protocol):
         ...
 
     def pop(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
-        """Rows back on the device; gone from the host."""
+        """Move rows back to the device, off the host."""
         ...
 
     def drop(self, key: ImageKey) -> None: ...
 
 
 class SameMemory:
-    """The host tier of a CPU, which is the device's own memory."""
+    """The host tier for a CPU, which is the device's own memory."""
 
     def __init__(self) -> None:
         self._rows: dict[ImageKey, torch.Tensor] = {}
@@ -145,8 +148,10 @@ class SameMemory:
 
 
 class PinnedTier:
-    """The host tier of a GPU. All copies are in the order of one stream, so a run's rows have been
-    read before the next copy into the run begins.
+    """The host tier for a GPU.
+
+    All copies are in the order of one stream, so a run's rows have been read before the next copy
+    into the run begins.
     """
 
     def __init__(self, slab: Slab, copies: Copies) -> None:
@@ -171,8 +176,8 @@ class PinnedTier:
 
 
 class Buffers:
-    """Pinned memory for embeddings between device and disk; lent, and given back when the other
-    side is done.
+    """Pinned memory for embeddings between device and disk. It is lent, and given back when the
+    other side is done.
     """
 
     def __init__(self, slab: Slab, copies: Copies) -> None:
@@ -182,7 +187,7 @@ class Buffers:
         self._leaving: list[tuple[torch.cuda.Event, torch.Tensor]] = []
 
     def lend(self, count: int) -> torch.Tensor | None:
-        """[count, width], or None without room. From any thread."""
+        """Lend rows [count, width], or return `None` if all are in use. Any thread may call."""
         runs = self._slab.take(count, whole=True)
         if runs is None:
             return None
@@ -191,13 +196,15 @@ class Buffers:
         return rows
 
     def give(self, rows: torch.Tensor) -> None:
-        """Take back rows, if lent by this memory. From any thread."""
+        """Take back rows, if lent by this memory. Any thread may call."""
         if (runs := self._lent.pop(rows.data_ptr(), None)) is not None:
             self._slab.give(runs)
 
     def fetch(self, rows: torch.Tensor, ready: Ready) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Begin to copy rows from the device; returns a wait to call before a read. Raises
-        BufferError without room.
+        """Begin to copy rows from the device. Returns the copy, and a wait to call before it is
+        read.
+
+        Raises BufferError if all memory is in use.
         """
         self._reap()
         copy = self.lend(len(rows))
@@ -206,7 +213,7 @@ class Buffers:
         return copy, self._copies.to_host(rows, [copy], ready).synchronize
 
     def bring(self, rows: torch.Tensor) -> tuple[torch.Tensor, Ready]:
-        """Host rows on the device; given back once read."""
+        """Copy host rows to the device. They are given back once read."""
         self._reap()
         there, ready = self._copies.to_device([rows])
         self._leaving.append((ready, rows))

@@ -1,12 +1,12 @@
-"""KV pages, and states of sequences, as files of one folder, a safetensors file each, by their
-names (`cache/page_names.py`).
+"""KV pages, and sequences' states, as files in one folder, a safetensors file each, by their names
+(`cache/page_names.py`).
 
 A file is trusted only if everything fits: its name, the writer's identity, size, and the checksum
-of bytes, and its owner, since whoever else can write here can make all of these fit. A file appears
-under its name only when whole (write, rename), and is not forced to the disk: the checksum finds
-pages torn by a power failure, which are computed again. The folder, below a root marked as ours,
-belongs to one server while locked; nothing is written through a link in its place. Knows nothing
-of threads.
+of bytes. Its owner must fit, too, since whoever else can write here can make all of these fit. A
+file appears under its name only when whole (write, rename), and is not forced to the disk. The
+checksum finds pages torn by a power failure, which are computed again. The folder, below a root
+marked as ours, belongs to one server while locked. Writing through a link in its place is refused.
+Knows nothing of threads.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ PRIVATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class PageFiles:
-    """Pages of one identity, in `root`/<identity>."""
+    """One identity's pages, in `root`/<identity>."""
 
     what = "KV cache on disk"
     shared = False
 
     def __init__(self, root: Path, identity: bytes) -> None:
-        """Raises OSError, with the reason, for a folder that cannot be had, is somebody else's, or
-        is in use by another server.
+        """Take, create and lock the folder.
+
+        Raises OSError, with the reason, for a folder that cannot be had, is somebody else's, or is
+        in use by another server.
         """
         self._user = PAGES.take(root)
         self.folder = root / identity_folder(identity)
@@ -79,7 +81,7 @@ class PageFiles:
         return self.folder / page_file(key)
 
     def store(self, path: Path, key: bytes, rows: torch.Tensor) -> None:
-        """rows: uint8 [1, bytes] on the CPU. Raises OSError."""
+        """Write a page. rows: uint8 [1, bytes] on the CPU. Raises OSError."""
         values = values_of(rows)
         metadata = {"format": FORMAT, "identity": self._identity, "name": key.hex()}
         header = write_header(rows, metadata | {"blake3": _checksum(key, values)})
@@ -104,7 +106,10 @@ class PageFiles:
         give: Callable[[torch.Tensor], None],  # noqa: ARG002
         size: int | None,
     ) -> torch.Tensor:
-        """uint8 [1, size]. Raises Damaged, and OSError where the file cannot be read."""
+        """Read a page, uint8 [1, size].
+
+        Raises Damaged, and OSError where the file cannot be read.
+        """
         assert size is not None, "who asks for a page knows its size"
         with open_whole(path) as file:
             if os.fstat(file.fileno()).st_uid != self._user:
@@ -119,8 +124,9 @@ class PageFiles:
         return rows
 
     def scan(self) -> tuple[tuple[bytes, int], ...]:
-        """(name, bytes of disk) of the files, the oldest first; files half written by a dead server
-        go.
+        """Return (name, bytes on disk) for the files, the oldest first.
+
+        Removes files half written by a dead server.
         """
         found: list[tuple[int, bytes, int]] = []
         for entry in os.scandir(self.folder):
@@ -133,7 +139,7 @@ class PageFiles:
         return tuple((name, nbytes) for _, name, nbytes in sorted(found))
 
     def _header(self, file: BufferedReader, key: bytes, size: int) -> str:
-        """The checksum. Raises Damaged where anything does not fit."""
+        """Return the checksum. Raises Damaged where anything does not fit."""
         text = file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEADER))
         try:
             told = json.loads(text)
@@ -152,8 +158,9 @@ class PageFiles:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor of a file locked by nobody else, locked until closed. A killed server may take a
-    moment to go. Raises OSError.
+    """Lock a file until closed, and return its descriptor. A killed server may take a moment to go.
+
+    Raises OSError if another server keeps the lock.
     """
     handle, until = made_beside(str(path), os.O_RDWR), time.monotonic() + LOCK_SECONDS
     while True:
@@ -171,8 +178,9 @@ def _locked(path: Path) -> int:
 
 
 def remove_others(root: Path, identity: bytes) -> int:
-    """Remove pages of other identities without a running server's lock: models served earlier keep
-    nothing beside the present model. Returns the number.
+    """Remove other identities' pages, unless a running server has the lock. Returns their number.
+
+    Models served earlier keep nothing next to the present model.
     """
     count = 0
     for folder in page_folders(root):
@@ -188,5 +196,5 @@ def remove_others(root: Path, identity: bytes) -> int:
 
 
 def _checksum(key: bytes, values: memoryview) -> str:
-    """A checksum of the values, under their name: another page's values never fit."""
+    """Return a checksum of the values, under their name. Another page's values never fit."""
     return blake3(values, key=key).hexdigest()

@@ -1,10 +1,10 @@
-"""KV pages, and states of sequences, in host memory: one rank's part of each, copied beside the
-work of a GPU.
+"""KV pages, and sequences' states, in host memory: one rank's part of each, copied while a GPU
+works.
 
-Owns the memory and its allotment. Decides nothing. Memory is handed out by the page; a state takes
-several. On a GPU all copies are in the order of one stream: a place has been read before the next
-copy into the place begins. A page is read right into the final place in the pool, untouched by
-anybody else until `settle`.
+Owns the memory and its allotment. Decides nothing. Memory is handed out by the page, and a state
+takes several. On a GPU all copies are in the order of one stream: a place has been read before the
+next copy into the place begins. A page is read right into its final place in the pool, which stays
+untouched by others until `settle`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Parts = Callable[[bool], Sequence[torch.Tensor]]
 
 
 class HostPages:
-    """`nbytes` of pages, `width` each."""
+    """`nbytes` for pages, `width` each."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class HostPages:
         parts: Parts,
         stream: torch.cuda.Stream | None,
     ) -> None:
-        """stream: for copies; None: beside a CPU, with immediate copies."""
+        """Allocate the memory. stream: for copies. Without one, on a CPU, copies are immediate."""
         like = torch.empty((0, width), dtype=torch.uint8)
         self._slab = Slab(nbytes // width, like, None if stream is None else device)
         self._width = width
@@ -52,7 +52,7 @@ class HostPages:
         self._slab.give([run for name in names for run in self._runs.pop(name)])
 
     def save(self, copies: Sequence[PageCopy]) -> None:
-        """Begin to copy these places; the current stream may write to them afterwards."""
+        """Begin to copy these places. The current stream may write to them afterwards."""
         for state in (False, True):
             of_kind = [copy for copy in copies if copy.state == state]
             for piece in self._pieces(of_kind, state):
@@ -97,7 +97,7 @@ class HostPages:
         self._leaving.append(done)
 
     def fetch(self, copies: Sequence[PageCopy]) -> None:
-        """Begin to read into places of the pool; `collect` tells of each end."""
+        """Begin to read into places in the pool. `collect` reports each end."""
         ready: Ready = None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -129,14 +129,14 @@ class HostPages:
             start += part.shape[1]
 
     def settle(self, names: Iterable[bytes]) -> None:
-        """The current stream's later work comes after these reads."""
+        """Make the current stream's later work wait for these reads."""
         for name in names:
             self._untold.pop(name, None)
             if (ready := self._coming.pop(name, None)) is not None:
                 torch.cuda.current_stream(self._device).wait_event(ready)
 
     def collect(self) -> tuple[bytes, ...]:
-        """Pages read since the last call."""
+        """Return the pages read since the last call."""
         done = tuple(name for name, ready in self._untold.items() if _over(ready))
         for name in done:
             del self._untold[name]
@@ -144,12 +144,12 @@ class HostPages:
 
     @property
     def reading(self) -> bool:
-        """True until `collect` has told of everything."""
+        """Return True until `collect` has reported everything."""
         return bool(self._untold)
 
     @property
     def told(self) -> bool:
-        """True if `collect` has something to tell."""
+        """Return True if `collect` has something to report."""
         return any(_over(ready) for ready in self._untold.values())
 
 
@@ -158,7 +158,7 @@ def _over(ready: Ready) -> bool:
 
 
 def _runs(rows: Sequence[int]) -> tuple[range, ...]:
-    """Ascending rows, as runs."""
+    """Join ascending rows into runs."""
     found: list[range] = []
     for row in rows:
         if found and found[-1].stop == row:

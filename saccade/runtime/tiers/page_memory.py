@@ -1,9 +1,9 @@
-"""KV pages, and states of sequences, on their way to other tiers and back. The scheduler decides,
-this file copies. Copies of the host tier are each rank's own (`page_host.py`).
+"""KV pages, and sequences' states, on their way to other tiers and back. The scheduler decides,
+this file copies. Copies in the host tier are each rank's own (`page_host.py`).
 
 On disk a page is written and read as one row of bytes: each layer's part of the page's tokens. The
-first rank writes all ranks' rows side by side, and hands pages read to all, so that no two ranks
-can disagree on the disk's content.
+first rank writes all ranks' rows side by side, and hands pages read to all, so that all ranks agree
+on the disk's content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("saccade")
 
 
 def open_pages(config: PageTierConfig, shard: Shard) -> DiskTier[bytes] | None:
-    """The disk tier, if any, on the first rank. Raises StartupError."""
+    """Open the disk tier, if any, on the first rank. Raises StartupError."""
     if config.folder is None or shard.rank:
         return None
     root = Path(config.folder)
@@ -44,7 +44,10 @@ def open_pages(config: PageTierConfig, shard: Shard) -> DiskTier[bytes] | None:
 
 
 class PageMemory:
-    """One rank's page memory. `disk`: the first rank's; None elsewhere, or without the tier."""
+    """One rank's page memory.
+
+    `disk`: the first rank's. It is `None` elsewhere, or without the tier.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class PageMemory:
         disk: DiskTier[bytes] | None,
         host_bytes: int = 0,
     ) -> None:
-        """`host_bytes`: of this rank."""
+        """Set up the host tier. `host_bytes`: this rank's."""
         self.disk = disk
         self._shard = shard
         self._pages = [
@@ -75,7 +78,7 @@ class PageMemory:
 
     @property
     def found(self) -> tuple[tuple[bytes, int], ...]:
-        """(name, bytes) of pages left by an earlier run, the oldest first."""
+        """(name, bytes) for pages left by an earlier run, the oldest first."""
         return self.disk.found if self.disk is not None else ()
 
     def move(self, moves: PageMoves) -> None:
@@ -91,7 +94,6 @@ class PageMemory:
             self._host.fetch(moves.host.fetch)
 
     def _move_files(self, moves: TierMoves) -> None:
-        """The same of the disk."""
         if self.disk is not None:
             for name in moves.drop:
                 self.disk.remove(name)
@@ -117,18 +119,18 @@ class PageMemory:
 
     @property
     def reading(self) -> bool:
-        """True while a read is under way, or has ended untold by `collect`."""
+        """Return True while a read is under way, or has ended and awaits `collect`."""
         reads = self._host is not None and self._host.reading
         return reads or (self.disk is not None and self.disk.busy)
 
     @property
     def told(self) -> bool:
-        """True if `collect` has something to tell."""
+        """Return True if `collect` has something to report."""
         tells = self._host is not None and self._host.told
         return tells or (self.disk is not None and self.disk.told)
 
     def collect(self) -> tuple[PageEvent, ...]:
-        """Reads and writes that have ended since the last call."""
+        """Return the reads and writes that have ended since the last call."""
         told: list[PageEvent] = []
         disk = self.disk
         if self._host is not None:
@@ -183,7 +185,7 @@ class PageMemory:
             self._place_together(copies, parts)
 
     def _place_together(self, copies: Sequence[PageCopy], parts: Sequence[torch.Tensor]) -> None:
-        """The same for any device and number of ranks. Every rank must call."""
+        """Place pages on any device and number of ranks. Every rank must call."""
         width = sum(part.shape[1] for part in parts)
         device, ranks = parts[0].device, self._shard.size
         if self.disk is not None:

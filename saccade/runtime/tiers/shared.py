@@ -53,7 +53,7 @@ SPARE = 16
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Found:
-    """An embedding; the least lately used is the smallest."""
+    """An embedding. The least lately used is the smallest."""
 
     used: int
     nbytes: int
@@ -62,12 +62,16 @@ class _Found:
 
 
 class SharedRoom:
-    """At most `budget` bytes of files below `root`, blocks counted whole. Methods block; one thread
-    per server calls them.
+    """At most `budget` bytes in files below `root`, blocks counted whole.
+
+    Methods block. One thread per server calls them.
     """
 
     def __init__(self, root: Path, budget: int) -> None:
-        """Raises OSError where the folder cannot be had, or is somebody else's."""
+        """Take the folder and count what it holds.
+
+        Raises OSError where the folder cannot be had, or is somebody else's.
+        """
         self._root = root
         self._budget = budget
         self.evictions = 0
@@ -77,9 +81,9 @@ class SharedRoom:
 
     @contextmanager
     def draft(self, target: Path, nbytes: int) -> Iterator[BinaryIO]:
-        """A new file, with room, open to be written; `target` at the end.
+        """Reserve `nbytes` and open a new file to be written, which becomes `target` at the end.
 
-        Raises OSError: no room at all, or another server holds the lock.
+        Raises OSError if it exceeds the budget, or another server holds the lock.
         """
         needed = on_disk(nbytes)
         if needed > self._budget:
@@ -106,7 +110,10 @@ class SharedRoom:
     # ---- room
 
     def _sweep(self, needed: int) -> int:
-        """Bytes in use once `needed` more fit, and some to spare; abandoned drafts are removed."""
+        """Make `needed` bytes and some to spare fit the budget. Returns the bytes in use.
+
+        Removes abandoned drafts.
+        """
         files: list[_Found] = []
         used = 0
         for folder, handle in model_folders(self._root):
@@ -128,7 +135,11 @@ class SharedRoom:
         return used
 
     def _make_room(self, files: list[_Found], used: int, enough: int) -> int:
-        """Remove the least lately used until `enough` bytes, or none, are in use; the bytes."""
+        """Remove the least lately used files until at most `enough` bytes are in use, or all are
+        gone.
+
+        Returns the bytes in use.
+        """
         for file in sorted(files):
             if used <= enough:
                 break
@@ -139,7 +150,7 @@ class SharedRoom:
         return used
 
     def _read(self, lock: BinaryIO) -> int | None:
-        """The bytes in use, if the lock file tells."""
+        """Return the bytes in use, if the lock file says them."""
         lock.seek(0)
         told = lock.read(32)
         return int(told) if told.endswith(b"\n") and told[:-1].isdigit() else None
@@ -151,7 +162,7 @@ class SharedRoom:
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        """One server at a time. Raises OSError when another keeps the lock."""
+        """Hold the lock, which one server has at a time. Raises OSError when another keeps it."""
         with open(self._root / "lock", "r+b", opener=made_beside) as lock:
             until = time.monotonic() + LOCK_SECONDS
             while True:
@@ -167,7 +178,10 @@ class SharedRoom:
 
 
 def _abandoned(path: Path, folder: int) -> bool:
-    """Remove a draft of a dead writer. `folder`: the draft's, open. Raises OSError."""
+    """Remove a dead writer's draft. Returns False if its writer lives.
+
+    `folder`: the draft's, open. Raises OSError.
+    """
     with open(path, "rb", opener=beside) as draft:
         try:
             fcntl.flock(draft, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,5 @@
-"""A rank's work on images, with or without a language model: the vision tower, and embeddings in
-every tier, as plans say.
+"""One rank's work on images, with or without a language model: runs the vision tower and keeps
+embeddings in every tier, as plans say.
 
 Owns the tower's buffers and graphs, the disk tier and the embeddings. Knows nothing of tokens.
 """
@@ -32,8 +32,10 @@ from saccade.runtime.vision.vision_encoder import VisionEncoder
 
 
 class ImageExecutor:
-    """One rank's vision tower and embeddings. `tower`: its fingerprint (`_open_disk`). `active`:
-    work of earlier steps may be under way, so that each step asks for news.
+    """One rank's vision tower and embeddings.
+
+    `tower`: its fingerprint (`_open_disk`). `active`: work from earlier steps may be under way, so
+    that each step asks for news.
     """
 
     def __init__(
@@ -64,18 +66,18 @@ class ImageExecutor:
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
-        """(key, tokens) of embeddings left on disk by an earlier run, the oldest first."""
+        """(key, tokens) for embeddings left on disk by an earlier run, the oldest first."""
         return self._disk.found if self._disk else ()
 
     @property
     def store(self) -> str:
-        """The folder for this model's embeddings shared with other servers; "" for none."""
+        """The folder for this model's embeddings shared with other servers, or ""."""
         disk = self._disk
         return str(disk.files.folder) if disk is not None and disk.files.shared else ""
 
     def begin(self, plan: Plan, pages: PageMemory | None = None) -> Step:
-        """Begin a step; for a plan that says only so, fit graphs and do no other work. pages: as
-        `Step`'s.
+        """Begin a step. For a plan that only adapts, fit graphs and leave all other work. pages: as
+        in `Step`.
         """
         self._encoding = bool(plan.encode) or (self._encoding and self._vision.busy)
         self.active = self._encoding or self._disk is not None
@@ -85,7 +87,9 @@ class ImageExecutor:
         return step
 
     def encode(self, plan: Plan, step: Step) -> None:
-        """Moves between tiers, other servers' embeddings, and the tower's share of the step."""
+        """Move embeddings between tiers, take in other servers', and run the tower's share of the
+        step.
+        """
         for move in plan.moves:
             self.embeddings.move(move)
         if mine := [encode for encode in plan.encode if not encode.given]:
@@ -103,15 +107,17 @@ class ImageExecutor:
             self.embeddings.save(key)
 
     def close(self) -> None:
-        """Finish all writing, and let go of graphs."""
+        """Finish all writing, and release the graphs."""
         self._vision.close()
         if self._disk:
             self._disk.close()
 
 
 def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
-    """A recorder for graphs replayed one after another. Graphs that run beside, as the tower's
-    beside the language model's, need an own memory pool and workspace. priority: of the kernels.
+    """Return a recorder for graphs that are replayed one after another.
+
+    Graphs that run at the same time, as the tower's do while the language model's run, need an own
+    memory pool and workspace. priority: the kernels'.
     """
     return CudaCapture(priority) if like.is_cuda else eager
 
@@ -119,9 +125,12 @@ def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
 def _open_disk(
     spec: FamilySpec, config: EngineConfig, shard: Shard, vision: VisionEncoder
 ) -> tuple[str, DiskTier[ImageKey] | None]:
-    """The tower's fingerprint (hexadecimal), if embeddings of other servers, or of earlier runs,
-    may be used, and the files, if embeddings are kept: of the first rank; other ranks only take
-    part in the fingerprint. Raises StartupError.
+    """Open the embedding store. Returns the tower's fingerprint (hexadecimal) and, on the first
+    rank, the store.
+
+    The fingerprint is "" unless embeddings from other servers or earlier runs may be used. The
+    store is `None` where embeddings are kept only in memory. Other ranks only take part in
+    computing the fingerprint. Raises StartupError.
     """
     if config.embeddings.folder is None and config.encoder.role == "all":
         return "", None

@@ -1,5 +1,5 @@
-"""Images to embeddings on one device: packs images of any mix of sizes into one forward of the
-vision tower, replays a fitting graph if any, and hands each image its own rows.
+"""Images to embeddings on one device: packs images of any sizes into one forward through the vision
+tower, replays a fitting graph if any, and hands each image its own rows.
 
 Owns the buffers that graphs read and write. Knows nothing of plans, ranks or the arena.
 """
@@ -51,7 +51,7 @@ for N rows, most of which find none.
 class PackedEncoder:
     """The vision tower of `net`.
 
-    `like` has the dtype and the device of embeddings. `capture` None: without graphs.
+    `like` has the dtype and the device of embeddings. Without `capture` there are no graphs.
     """
 
     def __init__(
@@ -83,16 +83,19 @@ class PackedEncoder:
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[torch.Tensor]:
-        """Embeddings [num_tokens, embedding_width] of images, by canvases uint8 [H, W, 3] on the
-        device. Each owns its storage.
+        """Encode images, given as canvases uint8 [H, W, 3] on the device.
+
+        Returns embeddings [num_tokens, embedding_width], each in own storage.
         """
         return drain(self.pieces(pixels, grids))
 
     def pieces(
         self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid], adapter: int = 0
     ) -> Generator[int, None, list[torch.Tensor]]:
-        """The same in pieces: yields the next piece's cost in patch-blocks, and does the piece when
-        resumed. The bits do not depend on the time. adapter: the tower's, by number; 0: none.
+        """Encode in pieces, as `encode` does. Yields a piece's cost in patch-blocks, and runs it
+        when resumed.
+
+        The bits are the same whenever it is resumed. adapter: the tower's, by number, or 0.
         """
         if not adapter:
             return (yield from self._pieces(pixels, grids, plain=False))
@@ -109,7 +112,7 @@ class PackedEncoder:
     def _pieces(
         self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid], *, plain: bool
     ) -> Generator[int, None, list[torch.Tensor]]:
-        """plain: without graphs."""
+        """Encode pack by pack. plain: without graphs."""
         facts = [self._positions.facts(grid) for grid in grids]
         embeddings: list[torch.Tensor] = []
         for pack in self.packs([fact.num_patches for fact in facts]):
@@ -118,33 +121,36 @@ class PackedEncoder:
 
     @property
     def depth(self) -> int:
-        """Blocks passed by each patch."""
+        """Blocks that each patch passes."""
         return self._vision.depth
 
     def packs(self, patches: Sequence[int]) -> list[slice]:
-        """The neighbouring images, of `patches` each, that go through the tower together."""
+        """Return which neighbouring images, by `patches`, go through the tower together."""
         return packs(patches, self._pack)
 
     @property
     def captures(self) -> bool:
-        """True if graphs may exist, which hold on to the tower."""
+        """Return True if graphs may exist, which hold on to the tower."""
         return self._graphs is not None
 
     def replace(self, net: TowerNet) -> None:
-        """Go on with another tower, of the same shape. Nothing is being encoded."""
+        """Switch to another tower of the same shape, while nothing is being encoded."""
         assert not self.captures
         self._vision, self._adapters = net.vision, net.adapters
         self._positions.replace(net.vision)
 
     @torch.inference_mode()
     def adapt(self) -> bool:
-        """Fit the graphs to the images seen; for idle moments. True while more is to do."""
+        """Fit the graphs to the images seen. Call it in idle moments. Returns True while more is to
+        do.
+        """
         return self._graphs is not None and self._graphs.adapt()
 
     @torch.inference_mode()
     def encode_plainly(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """The embedding of one image, by a canvas uint8 [H, W, 3] on the device, without graphs:
-        the bits do not depend on graph sizes.
+        """Encode one image without graphs, from a canvas uint8 [H, W, 3] on the device.
+
+        The bits are independent of graph sizes.
         """
         facts = self._vision.grid_facts(grid)
         rows = self._vision.embed(pixels, facts)
@@ -152,8 +158,10 @@ class PackedEncoder:
         return self._vision.split(embedding, [facts])[0]
 
     def warm_up(self, adapter: int = 0) -> None:
-        """Run the tower on two blank images, without graphs: kernels compiled at first launch are
-        compiled, for long segments and for short. Nothing without a tower. adapter: as `pieces`'.
+        """Run the tower on two blank images, without graphs, to compile kernels for long and short
+        segments.
+
+        Does nothing without a tower. adapter: as in `pieces`.
         """
         if not self._spec.sees_images:
             return
@@ -166,7 +174,7 @@ class PackedEncoder:
                 self.encode_plainly(canvas, recipe.grid)
 
     def close(self) -> None:
-        """Let go of the graphs."""
+        """Release the graphs."""
         self._graphs = None
 
     def _forward(
@@ -199,10 +207,10 @@ class PackedEncoder:
 
 
 class PackBuffers:
-    """Inputs and output of the tower's graphs, for packs of up to `largest` rows; implements
+    """Inputs and output for the tower's graphs, for packs with up to `largest` rows. Implements
     `graphs.Graphed`.
 
-    Padding rows see each other, in segments of their own, and nothing else.
+    Padding rows see only each other, in segments of their own.
     """
 
     def __init__(
@@ -245,7 +253,7 @@ class PackBuffers:
     def fill(self, inputs: Pack, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> bool:
         """Write a pack of images and its padding.
 
-        False for more segments than fit.
+        Returns False if it has more segments than fit.
         """
         found = []
         whole = [cut.segments for (cut,) in inputs.cuts]
@@ -273,8 +281,9 @@ class PackBuffers:
 def cut_segments(
     lengths: Sequence[int], limit: int | None, device: torch.device
 ) -> tuple[Cut, ...]:
-    """Neighbouring segments with up to `limit` rows together, and longer segments in equal parts of
-    at least `limit`. limit None: one cut.
+    """Group neighbouring segments with up to `limit` rows together, and split longer ones evenly.
+
+    The parts of a longer segment have at least `limit` rows. Without `limit` there is one cut.
     """
 
     def segments(each: Sequence[int]) -> Segments:
@@ -299,7 +308,7 @@ def cut_segments(
 
 
 def drain(pieces: Generator[int, None, T]) -> T:
-    """Do all the work at once; returns the result."""
+    """Run all pieces at once and return the result."""
     while True:
         try:
             next(pieces)
@@ -309,7 +318,7 @@ def drain(pieces: Generator[int, None, T]) -> T:
 
 
 def room(size: int, limit: int | None) -> int:
-    """Segments, of at most `limit` rows each, that fit a graph for `size` rows."""
+    """Return how many segments, with at most `limit` rows each, fit a graph for `size` rows."""
     most = size // ROWS_PER_SEGMENT + 8
     return most if limit else min(most, MOST_UNBOUNDED)
 
@@ -317,10 +326,10 @@ def room(size: int, limit: int | None) -> int:
 def segment_bounds(
     lengths: Sequence[int], size: int, room: int, longest: int
 ) -> torch.Tensor | None:
-    """Bounds [room + 1], int32, of segments that fill `size` rows: `lengths`, then padding cut to
-    `longest`, then empty segments.
+    """Return the bounds [room + 1], int32, for segments that fill `size` rows.
 
-    None for more segments than fit.
+    `lengths` come first, then padding cut to `longest`, then empty segments. Returns `None` for
+    more segments than fit.
     """
     used = sum(lengths)
     padding = [min(longest, size - at) for at in range(used, size, longest)]
@@ -333,7 +342,7 @@ def segment_bounds(
 
 
 def packs(patches: Sequence[int], limit: int | None) -> list[slice]:
-    """Runs of neighbouring images of `patches` each, with at most `limit` together, or a single
+    """Group neighbouring images by their `patches`, with at most `limit` together, or a single
     image.
     """
     cuts = [0]

@@ -1,8 +1,8 @@
 """PositionCache: everything that follows from an image's grid alone, computed once per grid.
 
-Owns a grid's facts for the tower of one network (`GridFacts`, on the device) and the rotary
-positions of an image's tokens (on the CPU). The family computes both; a budget of bytes decides on
-keeping.
+Owns a grid's facts for one network's tower (`GridFacts`, on the device) and the rotary positions
+for an image's tokens (on the CPU). The family computes both. A budget in bytes decides what is
+kept.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ Kind = Literal["encoder", "text"]
 
 
 class PositionCache:
-    """Positions for one network; the least recently used go beyond `budget` bytes of both kinds
-    together (one entry may be larger).
+    """Positions for one network, within `budget` bytes for both kinds together.
+
+    The least recently used go first. One entry may be larger than the budget.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class PositionCache:
         )
 
     def replace(self, vision: VisionNet) -> None:
-        """Forget everything: the network is new, of the same shape."""
+        """Forget everything: the network is new, with the same shape."""
         self._vision = vision
         self._entries.clear()
 
     def facts(self, grid: Grid) -> GridFacts:
-        """The vision tower's facts of the grid."""
+        """Return the vision tower's facts for a grid."""
         if (known := self._find("encoder", grid)) is None:
             known = self._vision.grid_facts(grid)
             self._keep("encoder", grid, known)
@@ -55,7 +56,7 @@ class PositionCache:
         return known
 
     def image(self, grid: Grid) -> npt.NDArray[np.int64]:
-        """`FamilySpec.image_positions`."""
+        """Return `FamilySpec.image_positions` for a grid."""
         if (known := self._find("text", grid)) is None:
             known = self.spec.image_positions(grid)
             known.setflags(write=False)

@@ -1,6 +1,6 @@
-"""CUDA streams beside the main stream, and host memory that a GPU reads by itself.
+"""CUDA streams next to the main stream, and host memory that a GPU reads by itself.
 
-Owns streams and events; knows nothing of the work on streams.
+Owns streams and events. Knows nothing of the work on them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ FIRST = -1
 
 
 def put_first(device: torch.device) -> None:
-    """This thread's later launches go before other streams' work: a decoding step takes
-    multiprocessors from the tower as they become free. On a CPU nothing.
+    """Put this thread's later launches before other streams' work. Does nothing on a CPU.
+
+    A decoding step then takes multiprocessors from the tower as they become free.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # what was launched before, such as copies of weights
@@ -32,11 +33,11 @@ def put_first(device: torch.device) -> None:
 
 
 class Lane:
-    """A stream for work, and one for copies to the device that must not wait for the work. `with
-    lane`: launch work on it.
+    """A stream for work, and one for copies to the device that need not wait for the work.
 
-    Work waits for its uploads and for work on the lane before it, not for the surrounding stream,
-    except after `follow`. Users of results elsewhere wait for an event of the stream.
+    Launch work on it within `with lane`. Work waits for its uploads and for earlier work on the
+    lane. It waits for the surrounding stream only after `follow`. Users of results elsewhere wait
+    for an event on the stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,7 +48,7 @@ class Lane:
         self._follows = True  # weights, buffers
 
     def follow(self) -> None:
-        """The surrounding stream's work so far comes before the lane's next work."""
+        """Make the lane's next work wait for the surrounding stream's work so far."""
         self._follows = True
 
     def __enter__(self) -> Self:
@@ -61,8 +62,8 @@ class Lane:
         self._inner.__exit__(*exception)
 
     def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of host tensors on the device, for work on the lane; only the lane's work waits
-        for copies.
+        """Copy host tensors to the device, for work on the lane. Only the lane's work waits for the
+        copies.
         """
         with torch.cuda.stream(self._copies):
             copies = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
@@ -74,14 +75,14 @@ class Lane:
         return copies
 
     def wait(self) -> None:
-        """Until all work on the lane is done."""
+        """Wait until all work on the lane is done."""
         self._stream.synchronize()
 
 
 class Stopwatch:
-    """The time of work in any number of parts: `with stopwatch` around each part.
+    """Measures the time of work in any number of parts: `with stopwatch` around each part.
 
-    On a device, of the current stream's work, without a wait for the end.
+    On a device, measures the current stream's work without waiting for its end.
     """
 
     def __init__(self, *, on_device: bool) -> None:
@@ -107,16 +108,17 @@ class Stopwatch:
 
     @property
     def last(self) -> torch.cuda.Event:
-        """The end of the last part, on a device."""
+        """The event that ends the last part, on a device."""
         return self._marks[-1][1]
 
     def done(self) -> bool:
-        """True if the last part has ended."""
+        """Return True if the last part has ended."""
         return not self._on_device or self.last.query()
 
     def read(self) -> tuple[float, float]:
-        """The ms of all parts, and `time.monotonic()` at the end of the last, or at its first
-        sight. Waits for the end.
+        """Wait for the end. Returns the ms of all parts and `time.monotonic()` at the end.
+
+        On a device, the end is when it is first seen.
         """
         if not self._on_device:
             return 1e3 * self._seconds, self._ended
@@ -125,8 +127,9 @@ class Stopwatch:
 
 
 class Copies:
-    """A stream for copies of embeddings between host and device, awaited only by users of the
-    embeddings. Copies are made in order.
+    """A stream for copies of embeddings between host and device, awaited only by their users.
+
+    Copies are made in order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,9 +139,11 @@ class Copies:
     def to_host(
         self, rows: torch.Tensor, parts: Sequence[torch.Tensor], ready: torch.cuda.Event | None
     ) -> torch.cuda.Event:
-        """Copy rows [n, width] into pinned `parts`, back to back. Returns when done.
+        """Copy rows [n, width] into pinned `parts`, back to back. Returns the event that ends the
+        copy.
 
-        ready: the end of another stream's making of rows; None: made on the current stream.
+        ready: another stream's event that ends the making of rows. Without it, the current stream
+        makes them.
         """
         if ready is None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -153,7 +158,9 @@ class Copies:
         return done
 
     def to_device(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """Copies of host `parts`, back to back, and the event of their end."""
+        """Copy host `parts` to the device, back to back. Returns the rows and the event that ends
+        the copy.
+        """
         with torch.cuda.stream(self._stream):
             shape = (sum(map(len, parts)), parts[0].shape[1])
             rows = torch.empty(shape, dtype=parts[0].dtype, device=self._device)
@@ -167,7 +174,7 @@ class Copies:
 class Pinned:
     """Host memory that a GPU reads by itself, for the object's life.
 
-    Memory that could not be pinned is read more slowly; nothing else changes.
+    Memory that could not be pinned works as well, and is read more slowly.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], device: torch.device) -> None:

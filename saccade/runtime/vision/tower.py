@@ -1,5 +1,5 @@
-"""One rank's hands without a language model: encodes, keeps embeddings, and copies embeddings into
-the arena, to be sent. Executes the same plans as `worker.py`, all without rows.
+"""Executes plans on one rank without a language model: encodes, keeps embeddings, and copies them
+into the arena, to be sent. The plans are the same as for `worker.py`, all without rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from saccade.runtime.vision.positions import PositionCache
 
 
 class TowerWorker:
-    """Holds the vision tower and the embeddings of one rank."""
+    """Holds one rank's vision tower and embeddings."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TowerWorker:
         self._out = None if shard.rank else torch.from_numpy(arena.whole())
 
     def close(self) -> None:
-        """Finish all writing, and let go of graphs."""
+        """Finish all writing, and release the graphs."""
         self.images.close()
 
     @torch.inference_mode()

@@ -3,8 +3,8 @@ if the plan says so.
 
 Owns the encodings under way. Ranks share the work in one of two ways. "weights": each runs its
 slice of the tower on every image. "data": each runs the whole tower on its own part of the images,
-and the embeddings are gathered once. On an unshared GPU, images are encoded on a stream beside the
-language model's: rows without these images do not wait.
+and the embeddings are gathered once. On an unshared GPU, images are encoded on a stream next to the
+language model's, so that rows without these images go on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_WORDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Embedding [num_tokens, embedding_width] of an image, in own memory.
+    """An image's embedding [num_tokens, embedding_width], in own memory.
 
     `ready`: when the computing stream has finished.
     """
@@ -48,9 +48,9 @@ class Encoded:
 class Encoding:
     """Images encoded together, and their progress.
 
-    cost: patch-blocks of the rank with most to do; the spent part decides, on every rank alike, in
+    cost: patch-blocks on the rank with most to do. The spent part decides, on every rank alike, in
     which step the encoding ends. `done` and `following` are this rank's own pieces: done so far,
-    and the next; None at the end.
+    and the next one, or `None` at the end.
     """
 
     encodes: Sequence[Encode]
@@ -64,11 +64,11 @@ class Encoding:
 
     @property
     def idle(self) -> bool:
-        """True if nobody waits for the encoding."""
+        """Return True if no request waits for the encoding."""
         return all(encode.idle for encode in self.encodes)
 
     def run(self, limit: int | None) -> None:
-        """Do the pieces within `limit` patch-blocks from the beginning; None: all."""
+        """Run the pieces within the first `limit` patch-blocks, or all without a limit."""
         while self.following is not None and (limit is None or self.done + self.following <= limit):
             self.done += self.following
             try:
@@ -89,7 +89,7 @@ class VisionEncoder:
         shard: Shard,
         mode: EncoderMode,
     ) -> None:
-        """`like` has the dtype and the device of embeddings."""
+        """Take dtype and device from `like`, a tensor of embeddings."""
         self._spec = spec
         self._encoder = encoder
         self._arena = arena
@@ -104,8 +104,9 @@ class VisionEncoder:
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
     def begin(self, encodes: Sequence[Encode]) -> None:
-        """Queue images behind earlier ones. Their pixels stay in place until `ended` has named the
-        images. Images of different adapters are encoded apart.
+        """Queue images behind earlier ones. Images with different adapters are encoded apart.
+
+        Their pixels stay in place until `ended` has named the images.
         """
         for adapter in dict.fromkeys(encode.adapter for encode in encodes):
             self._begin_alike([encode for encode in encodes if encode.adapter == adapter])
@@ -136,8 +137,9 @@ class VisionEncoder:
         )
 
     def take_over(self, encode: Encode) -> Encoded:
-        """The embedding from another server, in the arena in place of pixels; may be overwritten
-        after the call.
+        """Copy another server's embedding out of the arena, where it stands in place of pixels.
+
+        The arena may be overwritten after the call.
         """
         width = self._spec.embedding_width
         nbytes = encode.given * width * self._like.element_size()
@@ -147,9 +149,11 @@ class VisionEncoder:
         return Encoded(encode.key, rows)
 
     def advance(self, tower: int) -> list[Encoded]:
-        """Spend `tower` patch-blocks (as `Plan.tower`) on encodings under way: up to half on the
-        nearest to the end, so that small images pass large ones, the rest in order, unawaited
-        encodings last. Returns the embeddings then computed, or being computed.
+        """Spend `tower` patch-blocks (as `Plan.tower`) on encodings under way.
+
+        Up to half goes to the one nearest to its end, so that small images pass large ones. The
+        rest is spent in order, unawaited encodings last. Returns the embeddings that are now
+        computed, or being computed.
         """
         left = max(0, tower) if tower else math.inf
         quick = left / 2
@@ -192,8 +196,10 @@ class VisionEncoder:
         return found
 
     def ended(self, *, wait: bool = False) -> tuple[tuple[ImageKey, float, float], ...]:
-        """Images whose encoding has ended since the last call, with ms and `time.monotonic()` at
-        the end. wait: for an image, if any is being computed.
+        """Return the images that have ended since the last call, with ms and `time.monotonic()` at
+        the end.
+
+        wait: wait for an image, if any is being computed.
         """
         found: list[tuple[ImageKey, float, float]] = []
         while self._ended and (self._ended[0].watch.done() or (wait and not found)):
@@ -202,28 +208,29 @@ class VisionEncoder:
         return tuple(found)
 
     def failures(self) -> tuple[tuple[ImageKey, str], ...]:
-        """Images that were not encoded since the last call, as `StepResult.failed`."""
+        """Return the images that failed since the last call, as in `StepResult.failed`."""
         failed, self._failed = tuple(self._failed), []
         return failed
 
     @property
     def busy(self) -> bool:
-        """True while some encoding is under way, or has ended untold."""
+        """Return True while some encoding is under way, or has an unreported end."""
         return bool(self._begun or self._ended or self._failed)
 
     @property
     def computing(self) -> bool:
-        """True with an encoding that `ended` will tell of without another step."""
+        """Return True while `ended` will report an encoding without another step."""
         return bool(self._ended)
 
     @property
     def any_ended(self) -> bool:
-        """True if `ended` has something to tell."""
+        """Return True if `ended` has something to report."""
         return bool(self._ended) and self._ended[0].watch.done()
 
     def encode_now(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """The embedding of an image, by a canvas uint8 [H, W, 3] on the device, for all later
-        launches; without graphs.
+        """Encode an image, given as a canvas uint8 [H, W, 3] on the device, without graphs.
+
+        All later launches may use the embedding.
         """
         if self._lane is not None:
             self._lane.follow()  # the pixels are the surrounding stream's
@@ -234,7 +241,9 @@ class VisionEncoder:
         return embedding
 
     def adapt(self) -> bool:
-        """Fit the graphs to the images seen; for idle moments. True while more is to do."""
+        """Fit the graphs to the images seen. Call it in idle moments. Returns True while more is to
+        do.
+        """
         if self._lane is not None:
             # what a client that has left asked for may still be running, in the same buffers
             self._lane.wait()
@@ -242,11 +251,11 @@ class VisionEncoder:
         return self._encoder.adapt()
 
     def close(self) -> None:
-        """Let go of the graphs, which hold on to collectives."""
+        """Release the graphs, which hold on to collectives."""
         self._encoder.close()
 
     def _gather(self, encoding: Encoding) -> list[torch.Tensor]:
-        """Everyone's embeddings, in the order of the encodes."""
+        """Gather every rank's embeddings, in the order of the encodes."""
         spec, shard, encodes = self._spec, self._shard, encoding.encodes
         patches = [encode.patches for encode in encodes]
         tokens = [spec.num_tokens(encode.grid) for encode in encodes]
@@ -267,7 +276,7 @@ class VisionEncoder:
 
 
 def is_fatal(error: Exception, device: torch.device) -> bool:
-    """Return True if nothing computed on the device after this error can be trusted."""
+    """Return True if results computed on the device after this error are untrustworthy."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     # libraries of a GPU (cuBLAS, cuDNN, Triton) raise plain RuntimeError
@@ -287,7 +296,7 @@ def describe_failure(error: Exception) -> str:
 def share_ms(
     encodes: Sequence[Encode], ms: float, ended: float
 ) -> list[tuple[ImageKey, float, float]]:
-    """The encoding time of each image of a pack, by patches, and the end."""
+    """Share an encoding's time among its images by patches. Returns (key, ms, end) for each."""
     patches = [encode.patches for encode in encodes]
     return [
         (encode.key, ms * count / sum(patches), ended) for encode, count in zip(encodes, patches)
@@ -295,8 +304,9 @@ def share_ms(
 
 
 def split_evenly(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Indices of `costs` in `parts` groups of about equal sums: the dearest first, each to the
-    least group (Graham 1969).
+    """Split `costs` into `parts` groups with about equal sums. Returns indices.
+
+    The dearest come first, each to the least group (Graham 1969).
     """
     groups: list[list[int]] = [[] for _ in range(parts)]
     sums = [0] * parts

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint, from safetensors or GGUF files, as a network's layers ask for them
+"""Tensors from a checkpoint's safetensors or GGUF files, as a network's layers ask for them
 (`nn.weights.Weights`).
 
 Each tensor is read when its layer is built, only this rank's slice, and straight into the layer's
@@ -77,16 +77,20 @@ def load_net(
     tower: TowerDigest | None = None,
     file: Path | None = None,
 ) -> FamilyNet:
-    """Build the network of `spec` with the weights in `folder`, or in one `file` (safetensors'
-    layout) beside the folder's config.json; with "dummy", with random weights, reading none.
+    """Build the network of `spec` with the weights in `folder`.
 
-    `shard` is the slice of this rank; `encoder`: the slice of the vision tower, or each rank's
-    whole. `tally` is told of 8-bit matrices; `told` hears the bytes read, of all. `ops`: None: the
-    device's. `tower` is told this rank's slice of the vision tower.
+    `file`: read weights from this one file (in safetensors' layout), and only config.json from the
+    folder. With "dummy", weights are random and no file is read.
 
-    Raises ConfigError for a quantisation that cannot run here, CheckpointError naming file and
-    tensor for one missing, misshapen, damaged, not finite, or in an unreadable format (before any
-    copy). Tensors that no layer asks for are warned of, unless known to the family as harmless.
+    `shard` is this rank's slice. `encoder`: whether each rank has a slice of the vision tower or
+    the whole. `tally` counts 8-bit matrices. `told` is called with the bytes read and the bytes in
+    all. Without `ops`, the device's kernels are used. `tower` takes in this rank's slice of the
+    vision tower.
+
+    Raises ConfigError for a quantisation that cannot run here. Raises CheckpointError, naming file
+    and tensor, for a tensor that is missing, misshapen, damaged, not finite, or in an unreadable
+    format (before any copy). Logs a warning for tensors that no layer asks for, unless known to the
+    family as harmless.
     """
     model, ops = family_model(spec), ops or pick_ops(device, dtype)
     encoder_shard = shard if encoder == "weights" else WHOLE
@@ -135,8 +139,9 @@ def load_tower(
     tally: LoadTally | None = None,
     told: Told = untold,
 ) -> TowerNet:
-    """The vision tower alone, as in `load_net`; nothing of the language model is read. Raises
-    ConfigError, CheckpointError.
+    """Build the vision tower alone, as `load_net` does, without reading the language model.
+
+    Raises ConfigError, CheckpointError.
     """
     model = family_model(spec)
     encoder_shard = shard if encoder == "weights" else WHOLE
@@ -155,14 +160,17 @@ Net = TypeVar("Net", bound=TowerNet)
 
 
 def quantises_tower(wanted: TowerQuantization, device: torch.device) -> bool:
-    """Raises ConfigError for a device without products in 8 bits."""
+    """Return True if the tower is to be quantised.
+
+    Raises ConfigError for a device without products in 8 bits.
+    """
     if wanted == "int8":
         check_int8("--quantization-tower int8", "--quantization-tower none", device)
     return wanted == "int8"
 
 
 def check_language(policy: QuantPolicy, net: Net) -> Net:
-    """`net`. Raises ConfigError where matrices should be quantised, and there are none of ours."""
+    """Return `net`. Raises ConfigError where matrices should be quantised, and none are ours."""
     if policy.made and not policy.tally.kinds:
         raise ConfigError(
             f"--quantization {policy.made}: the language model has no matrices of Saccade's own "
@@ -173,8 +181,9 @@ def check_language(policy: QuantPolicy, net: Net) -> Net:
 
 
 def check_tower(policy: QuantPolicy, net: Net) -> Net:
-    """`net`. Raises ConfigError where a tower should be quantised, and there is none with matrices
-    of ours.
+    """Return `net`.
+
+    Raises ConfigError where a tower should be quantised, and there is none with matrices of ours.
     """
     if policy.tower and not policy.tally.tower.count:
         raise ConfigError(
@@ -196,13 +205,13 @@ def _warn_of(unused: Sequence[str], folder: Path) -> None:
 
 
 class TowerDigest:
-    """A fingerprint of a vision tower's weights: a hash of all loaded tensors."""
+    """A fingerprint of a vision tower's weights: a hash over all loaded tensors."""
 
     def __init__(self) -> None:
         self._hash = blake3()
 
     def add(self, part: Part, values: torch.Tensor) -> None:
-        """values: as stored. Nothing for the language model's."""
+        """Add a tensor's `values`, as loaded. Skips those for the language model."""
         if not of_language(part.name):
             self._hash.update(repr((part, values.dtype)).encode())
             self._hash.update(values.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -212,8 +221,9 @@ class TowerDigest:
 
 
 class CheckpointWeights:
-    """The tensors of the files of a folder, under the family's canonical names. A context manager:
-    at the end all is told as read.
+    """The tensors in a folder's files, under the family's canonical names.
+
+    A context manager. At the end it reports all as read.
     """
 
     def __init__(
@@ -289,8 +299,8 @@ class CheckpointWeights:
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Check that every tensor has a readable format, except tensors that no layer asks for.
 
-        A quantised checkpoint's numbers mean nothing without their scales, which must be present
-        too. Raises CheckpointError naming file, tensor and format.
+        A quantised checkpoint's numbers only mean something with their scales, which must be
+        present too. Raises CheckpointError naming file, tensor and format.
         """
         files = self._files
         packed = {
@@ -307,7 +317,7 @@ class CheckpointWeights:
             stored.check_scales(shape)
 
     def unused(self) -> list[str]:
-        """Canonical names that no layer has asked for."""
+        """Return canonical names that no layer has asked for."""
         leftover = self._quantization.leftover if self._quantization else lambda _: False
         return sorted(
             name
@@ -316,15 +326,16 @@ class CheckpointWeights:
         )
 
     def _adds_nothing(self, name: str) -> bool:
-        """True if a tensor is a bias of zeros, as GPTQ's tools give matrices without a bias."""
+        """Return True if a tensor is a bias of zeros, as GPTQ's tools add to matrices."""
         weight = name.removesuffix("bias") + "weight"
         if not name.endswith(".bias") or weight not in self._packed:
             return False
         return not self._files.read(Part(name, ())).any()
 
     def _stored(self, name: str) -> StoredTensor:
-        """A tensor's form; plain for a missing tensor, refused when checked. Raises CheckpointError
-        for a tensor that should be quantised and is not.
+        """Return a tensor's form. A missing tensor is plain, and refused when checked.
+
+        Raises CheckpointError for a tensor that should be quantised and is not.
         """
         files = self._files
         if name in self._packed:

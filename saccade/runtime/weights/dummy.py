@@ -1,5 +1,5 @@
 """Random weights, as asked for by a network's layers (`nn.weights.Weights`), for runs that need a
-model's shapes and none of its answers. Reads no file.
+model's shapes and ignore its answers. Reads no file.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from saccade.runtime.weights.quant_policy import AS_STORED, QuantPolicy
 
 
 class DummyWeights:
-    """Random weights, the same for the same names: scaled so that activations stay finite, with
-    norms of one.
+    """Random weights, the same for the same names.
+
+    They are scaled so that activations stay finite, with norms of one.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class DummyWeights:
 
 @contextmanager
 def in_memory(parts: Sequence[Part]) -> Iterator[None]:
-    """Raises CheckpointError without memory for the parts."""
+    """Raise CheckpointError if there is too little memory for the parts."""
     try:
         yield
     except RuntimeError as error:  # torch has no class of its own for it on a CPU

@@ -1,4 +1,4 @@
-"""Progress of reading weights, told a few times a second. Knows nothing of the listener."""
+"""Progress of reading weights, reported a few times a second. Knows nothing of the listener."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Told = Callable[[int, int], None]
 
 
 def untold(_done: int, _total: int) -> None:
-    """A gauge for readers without need of figures."""
+    """Ignore the progress: a gauge for readers without need of figures."""
 
 
 class Gauge:
-    """Counts the bytes read of a checkpoint."""
+    """Counts the bytes read from a checkpoint."""
 
     def __init__(self, told: Told, total: int) -> None:
         self._told = told
@@ -26,12 +26,12 @@ class Gauge:
         told(0, total)
 
     def update(self, nbytes: int) -> None:
-        """So many more."""
+        """Add `nbytes` to the bytes read."""
         self._done += nbytes
         if (now := time.monotonic()) - self._at >= TELL_SECONDS:
             self._at = now
             self._told(min(self._done, self._total), self._total)
 
     def close(self) -> None:
-        """All is read: the files' remaining tensors belong to no layer."""
+        """Report all as read: the files' remaining tensors belong to no layer."""
         self._told(self._total, self._total)

@@ -1,6 +1,6 @@
-"""The tensors of a GGUF file by transformers' names and shapes, like those of safetensors' files.
+"""A GGUF file's tensors by transformers' names and shapes, like those in safetensors' files.
 
-Numbers of few bits become float32, by the package `gguf`: exactly the file's values. Knows nothing
+Numbers in few bits become float32, by the package `gguf`: exactly the file's values. Knows nothing
 of layers.
 """
 
@@ -28,7 +28,7 @@ BLOCK_VALUES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GgufSlice:
-    """One tensor, not read yet."""
+    """One tensor, still to be read."""
 
     path: Path
     made: Made
@@ -65,7 +65,7 @@ class GgufTensors:
     """An open file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError."""
+        """Read the file's header. Raises CheckpointError."""
         self._path = path
         self._made = made_tensors(read_header(path))
 
@@ -80,7 +80,10 @@ class GgufTensors:
 
 
 def open_gguf(path: Path) -> GgufTensors:
-    """Read once while the file stays unchanged. Raises CheckpointError."""
+    """Open a GGUF file. Raises CheckpointError.
+
+    Its header is read once while the file stays unchanged.
+    """
     try:
         found = path.stat()
     except OSError as error:
@@ -95,7 +98,7 @@ def _open(path: Path, _changed: int, _size: int) -> GgufTensors:
 
 @lru_cache
 def _readable(kind: str) -> bool:
-    """True if the installed package can make numbers of the format."""
+    """Return True if the installed package can make numbers from the format."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -127,7 +130,7 @@ def _edited(values: torch.Tensor, made: Made) -> torch.Tensor:
 
 
 def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
-    """The values with heads of one head of keys put together, float32."""
+    """Put together the heads that share a head of keys. Returns float32."""
     axis, shape = heads.axis, values.shape
     count = heads.keys * heads.each * heads.size
     kept = values.narrow(axis, 0, heads.start)
@@ -138,8 +141,10 @@ def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
 
 
 def read_values(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.Tensor:
-    """Rows [start, stop) along the first dimension: of a plain format a view of the mapped file,
-    else float32. Raises CheckpointError for a changed file.
+    """Read rows [start, stop) along the first dimension.
+
+    A plain format gives a view on the mapped file. All others become float32. Raises
+    CheckpointError for a changed file.
     """
     raw = read_blocks(path, tensor, start, stop)
     shape = (stop - start, *tensor.shape[1:])
@@ -152,7 +157,7 @@ def read_values(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.
 
 
 def read_blocks(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.Tensor:
-    """The bytes of the rows, uint8 [N]: a view of the mapped file. Raises CheckpointError."""
+    """Return the rows' bytes, uint8 [N], as a view on the mapped file. Raises CheckpointError."""
     row = tensor.nbytes // tensor.shape[0]
     try:
         raw = np.memmap(path, np.uint8, "c", tensor.start + start * row, ((stop - start) * row,))
@@ -162,7 +167,7 @@ def read_blocks(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.
 
 
 def _dequantise(raw: np.ndarray[Any, Any], kind: str, target: torch.Tensor) -> None:
-    """target [rows, columns] from raw [rows, bytes], some rows to a thread at a time."""
+    """Fill target [rows, columns] from raw [rows, bytes], some rows to a thread at a time."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -1,5 +1,5 @@
-"""The scales that a checkpoint ships for keys and values of 8 bits (`k_scale`, `v_scale` of
-llm-compressor). Owns their names and faults. Knows nothing of caches.
+"""The scales that a checkpoint ships for keys and values in 8 bits (llm-compressor's `k_scale`,
+`v_scale`). Owns their names and faults. Knows nothing of caches.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.([kv])_scale$")
 
 
 def read_kv_scales(folder: Path, layers: int) -> tuple[tuple[float, float], ...]:
-    """(of keys, of values) by layer; nothing for a checkpoint without scales.
+    """Read the scales (for keys, for values) by layer. A checkpoint without scales gives ().
 
-    `layers`: with keys and values. Raises CheckpointError, naming the tensor, unless each layer has
-    two, each a number above 0.
+    `layers`: how many have keys and values. Raises CheckpointError, naming the tensor, unless each
+    layer has two, each a number above 0.
     """
     found: dict[tuple[int, str], float] = {}
     for path in weight_files(folder):

@@ -1,7 +1,7 @@
-"""The choice of matrices with few bits in memory, quantising at load, and the count of all.
+"""Chooses which matrices have few bits in memory, quantises at load, and counts them all.
 
-Knows nothing of files (`weights.py`), nor of stored quantised matrices (`stored_scaled.py`,
-`stored_packed.py`).
+Knows nothing of files (`checkpoint_weights.py`), nor of stored quantised matrices
+(`stored_scaled.py`, `stored_packed.py`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ Where = Literal["language model", "vision tower"]
 
 @dataclass(slots=True)
 class KindTally:
-    """Matrices of one kind in memory. made: the number made at load; the rest were stored so.
-    dense: bytes in the network's dtype.
+    """Matrices of one kind in memory.
+
+    made: how many were made at load. The rest were stored so. dense: their bytes in the network's
+    dtype.
     """
 
     count: int = 0
@@ -57,7 +59,7 @@ class KindTally:
         self.dense += dense
 
     def line(self, where: Where, kind: Kind, name: str) -> str:
-        """name: of the network's dtype."""
+        """Describe the matrices in one line. name: the network's dtype."""
         whence = "made at load" if self.made else "as the checkpoint has them"
         return (
             f"{self.count} matrices of the {where} in {kind}, {whence}: "
@@ -67,11 +69,11 @@ class KindTally:
 
 @dataclass(slots=True)
 class LoadTally:
-    """The fate of a checkpoint's matrices: numbers and bytes, on this rank.
+    """What became of a checkpoint's matrices: numbers and bytes, on this rank.
 
-    kinds: the language model's matrices of few bits. tower: the vision tower's, of 8. restored:
-    stored in 8 bits or less, and made whole. stored: bytes of the restored in the checkpoint.
-    reasons: why some of few bits were restored although the device has products. losses: errors of
+    kinds: the language model's matrices in few bits. tower: the vision tower's, in 8. restored:
+    stored in 8 bits or less, and made whole. stored: the restored ones' bytes in the checkpoint.
+    reasons: why some in few bits were restored although the device has products. losses: errors in
     8-bit matrices made from a GGUF file's blocks, by name, as a share of values (rms).
     """
 
@@ -84,13 +86,14 @@ class LoadTally:
     losses: dict[str, float] = field(default_factory=dict)
 
     def count_int8(self, matrix: Int8Matrix, item: int, *, made: bool = False) -> None:
-        """Count a matrix not packed yet. `item`: bytes of a value in the network's dtype. `made`:
-        at load.
+        """Count a matrix that is still to be packed.
+
+        `item`: a value's bytes in the network's dtype. `made`: at load.
         """
         self._int8(self.kinds.setdefault("int8", KindTally()), matrix, item, made)
 
     def count_tower(self, matrix: Int8Matrix, item: int) -> None:
-        """Count a matrix of the vision tower, made at load and not packed yet."""
+        """Count a matrix in the vision tower, made at load and still to be packed."""
         self._int8(self.tower, matrix, item, made=True)
 
     def count_int4(self, matrix: Int4Matrix, item: int, *, made: bool = False) -> None:
@@ -108,13 +111,13 @@ class LoadTally:
         kept.add(values + matrix.scales.nbytes, values * item, made)
 
     def count_restored(self, stored: int, target: torch.Tensor) -> None:
-        """`stored`: bytes in the checkpoint."""
+        """Count a matrix made whole. `stored`: its bytes in the checkpoint."""
         self.restored += 1
         self.restored_bytes += target.nbytes
         self.stored_bytes += stored
 
     def line(self, dtype: torch.dtype) -> str:
-        """For people, at start-up; nothing where nothing is quantised."""
+        """Describe the quantised matrices for people, at start-up. Without any, return ""."""
         name = str(dtype).removeprefix("torch.")
         said = []
         for kind in get_args(Kind):
@@ -139,7 +142,7 @@ class LoadTally:
 
 
 def check_int8(said: str, instead: str, device: torch.device) -> None:
-    """Raises ConfigError, about what was `said`, for a device without products in 8 bits."""
+    """Raise ConfigError, about what was `said`, for a device without products in 8 bits."""
     if device.type != "cpu" or not runs_int8():
         raise ConfigError(
             f"{said}: it needs --device cpu and an x86 processor with VNNI "
@@ -148,7 +151,7 @@ def check_int8(said: str, instead: str, device: torch.device) -> None:
 
 
 def check_made(made: Made, device: torch.device) -> None:
-    """Raises ConfigError for a device without products for matrices made so."""
+    """Raise ConfigError for a device without products for matrices made so."""
     check_int8(f"--quantization {made}", "--quantization auto", device)
     if made == "int4" and not runs_vnni():
         raise ConfigError(
@@ -163,7 +166,7 @@ class QuantPolicy:
 
     `projection` allows matrices by canonical names: `made` is the kind that all become, `native`
     leaves matrices stored in int8, `fp8` those in FP8, `few` those in 4 bits, but for experts.
-    `tower`: the vision tower's become int8. `tally` is told of each.
+    `tower`: the vision tower's become int8. `tally` counts each.
     """
 
     projection: Callable[[str], bool]
@@ -175,12 +178,13 @@ class QuantPolicy:
     tower: bool = False
 
     def int4(self, name: str) -> bool:
-        """True if a matrix stored in 4 bits stays so. Experts are one tensor on a GPU."""
+        """Return True if a matrix stored in 4 bits stays so. Experts are one tensor on a GPU."""
         return self.few and self.projection(name) and ".experts." not in name
 
     def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
-        """`weight`, loaded for `parts`, in the final form. A head is never made 4-bit: the choice
-        is among very many tokens.
+        """Convert `weight`, loaded for `parts`, to its final form.
+
+        A head keeps more than 4 bits, since it chooses among very many tokens.
         """
         if self.tower and not of_language(parts[0].name):
             matrix = quantise_matrix(weight)

@@ -1,7 +1,7 @@
-"""New weights for a running network: another checkpoint of the same shape, from a folder, or from
+"""New weights for a running network: another checkpoint with the same shape, from a folder, or from
 one file, which may be shared memory.
 
-The new network is whole before the old is given up, so an unreadable folder changes nothing; for a
+The new network is whole before the old is given up, so an unreadable folder changes nothing. For a
 moment both take memory. Knows nothing of askers and times.
 """
 
@@ -26,7 +26,7 @@ tower. Raises StartupError.
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A new network. error: the reason for none. tower: the vision tower is new."""
+    """A new network. error: the reason if there is none. tower: the vision tower is new."""
 
     net: FamilyNet | None = None
     digest: str = ""
@@ -36,7 +36,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The loader of one rank. folder: the present checkpoint's; digest: of the vision tower."""
+    """One rank's loader. folder: the present checkpoint's. digest: the vision tower's."""
 
     load: LoadNet
     folder: Path
@@ -45,7 +45,7 @@ class Renewal:
     everyone: Shard
 
     def read(self, folder: Path, old: FamilyNet, like: torch.Tensor) -> Renewed:
-        """The network in `folder`; every rank takes part."""
+        """Load the network in `folder`. Every rank takes part."""
         made, error = attempt(folder, lambda: self.load(folder))
         net, now = made or (None, "")
         if net is not None and net.spec != old.spec:
@@ -60,7 +60,7 @@ class Renewal:
         return Renewed(error=error) if error else Renewed(net, now, tower)
 
     def refuses(self, *, graphs: bool, adapters: bool) -> str:
-        """The reason why the weights of the server cannot change; "" if they can."""
+        """Return the reason why the server's weights cannot change, or "" if they can."""
         if graphs:
             return "CUDA graphs hold on to the old weights: start with --disable-cuda-graph"
         if adapters:

@@ -1,8 +1,8 @@
-"""A checkpoint's tensor in one of the stored forms, and its way to layers: `weights.py` asks a
-`StoredTensor`, in any form.
+"""A checkpoint's tensor in one of the stored forms, and its way to layers: `checkpoint_weights.py`
+asks a `StoredTensor`, in any form.
 
-Owns the form of plain numbers. `stored_scaled.py` has 8 bits with scales, `stored_packed.py` fewer
-bits in words.
+Owns the form with plain numbers. `stored_scaled.py` has 8 bits with scales, `stored_packed.py`
+fewer bits in words.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ FORMATS = frozenset({"F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """The source and aim of loading a checkpoint: the network's dtype and device, and the choice of
-    matrices with few bits.
+    """Where a checkpoint is loaded from and to.
+
+    Has the network's dtype and device, and the choice of matrices with few bits.
     """
 
     files: TensorFiles
@@ -39,8 +40,10 @@ class LoadContext:
 
 
 class StoredTensor(ABC):
-    """A tensor by its canonical name, in one form. All methods raise CheckpointError naming file
-    and tensor for a tensor missing, misshapen, damaged or not finite.
+    """A tensor by its canonical name, in one form.
+
+    All methods raise CheckpointError, naming file and tensor, for a tensor that is missing,
+    misshapen, damaged or not finite.
     """
 
     __slots__ = ("loading", "name")
@@ -51,28 +54,33 @@ class StoredTensor(ABC):
 
     @abstractmethod
     def check(self, part: Part) -> None:
-        """Raises unless all parts are present, in readable formats, and of the shapes from
-        config.json. From then on the tensor counts as asked for.
+        """Raise unless all parts are present, in readable formats, and have the shapes from
+        config.json.
+
+        From then on the tensor counts as asked for.
         """
 
     @abstractmethod
     def restore(self, part: Part, target: torch.Tensor) -> None:
-        """target = the wanted slice, in the target's dtype; after a check."""
+        """Write the wanted slice into `target`, in its dtype. Call after `check`."""
 
     def product(self, _stored: Sequence[StoredTensor], _parts: Sequence[Part]) -> Matrix | None:
-        """The given tensors, this one first, one below another as a matrix of their stored few
-        bits; None if they are to be whole.
+        """Stack the given tensors, this one first, as one matrix in their stored few bits.
+
+        Returns `None` if they are to be whole.
         """
         return None
 
     def experts(
         self, _stored: Sequence[StoredTensor], _parts: Sequence[Part], _turned: bool, /
     ) -> Fp8Experts | None:
-        """The same of tensors of experts; turned: [experts, in, out] (`Weights.load_experts`)."""
+        """Stack experts' tensors as `product` does. turned: [experts, in, out]
+        (`Weights.load_experts`).
+        """
         return None
 
     def check_finite(self, target: torch.Tensor) -> None:
-        """Raises for weights that would make every answer nothing at all.
+        """Raise for weights that would make every answer meaningless.
 
         The least and the greatest tell: a NaN anywhere makes both NaN. Both cost as much as the
         copy from memory (0.5 s for 2 billion bfloat16 on two cores), `isfinite` twenty times that.
@@ -88,7 +96,7 @@ class StoredTensor(ABC):
 
 
 class PlainTensor(StoredTensor):
-    """Numbers of 16 or 32 bits."""
+    """Numbers in 16 or 32 bits."""
 
     def check(self, part: Part) -> None:
         check_shape(self.loading.files, part, FORMATS)
@@ -102,7 +110,7 @@ class PlainTensor(StoredTensor):
 
 
 def check_shape(files: TensorFiles, part: Part, formats: frozenset[str]) -> None:
-    """Raises CheckpointError unless the tensor is present, in one of the formats, of the shape."""
+    """Raise CheckpointError unless the tensor is present, in a given format and its shape."""
     files.ask([part.name])
     if part.name not in files:
         raise CheckpointError(

@@ -1,6 +1,6 @@
-"""Matrices in a GGUF file's blocks of few bits, made whole or kept in few bits if products exist.
+"""Matrices in a GGUF file's blocks with few bits, made whole or kept in few bits if products exist.
 
-Q4_0 is a scale for 32 numbers of 4 bits, taken by products unchanged. All other blocks become 8
+Q4_0 is a scale for 32 numbers in 4 bits, taken by products unchanged. All other blocks become 8
 bits with a scale for each output, and the loss is measured, matrix by matrix.
 """
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class BlockTensor(StoredTensor):
-    """One tensor. `blocks`: the file's form of the tensor."""
+    """One tensor. `blocks`: its form in the file."""
 
     __slots__ = ("blocks",)
 
@@ -75,12 +75,12 @@ class BlockTensor(StoredTensor):
         return plain and self.blocks.kinds == {"Q4_0"}
 
     def _stored(self, part: Part) -> int:
-        """Bytes of a slice in the file."""
+        """Return a slice's bytes in the file."""
         wanted, whole = torch.Size(part.wanted).numel(), torch.Size(part.shape).numel()
         return self.blocks.made.nbytes * wanted // max(1, whole)
 
     def _rows(self, part: Part) -> Int8Matrix:
-        """A slice in 8 bits, from the file's numbers; the loss is told."""
+        """Quantise a slice to 8 bits from the file's numbers, and record the loss."""
         exact = self.loading.files.read(part).float()
         self.check_finite(exact)
         made = quantise_matrix(exact)
@@ -93,7 +93,7 @@ class BlockTensor(StoredTensor):
         return made
 
     def _numbers(self, part: Part) -> Numbers:
-        """A slice of a matrix of Q4_0."""
+        """Read a slice from a Q4_0 matrix."""
         rows, columns = (*part.index, *(slice(None),) * (2 - len(part.index)))
         start, stop, _ = rows.indices(part.shape[0])
         raw = read_blocks(self.blocks.path, self.blocks.made.sources[0], start, stop)

@@ -1,7 +1,7 @@
-"""Matrices packed in several tensors of a checkpoint (AWQ, GPTQ, compressed-tensors): found by the
-layers' names, read, checked, and made whole or kept packed for products.
+"""Matrices packed in several of a checkpoint's tensors (AWQ, GPTQ, compressed-tensors): found by
+the layers' names, read, checked, and made whole or kept packed for products.
 
-Knows the tensors of each matrix, nothing of the numbers' meaning (`unpack.py`).
+Knows each matrix's tensors, and leaves the numbers' meaning to `unpack.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VALUES = ("qweight", "weight_packed")
 
 
 class PackedMatrix(StoredTensor):
-    """One matrix. `names`: canonical names of its present tensors."""
+    """One matrix. `names`: canonical names for its present tensors."""
 
     __slots__ = ("names", "packed")
 
@@ -65,8 +65,9 @@ class PackedMatrix(StoredTensor):
         return matrix
 
     def _read(self, part: Part) -> Numbers:
-        """The wanted slice, on the device. Raises CheckpointError for a tensor missing or at odds
-        with the rest.
+        """Read the wanted slice, on the device.
+
+        Raises CheckpointError for a tensor that is missing or at odds with the rest.
         """
         files, names = self.loading.files, self.names
         pieces = {role: files.read(piece) for role, piece in self._parts(part).items()}
@@ -89,8 +90,9 @@ class PackedMatrix(StoredTensor):
         return unpack_matrix(self.packed, pieces, part, self.loading.device)
 
     def _parts(self, part: Part) -> dict[Role, Part]:
-        """The matrix's tensors, whole. Raises CheckpointError for a tensor missing, or in an
-        unreadable format or shape.
+        """Return the matrix's tensors, whole.
+
+        Raises CheckpointError for a tensor that is missing, or in an unreadable format or shape.
         """
         files, found = self.loading.files, dict[Role, Part]()
         for role, piece in self.packed.pieces(*part.shape).items():
@@ -117,15 +119,16 @@ class PackedMatrix(StoredTensor):
 
 
 def names_of(files: TensorFiles, weight: str, packed: Packed) -> dict[Role, str]:
-    """Canonical names of a matrix's present tensors."""
+    """Return canonical names for a matrix's present tensors."""
     module = weight.removesuffix("weight")
     names = {role: module + suffix for role, suffix in SUFFIXES[packed.layout].items()}
     return {role: name for role, name in names.items() if name in files}
 
 
 def find_packed(files: TensorFiles, quantization: Quantization | None) -> dict[str, Packed]:
-    """The matrices packed in several tensors, by the layers' names. Raises CheckpointError for a
-    matrix present unpacked as well.
+    """Find the matrices packed in several tensors, by the layers' names.
+
+    Raises CheckpointError for a matrix present unpacked as well.
     """
     found: dict[str, Packed] = {}
     for canonical in files if quantization else ():

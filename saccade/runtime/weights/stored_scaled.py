@@ -1,4 +1,4 @@
-"""Matrices of 8 bits with scales, as stored in a checkpoint (FP8, compressed-tensors): checked,
+"""Matrices in 8 bits with scales, as stored in a checkpoint (FP8, compressed-tensors): checked,
 made whole, or kept for a device that multiplies them.
 
 Knows the arithmetic between values and scales. `families/quantization.py` assigns scales to
@@ -32,7 +32,7 @@ BLOCK_VALUES = 1 << 20
 
 
 class ScaledTensor(StoredTensor):
-    """A matrix, or the matrices of experts as one tensor: value = stored * scale."""
+    """A matrix, or experts' matrices as one tensor: value = stored * scale."""
 
     __slots__ = ("scheme",)
 
@@ -51,8 +51,10 @@ class ScaledTensor(StoredTensor):
         self.loading.gauge.update(piece.nbytes)
 
     def check_scales(self, shape: tuple[int, ...]) -> None:
-        """Raises CheckpointError unless the scales of a tensor of the shape are present, in a
-        readable format and shape.
+        """Raise CheckpointError unless a tensor's scales are present, in a readable format and
+        shape.
+
+        shape: the tensor's.
         """
         files, scheme = self.loading.files, self.scheme
         if len(shape) not in (2, 3):
@@ -80,10 +82,10 @@ class ScaledTensor(StoredTensor):
             raise files.misshapen(scales, found, wanted)
 
     def scales(self, part: Part) -> torch.Tensor:
-        """The scales of the wanted rows and columns, float32 [..., rows or 1, columns or 1], on
-        the device.
+        """Read the scales for the wanted rows and columns, on the device.
 
-        Raises CheckpointError as `check_scales`, and for scales that are not finite.
+        Returns float32 [..., rows or 1, columns or 1]. Raises CheckpointError as `check_scales`,
+        and for scales that are not finite.
         """
         self.check_scales(part.shape)
         files, name = self.loading.files, scales_name(self.name, self.scheme)
@@ -128,7 +130,7 @@ class ScaledTensor(StoredTensor):
         parts: Sequence[Part],
         inputs: Literal[-1, -2] = -1,
     ) -> int | None:
-        """Inputs per scale, if the parts stay in FP8; else None."""
+        """Return the inputs per scale, if the parts stay in FP8, else `None`."""
         policy = self.loading.policy
         groups = {
             _group_of(part, each.scheme, inputs)
@@ -141,7 +143,7 @@ class ScaledTensor(StoredTensor):
     def _join_fp8(
         self, stored: Sequence[ScaledTensor], parts: Sequence[Part], group: int
     ) -> Fp8Matrix:
-        """One matrix of several, one below another."""
+        """Stack several matrices into one."""
         pieces, scales = _read_fp8(stored, parts)
         values = torch.cat([piece.view(torch.uint8) for piece in pieces]).view(FP8)
         each = [
@@ -158,14 +160,14 @@ class ScaledTensor(StoredTensor):
 
 
 def scales_name(weight: str, scheme: Scheme) -> str:
-    """The scales' name for tensor `weight`."""
+    """Return the scales' name for tensor `weight`."""
     return weight + scheme.suffix.removeprefix("weight")
 
 
 def _read_all(
     stored: Sequence[ScaledTensor], parts: Sequence[Part]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Values and scales as stored."""
+    """Read values and scales as stored."""
     for each, part in zip(stored, parts):
         each.check(part)
     pieces = [each.loading.files.read(part) for each, part in zip(stored, parts)]
@@ -175,7 +177,7 @@ def _read_all(
 def _read_fp8(
     stored: Sequence[ScaledTensor], parts: Sequence[Part]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The same on the device, and finite."""
+    """Read values and scales as stored, onto the device. Checks that the values are finite."""
     pieces, scales = _read_all(stored, parts)
     pieces = [piece.to(stored[0].loading.device) for piece in pieces]
     for each, piece in zip(stored, pieces):
@@ -184,7 +186,7 @@ def _read_fp8(
 
 
 def _cut_scales(scales: torch.Tensor, part: Part, scheme: Scheme) -> torch.Tensor:
-    """The scales of each wanted row and column: float32 [..., rows or 1, columns or 1]."""
+    """Return the scales for each wanted row and column: float32 [..., rows or 1, columns or 1]."""
     index = _whole_index(part)
     cut = scales.float()[index[:-2]]
     for axis, of in zip((-2, -1), scheme.block):
@@ -199,7 +201,10 @@ def _whole_index(part: Part) -> tuple[slice, ...]:
 
 
 def _multiply(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
-    """target = piece * scales, a few rows at a time; scales [..., rows or 1, columns or 1]."""
+    """Write piece * scales into target, a few rows at a time.
+
+    scales: [..., rows or 1, columns or 1].
+    """
     if piece.dim() > 2:
         for each in zip(piece, scales, target):
             _multiply(*each)
@@ -212,8 +217,9 @@ def _multiply(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -
 
 
 def _group_of(part: Part, scheme: Scheme, axis: Literal[-1, -2]) -> int | None:
-    """Inputs per scale of the wanted slice, along `axis`; None if the slice cuts a group, or
-    without a product.
+    """Return how many inputs share a scale in the wanted slice, along `axis`.
+
+    Returns `None` if the slice cuts a group, or without a product.
     """
     start, stop, _ = _whole_index(part)[axis].indices(part.shape[axis])
     of = scheme.block[axis]
@@ -225,8 +231,9 @@ def _group_of(part: Part, scheme: Scheme, axis: Literal[-1, -2]) -> int | None:
 def _join_experts(
     pieces: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], group: int, *, turned: bool
 ) -> Fp8Experts:
-    """Tensors of several experts, each [experts, out, in] (turned: [..., in, out]), one below
-    another by outputs; scales [..., rows or 1, columns or 1] each.
+    """Stack several experts' tensors by outputs.
+
+    Each is [experts, out, in] (turned: [..., in, out]), with scales [..., rows or 1, columns or 1].
     """
     last = -1 if turned else -2  # the axis of outputs
     values = torch.cat([piece.view(torch.uint8) for piece in pieces], last)

@@ -1,5 +1,5 @@
-"""The tensors of a checkpoint's files, safetensors or GGUF, under the layers' names: place, format
-and shape of each, and slices as in the file.
+"""The tensors in a checkpoint's files, safetensors or GGUF, under the layers' names: each one's
+place, format and shape, and slices as in the file.
 
 Owns the files and the record of tensors read. Knows nothing of the numbers' meaning (`stored.py`
 and its neighbours).
@@ -23,14 +23,17 @@ GGUF = ".gguf"
 
 
 class TensorFiles:
-    """The tensors of the files of a folder, or of one file, by canonical names. `total`: bytes of
-    the files.
+    """The tensors in a folder's files, or in one file, by canonical names. `total`: the files'
+    bytes.
 
     A file is mapped for one tensor at a time: mapped bytes count as this process's memory.
     """
 
     def __init__(self, folder: Path, canonical_name: Callable[[str], str]) -> None:
-        """Raises CheckpointError where files are missing, or cannot be opened."""
+        """Open each file and list its tensors.
+
+        Raises CheckpointError where files are missing, or cannot be opened.
+        """
         files = weight_files(folder)
         self.folder = folder
         self.total = sum(path.stat().st_size for path in files)
@@ -48,7 +51,7 @@ class TensorFiles:
         return iter(self._places)
 
     def by_file(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """Canonical name, format and shape of each tensor; each file is opened once."""
+        """Yield each tensor's canonical name, format and shape. Each file is opened once."""
         names: dict[Path, list[tuple[str, str]]] = {}
         for canonical, (path, name) in self._places.items():
             names.setdefault(path, []).append((canonical, name))
@@ -59,11 +62,11 @@ class TensorFiles:
                 yield canonical, stored.get_dtype(), tuple(stored.get_shape())
 
     def place(self, name: str) -> tuple[Path, str]:
-        """The file of a present tensor, and the tensor's name in the file."""
+        """Return a present tensor's file, and its name in the file."""
         return self._places[name]
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Format, by safetensors' name, and shape. Raises CheckpointError."""
+        """Return the format, by safetensors' name, and the shape. Raises CheckpointError."""
         path, stored_name = self._places[name]
         try:
             stored = open_tensors(path).get_slice(stored_name)
@@ -72,7 +75,7 @@ class TensorFiles:
             raise self.wrong(name, f"cannot be read: {error}") from error
 
     def in_blocks(self, name: str) -> GgufSlice | None:
-        """A tensor that a GGUF file has in blocks of few bits; None for any other tensor."""
+        """Return a tensor that a GGUF file has in blocks with few bits, or `None` for any other."""
         path, stored_name = self._places[name]
         if path.suffix != GGUF:
             return None
@@ -80,7 +83,7 @@ class TensorFiles:
         return found if found.kinds - PLAIN.keys() else None
 
     def wrong(self, name: str, why: str) -> CheckpointError:
-        """The error for a present tensor."""
+        """Return the error for a present tensor."""
         path, stored_name = self._places[name]
         return CheckpointError(f"{path}: tensor {stored_name} {why}")
 
@@ -90,12 +93,13 @@ class TensorFiles:
         return self.wrong(name, f"is {list(found)}, but config.json makes it {list(wanted)}")
 
     def ask(self, names: Collection[str]) -> None:
-        """Note that a layer has asked for these tensors."""
+        """Record that a layer has asked for these tensors."""
         self._asked.update(names)
 
     def read(self, part: Part) -> torch.Tensor:
-        """The wanted slice as in the file (a view of the mapped file if the whole is wanted).
-        Raises CheckpointError.
+        """Read the wanted slice as in the file. Raises CheckpointError.
+
+        A whole tensor is a view on the mapped file.
         """
         path, name = self._places[part.name]
         try:
@@ -109,12 +113,12 @@ class TensorFiles:
         return piece
 
     def unasked(self) -> set[str]:
-        """Canonical names that no layer has asked for."""
+        """Return canonical names that no layer has asked for."""
         return self._places.keys() - self._asked
 
 
 class TensorSlice(Protocol):
-    """One tensor of a file, not read yet. The format has safetensors' name."""
+    """One tensor in a file, still to be read. The format has safetensors' name."""
 
     def get_shape(self) -> Sequence[int]: ...
     def get_dtype(self) -> str: ...
@@ -122,7 +126,7 @@ class TensorSlice(Protocol):
 
 
 class TensorFile(Protocol):
-    """An open file of tensors, as safetensors' `safe_open` is."""
+    """An open file with tensors, as safetensors' `safe_open` is."""
 
     def keys(self) -> Sequence[str]: ...
     def get_slice(self, name: str) -> TensorSlice: ...
@@ -130,7 +134,7 @@ class TensorFile(Protocol):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with weights: the index's, if any; or the one file named in place of a folder.
+    """Return the files with weights: the index's, if any, or the one file in place of a folder.
 
     Raises CheckpointError for a missing file.
     """
@@ -160,7 +164,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def open_tensors(path: Path) -> TensorFile:
-    """Raises CheckpointError for an unreadable file."""
+    """Open a file with tensors. Raises CheckpointError if it is unreadable."""
     if path.suffix == GGUF:
         return open_gguf(path)
     try:

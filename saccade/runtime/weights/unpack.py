@@ -1,5 +1,5 @@
-"""Matrices of a few bits, unpacked, made whole, or packed for products: the arithmetic of AWQ, GPTQ
-and compressed-tensors' pack-quantized.
+"""Matrices in a few bits, unpacked, made whole, or packed for products: the arithmetic for AWQ,
+GPTQ and compressed-tensors' pack-quantized.
 
 Knows the numbers, nothing of files (`stored_packed.py`) nor of names
 (`families/packed_layouts.py`).
@@ -27,9 +27,9 @@ class Numbers(NamedTuple):
     """A rank's slice of a packed matrix: value[o, i] = (values[o, i] - zeros[o, g]) * scales[o, g],
     g being owners[i].
 
-    values: uint8 [out, in]. scales: [out, groups] of the whole matrix. zeros: alike; None: the
-    middle for each. owners: int64 [in]. group: inputs per scale. stored: bytes of the slice in the
-    checkpoint.
+    values: uint8 [out, in]. scales: [out, groups] for the whole matrix. zeros: alike, or `None`
+    where each is the middle. owners: int64 [in]. group: inputs per scale. stored: the slice's bytes
+    in the checkpoint.
     """
 
     values: torch.Tensor
@@ -42,8 +42,9 @@ class Numbers(NamedTuple):
 
 
 def unpack(words: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """uint8 numbers of int32 words [A, B], each holding 32 / bits neighbours along `axis`, the
-    lowest bits first, or by `order`.
+    """Unpack int32 words [A, B] into uint8 numbers.
+
+    Each word holds 32 / bits neighbours along `axis`, the lowest bits first, or by `order`.
     """
     each, mask = 32 // bits, (1 << bits) - 1
     rows, columns = words.shape
@@ -57,7 +58,7 @@ def unpack(words: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = (
 def unpack_matrix(
     packed: Packed, pieces: Mapping[Role, torch.Tensor], part: Part, device: torch.device
 ) -> Numbers:
-    """The wanted rows and columns of the matrix of `pieces`, on the device.
+    """Unpack the wanted rows and columns of the matrix in `pieces`, on the device.
 
     Groups named by `pieces` must exist.
     """
@@ -87,7 +88,7 @@ def unpack_matrix(
 
 
 def restore_packed(numbers: Numbers, target: torch.Tensor) -> None:
-    """target = the numbers' values, a few rows at a time."""
+    """Write the numbers' values into `target`, a few rows at a time."""
     values, scales, zeros, owners, _, bits, _ = numbers
     count = max(1, BLOCK_VALUES // max(1, values.shape[1]))
     middle = torch.full_like(scales, 1 << (bits - 1), dtype=torch.float32)
@@ -99,7 +100,7 @@ def restore_packed(numbers: Numbers, target: torch.Tensor) -> None:
 
 
 def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
-    """One matrix of 4 bits from several, one below another; or None, and the reason."""
+    """Stack several slices into one 4-bit matrix. Returns it, or `None` and the reason."""
     first = parts[0]
     group, inputs = first.group, first.values.shape[1]
     if any(part.bits != 4 for part in parts):
@@ -130,7 +131,10 @@ def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
 
 
 def _order(part: Numbers) -> tuple[torch.Tensor, int | None]:
-    """Inputs by their groups, and the first group; None if some group but the last is not whole."""
+    """Sort inputs by their groups. Returns the order, and the first group.
+
+    The first group is `None` if some group but the last is cut.
+    """
     order = part.owners.argsort(stable=True)
     owners = part.owners.index_select(0, order)
     first = int(owners[0]) if len(owners) else 0
@@ -139,7 +143,7 @@ def _order(part: Numbers) -> tuple[torch.Tensor, int | None]:
 
 
 def _in_turn(packed: Packed, inputs: int) -> torch.Tensor:
-    """Each input's group, for groups of neighbours."""
+    """Return each input's group, where groups are neighbours."""
     if not packed.group:
         return torch.zeros(inputs, dtype=torch.int64)
     return torch.arange(inputs) // packed.group
