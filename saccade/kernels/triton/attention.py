@@ -31,7 +31,7 @@ class HeadCut:
 
     @classmethod
     def of(cls, dim: int) -> HeadCut:
-        """The cheapest: at most two parts, each a power of two."""
+        """Return the cheapest cut: at most two parts, each a power of two."""
         whole = max(LEAST_PART, triton.next_power_of_2(dim))
         d0 = whole // 2
         if dim == whole or d0 < LEAST_PART or dim < d0:
@@ -54,7 +54,7 @@ class Tile:
 
     @property
     def options(self) -> dict[str, int]:
-        """The cut as arguments of a launch."""
+        """Return the cut as arguments for a launch."""
         most = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.warps, "num_stages": self.stages} | most
 

@@ -148,7 +148,7 @@ def _remember(
 def launch_conv(
     x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, rows: StateRows
 ) -> torch.Tensor:
-    """`delta.causal_conv` in two launches."""
+    """Do as `delta.causal_conv` in two launches."""
     assert x.stride(1) == 1 and weight.is_contiguous() and states.stride(1) == x.shape[1]
     taps, channels = weight.shape
     out = torch.zeros((len(x), channels), dtype=x.dtype, device=x.device)
@@ -400,7 +400,7 @@ def launch_delta(
     *,
     chunked: Chunked | None = None,
 ) -> torch.Tensor:
-    """`delta.gated_delta` in at most three launches, without a wait for a value.
+    """Do as `delta.gated_delta` in at most three launches, without waiting for a value.
 
     chunked: against the rules above, for measurements and tests.
     """
@@ -430,7 +430,7 @@ def _launch_steps(
     rows: StateRows,
     out: torch.Tensor,
 ) -> None:
-    """The first rows, of one token each."""
+    """Launch the first rows, with one token each."""
     heads, value_dim = v.shape[1:]
     key_heads, key_dim = q.shape[1:]
     block_v = min(COLUMNS, triton.next_power_of_2(value_dim))
@@ -460,7 +460,7 @@ def _launch_steps(
 
 
 def _constants(q: torch.Tensor, v: torch.Tensor, chunked: Chunked) -> dict[str, Any]:
-    """The compile-time arguments shared by `_solve` and `_scan`."""
+    """Return the compile-time arguments shared by `_solve` and `_scan`."""
     heads, key_dim = v.shape[1], q.shape[2]
     return {
         "heads": heads,
@@ -485,7 +485,7 @@ def _launch_chunks(
     out: torch.Tensor,
     chunked: Chunked,
 ) -> None:
-    """The other rows."""
+    """Launch the other rows."""
     tokens, heads, value_dim = v.shape
     key_dim = q.shape[2]
     first, count = rows.singles, len(rows.kv_lengths)

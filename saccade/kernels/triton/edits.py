@@ -145,8 +145,9 @@ def _count(slots, facts, counts, drawn, vocab):
 def launch_edit(
     logits: torch.Tensor, slots: torch.Tensor, tables: EditTables, masked: bool
 ) -> None:
-    """Change logits [D, V] float32 of the rows of `slots` [D] int64, in place. masked: some are
-    -inf, and a ban that would leave nothing is lifted.
+    """Edit logits [D, V] float32 in place, for the rows of `slots` [D] int64.
+
+    masked: some are -inf, and a ban that would leave nothing is lifted.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1 and tables.counts.shape[1] == vocab
@@ -171,7 +172,7 @@ def launch_edit(
 
 
 def launch_count(slots: torch.Tensor, tables: EditTables, tokens: torch.Tensor) -> None:
-    """`tokens` [D] int64 were drawn by rows of `slots` [D] int64, one row each."""
+    """Count `tokens` [D] int64, drawn by the rows of `slots` [D] int64, one row each."""
     if len(tokens):
         _count[(len(tokens),)](
             slots, tables.facts, tables.counts, tokens, tables.counts.shape[1], num_warps=1

@@ -196,8 +196,9 @@ def _many(
 def launch_int4(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`int4.int4_linear` in one launch; in two where inputs lie in an order of their own and rows
-    are many.
+    """Do as `int4.int4_linear` in one launch.
+
+    Takes two where inputs lie in an order of their own and rows are many.
     """
     words, scales, zeros = matrix.words, matrix.scales, matrix.zeros
     group, inputs, order = matrix.group, matrix.inputs, matrix.order

@@ -136,7 +136,7 @@ def _expand(
 def launch_low_rank(
     x: torch.Tensor, y: torch.Tensor, additions: Additions, present: Present
 ) -> None:
-    """`low_rank.add_low_rank` in two launches, whatever adapters there are."""
+    """Do as `low_rank.add_low_rank` in two launches, whatever adapters there are."""
     if not any(place in additions.pairs for place, _ in present.each):
         return
     assert x.stride(1) == 1 and y.stride(1) == 1 and x.dtype == y.dtype

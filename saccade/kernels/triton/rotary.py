@@ -87,7 +87,7 @@ def launch(
     *,
     halves: bool,
 ) -> None:
-    """`rotary.rotate_` in one launch; the arguments are a `Rotation`'s."""
+    """Do as `rotary.rotate_` in one launch. The arguments are a `Rotation`'s."""
     assert x.stride(-1) == 1, "a head's values lie next to each other"
     assert cos.is_contiguous() and sin.is_contiguous()
     tokens, heads, _ = x.shape

@@ -129,11 +129,11 @@ def launch_segments(
     *,
     tile: Tile | None = None,
 ) -> torch.Tensor:  # [T, H, D]
-    """Rows [q_bounds[i], q_bounds[i + 1]) of q [T, H, D] attend to rows [k_bounds[i],
-    k_bounds[i + 1]) of k, v [K, H, D].
+    """Attend within segments: rows of q [T, H, D] to rows of k, v [K, H, D].
 
-    q_bounds, k_bounds: [S + 1] int32 on the device. longest: rows of q of a segment at most. tile:
-    other than by the rule, for measurements and tests.
+    Rows [q_bounds[i], q_bounds[i + 1]) attend to rows [k_bounds[i], k_bounds[i + 1]). q_bounds,
+    k_bounds: [S + 1] int32 on the device. longest: a segment's rows in q at most. tile: other than
+    by the rule, for measurements and tests.
     """
     for each in (q, k, v):
         assert each.stride(2) == 1 and each.stride(1) == each.shape[2], "heads lie back to back"
