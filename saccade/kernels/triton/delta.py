@@ -1,9 +1,9 @@
-"""The functions of `delta.py` as Triton kernels. Knows tensors only.
+"""The functions from `delta.py` as Triton kernels. Knows tensors only.
 
-A program has a few columns of one head's state, independent of other columns, and keeps them in
-registers while a row's tokens go by: one after another for rows of one token, else chunk by chunk,
-as `delta.chunked_scan` does. The inverse of a chunk's equations depends on no state, and is made
-for all chunks at once. Grids depend on the numbers of rows and tokens alone.
+A program has a few columns of one head's state, independent from other columns, and keeps them in
+registers while a row's tokens go by: one after another for one-token rows, else chunk by chunk, as
+`delta.chunked_scan` does. The inverse of a chunk's equations is the same for any state, and is made
+for all chunks at once. Grids depend only on how many rows and tokens there are.
 
 Imported only on a GPU, or in Triton's interpreter. NOT YET RUN on a GPU.
 """
@@ -36,8 +36,8 @@ STEP = ["lines", "q_starts", "kv_lengths"]
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """Tokens of a chunk, the rounding of factors in products, and the layout of a program, with at
-    most `columns` of a state.
+    """A chunk's tokens, how factors in products are rounded, and a program's layout, with at most
+    `columns` of a state.
     """
 
     tokens: int

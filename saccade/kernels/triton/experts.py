@@ -1,9 +1,9 @@
 """`moe.route` as a Triton kernel, and `experts.stacked_mlp` as four, whatever rows go where.
 
-Pairs (row, expert) are put in the order of their experts. A program multiplies a tile of one
-expert's pairs; there are as many programs as tiles could be needed, and one that finds none left
-ends. So the host need not know where rows go, the grid depends on sizes alone (a CUDA graph may
-hold it), and an expert without rows is not read. Knows tensors only.
+Pairs (row, expert) are sorted by expert. A program multiplies a tile from one expert's pairs. There
+are as many programs as tiles could be needed, and one that finds all taken ends. So rows' experts
+stay on the device, the grid depends on sizes alone (a CUDA graph may hold it), and an expert
+without rows is left unread. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """

@@ -2,7 +2,7 @@
 format in registers. Knows tensors only.
 
 Two neighbouring numbers lie 16 bits apart (`Int4Matrix`), so that a shift and a mask make both the
-low bits of a 16-bit float whose high bits are a power of two; less that and the zero point they are
+low bits in a 16-bit float whose high bits are a power of two. Less that and the zero point they are
 what they mean, exactly.
 
 Imported only on a GPU, or in Triton's interpreter.

@@ -1,4 +1,4 @@
-"""The functions of `layer.py` as Triton kernels, one launch each. Knows tensors only.
+"""The functions from `layer.py` as Triton kernels, one launch each. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """

@@ -1,11 +1,11 @@
 """`paged.paged_attention_reference` as Triton kernels: keys and values are read where they lie.
 
-Rows of one token (decode) are `triton/paged_decode.py`'s; all other rows are one launch, whatever
-their number and lengths; where tokens are few, keys are split, and a second one joins what comes of
-it. The query heads that share a key head are rows of one product. Grids depend on the numbers of
-rows and tokens alone. Of a layer with a window, blocks of keys that no query of a block sees are
-not read; windows are constants, and where there is none nothing is compiled for them. Knows
-tensors only.
+One-token rows (decode) are `triton/paged_decode.py`'s. All other rows are one launch, whatever
+their number and lengths. Where tokens are few, keys are split, and a second launch joins what comes
+from it. The query heads that share a key head are rows in one product. Grids depend only on how
+many rows and tokens there are. In a layer with a window, key blocks outside the window of all a
+block's queries are skipped. Windows are constants; without one, the code for them is left out.
+Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """

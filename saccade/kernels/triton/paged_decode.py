@@ -1,11 +1,11 @@
-"""Decode of `paged_attention_reference` as Triton kernels: rows of one token of any length.
+"""Decode in `paged_attention_reference` as Triton kernels: one-token rows at any length.
 
-Owns the cut of a row's keys into pieces and the programs for pieces. A piece's size follows from
+Owns how a row's keys are cut into pieces, and the programs for pieces. A piece's size follows from
 the row's length and the layer's window alone, so a row has the same bits beside any neighbours.
-Keys before the window are in no piece: a row of any length costs its window. A list of all pieces,
-the largest first, is made on the device once a step; as many programs as the device holds take
-pieces until none is left, so that a long row takes no longer than its share. Knows tensors only.
-Imported only on a GPU, or in Triton's interpreter.
+Keys before the window are left out: a row costs its window at any length. A list with all pieces,
+the largest first, is made on the device once a step. As many programs as the device holds take
+pieces until all are taken, so that a long row takes its share at most. Knows tensors only. Imported
+only on a GPU, or in Triton's interpreter.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -1,4 +1,4 @@
-"""The rotary embedding of `rotary.py` as one Triton kernel. Knows tensors only.
+"""The rotary embedding from `rotary.py` as one Triton kernel. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """

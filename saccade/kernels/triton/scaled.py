@@ -1,8 +1,8 @@
-"""Rows in 8 bits, each with scales of its own (`fp8.quantise_rows`), as Triton kernels: alone, and
+"""Rows in 8 bits, each with its own scales (`fp8.quantise_rows`), as Triton kernels: alone, and
 together with what makes the rows, so that these never cross memory in 16 bits. One launch each.
 Knows tensors only.
 
-A scale is of a whole row or of `group` inputs of it, and depends on nothing else. Imported only
+A scale is for a whole row or for `group` inputs in it, and depends only on those. Imported only
 where it runs: on a GPU, or in Triton's interpreter.
 """
 
@@ -28,7 +28,7 @@ MOST_WARPS = 16
 
 @dataclass(frozen=True, slots=True)
 class RowCut:
-    """A program's values: `lines` that have a scale each, of `width` values, some beyond the
+    """A program's values: `lines` that have a scale each, with `width` values, some beyond the
     row's end; both are powers of two.
     """
 
