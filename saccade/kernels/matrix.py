@@ -1,9 +1,8 @@
-"""The kinds of a network's matrices: layout in memory, padding, and each kind's product on a
-backend.
+"""A network's kinds of matrices: layout in memory, padding, and each kind's product on a backend.
 
 A matrix is loaded as one kind (`runtime/weights/checkpoint_weights.py`), padded if a device wants
-padding, made ready once, and multiplied from then on. Holders never ask for the kind. Owns the
-meaning of fields. Leaves computing to backends: `Products` is what matrices demand from one
+padding, made ready once, and multiplied from then on. Holders never ask for the kind. Owns what
+fields mean. Leaves computing to backends: `Products` is what matrices demand from one
 (`reference/ops.py` and its siblings).
 """
 
@@ -57,7 +56,7 @@ Rows = torch.Tensor | Fp8Rows
 
 
 class Fp8Experts(NamedTuple):
-    """Matrices of E experts, each as in an Fp8Matrix.
+    """E experts' matrices, each as in an Fp8Matrix.
 
     values: FP8 [E, out, in]. scales: float32 [E, out, groups].
     """
@@ -74,7 +73,7 @@ Stack = torch.Tensor | Fp8Experts
 class Products(Protocol):
     """What matrices demand from a backend.
 
-    Each product of rows x [T, in] is `x @ matrix.T + bias`, [T, out] in the dtype of `x` (or in
+    Each product with rows x [T, in] is `x @ matrix.T + bias`, [T, out] in x's dtype (or in
     `dtype`).
     """
 

@@ -31,7 +31,7 @@ def varlen_attention(
     scale: float,
     backend: Backend,
 ) -> torch.Tensor:  # [T, H, D]
-    """Compute bidirectional attention of q, k, v [T, H, D], where rows see only their own segment.
+    """Attend both ways with q, k, v [T, H, D]: rows see only their own segment.
 
     If k and v have more rows than q, all belong to one segment.
     """

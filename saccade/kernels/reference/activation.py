@@ -1,4 +1,4 @@
-"""Activations of products. Stateless."""
+"""Activations after products. Stateless."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """Compute GELU with the tanh approximation in float32. Returns the dtype of `x`.
+    """Compute GELU with the tanh approximation in float32. Returns x's dtype.
 
     With `0.5 (1 + tanh(z)) = sigmoid(2 z)` it is `x * sigmoid(SLOPE * (x + 0.044715 x^3))`, which
-    takes half the time of torch's on a CPU.
+    takes half as long as torch's on a CPU.
     """
     wide = x.float()
     gate = (wide * wide).mul_(0.044715 * SLOPE).add_(SLOPE).mul_(wide).sigmoid_()

@@ -1,4 +1,4 @@
-"""Causal attention over the keys and values of sequences, by PyTorch on a CPU.
+"""Causal attention over sequences' keys and values, by PyTorch on a CPU.
 
 Stateless, and unaware of pages. Only windows, and images that see themselves, have masks. Grouped
 queries share their keys without copies.

@@ -1,8 +1,8 @@
-"""The gated delta rule: attention whose memory of a sequence is one matrix per head, at any length;
+"""The gated delta rule: attention that remembers a sequence in one matrix per head, at any length;
 and the short causal convolution before.
 
-Owns the meaning of both in plain PyTorch, for packed rows that continue states in memory lines: a
-scan in chunks for rows with many tokens, one recurrent step for rows with one. On a GPU
+Owns what both mean in plain PyTorch, for packed rows that continue states in memory lines: a scan
+in chunks for rows with many tokens, one recurrent step for rows with one. On a GPU
 `triton/delta.py` does the same. Unaware of sequences, worker slots and plans.
 
 With a state S [Dk, Dv], each token does S = exp(g) S; S += k (beta (v - S'k))'; out = S'q, where
@@ -27,10 +27,9 @@ LOOP_VALUES = 64
 
 
 class HostRow(NamedTuple):
-    """A row as the host reads it: tokens [start, end) of a batch continue line `line`.
+    """A row as the host reads it: tokens [start, end) in a batch continue line `line`.
 
-    The first tokens of a sequence start from zero. keep: another line that gets the state after
-    them.
+    A sequence's first tokens start from zero. keep: another line that gets the state after them.
     """
 
     line: int
@@ -42,10 +41,10 @@ class HostRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """R rows of T packed tokens, and the memory line with each sequence's state.
+    """R rows with T packed tokens, and the memory line with each sequence's state.
 
-    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among the first `kv_lengths[r]`
-    tokens of its sequence. A row with `kv_lengths` 0 is padding, and leaves states alone. singles:
+    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among its sequence's first
+    `kv_lengths[r]` tokens. A row with `kv_lengths` 0 is padding, and leaves states alone. singles:
     this many rows, the first ones, have one token each. host: the rows without padding, if known to
     the host; rows with one line continue each other, in order.
     """
@@ -99,8 +98,8 @@ def causal_conv(
 ) -> torch.Tensor:  # [T, C]
     """Apply SiLU to a convolution of each channel in x [T, C] over its own last K inputs.
 
-    weight [K, C], the newest input's last. states [lines, K - 1, C]: the last inputs of a sequence,
-    the oldest first; updated.
+    weight [K, C], the newest input's last. states [lines, K - 1, C]: a sequence's last inputs, the
+    oldest first; updated.
     """
     wide = weight.to(_wide(x))
     out = torch.zeros_like(x)
@@ -128,11 +127,11 @@ def gated_delta(
     states: torch.Tensor,
     rows: StateRows,
 ) -> torch.Tensor:  # [T, Hv, Dv]
-    """Apply the gated delta rule to packed rows, in the dtype of v.
+    """Apply the gated delta rule to packed rows, in v's dtype.
 
-    q, k [T, Hk, Dk], at any length; v [T, Hv, Dv]: Hv / Hk neighbouring value heads share a head of
-    queries and keys. decay (logarithms, at most 0), beta [T, Hv] float32. states [lines, Hv, Dk,
-    Dv] float32 are updated.
+    q, k [T, Hk, Dk], at any length; v [T, Hv, Dv]: Hv / Hk neighbouring value heads share a query
+    and key head. decay (logarithms, at most 0), beta [T, Hv] float32. states [lines, Hv, Dk, Dv]
+    float32 are updated.
     """
     q, k = _unit(q, v.shape[1]), _unit(k, v.shape[1])
     q = q * q.shape[2] ** -0.5

@@ -1,7 +1,7 @@
-"""FP8 (e4m3: four bits of exponent, three of mantissa): its range, the conversion of values, and
+"""FP8 (e4m3: four exponent bits, three mantissa bits): its range, how values are converted, and
 products with FP8 matrices.
 
-Owns the meaning of a product in plain PyTorch, and the choice of its form. Few rows stay unchanged:
+Owns what a product means in plain PyTorch, and the choice of its form. Few rows stay unchanged:
 their cost is reading the weights, and `triton/fp8.py` reads weights in 8 bits. Many rows become 8
 bits too, each with own scales, on devices that multiply FP8 (`torch`'s scaled products). A row's
 answer depends on how many rows a product has, never on their content. PyTorch lacks index_copy_ for
@@ -43,7 +43,7 @@ def to_fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
 
 
 def put_rows(kept: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, scale: float) -> None:
-    """Set `kept[places] = rows`, in the dtype of `kept`. FP8 values are divided by `scale`."""
+    """Set `kept[places] = rows`, in `kept`'s dtype. FP8 values are divided by `scale`."""
     if kept.dtype == FP8:
         kept.view(torch.uint8).index_copy_(0, places, to_fp8(rows, scale).view(torch.uint8))
     else:
@@ -98,7 +98,7 @@ def _multiplies(matrix: Fp8Matrix, dtype: torch.dtype) -> bool:
 
 
 def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
-    """Return the scales of output blocks [groups, out / 128], as for cuBLAS, from [out, groups].
+    """Return scales for output blocks [groups, out / 128], as for cuBLAS, from [out, groups].
 
     Groups are padded to a multiple of 4, and a block's scales lie back to back. Returns `None` if
     the outputs within a block differ in scales.
@@ -114,7 +114,7 @@ def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
 def whole_linear(
     x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias`, [T, out] in the dtype of x [T, in], with rows unchanged."""
+    """Return `x @ matrix.T + bias`, [T, out] in x's dtype, for x [T, in], with rows unchanged."""
     return F.linear(x, dense(matrix).to(x.dtype), bias)
 
 

@@ -108,5 +108,5 @@ def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
 def int4_linear(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias`, [T, out] in the dtype of x [T, in]."""
+    """Return `x @ matrix.T + bias`, [T, out] in x's dtype, for x [T, in]."""
     return F.linear(x, dense(matrix).to(x.dtype), bias)

@@ -79,7 +79,7 @@ def int8_linear(
 ) -> torch.Tensor:
     """Return `x @ matrix.T + bias`, [T, out], for x [T, in] and a matrix from `pack_int8`.
 
-    dtype: the result's; `None`: that of `x`.
+    dtype: the result's; `None`: x's.
     """
     if matrix.values.dtype == torch.int32:
         return bytes_linear(x, matrix.values, matrix.scales, bias, dtype)

@@ -19,7 +19,7 @@ from saccade.kernels.reference.rotary import Rotation, rotate_
 
 
 class QKNorm(NamedTuple):
-    """RMS norm of queries and keys: weights [Hq + Hkv, D], query heads first, then keys."""
+    """RMS norm for queries and keys: weights [Hq + Hkv, D], query heads first, then keys."""
 
     weight: torch.Tensor
     eps: float

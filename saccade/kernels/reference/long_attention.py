@@ -1,9 +1,9 @@
 """Attention with many queries on CPUs that multiply 16-bit numbers but lack AMX: a block of queries
 at a time, by oneDNN's products.
 
-PyTorch's own attention packs its operands anew for each of its small tiles on such CPUs, and takes
-1.7 to 2.8 times as long (LOG.md). Scores and softmax are in float32 here as there: products of
-16-bit numbers are summed, and kept, in float32. Stateless; unaware of pages and segments.
+PyTorch's own attention packs its operands anew for each small tile on such CPUs, and takes 1.7 to
+2.8 times as long (LOG.md). Scores and softmax are in float32 here as there: products of 16-bit
+numbers are summed, and kept, in float32. Stateless; unaware of pages and segments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK_QUERIES = (32, 256)
 
 
 def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
-    """Return True if `attend` is faster here, for so many keys and so many queries of a key head.
+    """Return True if `attend` is faster here, for so many keys, and queries that share a key head.
 
     q: a tensor like the queries.
     """
@@ -82,7 +82,7 @@ def compile_ahead(like: torch.Tensor) -> None:
 
 
 def _weights(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return softmax(scores [R, K]) in the dtype of `like`. Overwrites the scores."""
+    """Return softmax(scores [R, K]) in the dtype that `like` has. Overwrites the scores."""
     if has_numba():
         # Imported where it runs: elsewhere Numba need not be installed.
         from saccade.kernels.x86.long_attention import softmax_to_bfloat16

@@ -23,10 +23,10 @@ PART_FIELDS = 4
 
 
 class Groups(NamedTuple):
-    """The rows of a batch grouped by adapter.
+    """A batch's rows grouped by adapter.
 
     rows: int64 [N], the rows with an adapter, by adapter. groups: int32 [G, 3]: an adapter's place,
-    the first of its rows in `rows`, and how many.
+    its first row in `rows`, and how many.
     """
 
     rows: torch.Tensor
@@ -34,7 +34,7 @@ class Groups(NamedTuple):
 
 
 class Present:
-    """The rows of a forward pass by adapter's place."""
+    """A forward pass's rows by adapter's place."""
 
     __slots__ = ("_groups", "each")
 
@@ -62,7 +62,7 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """All that one adapter adds to one product. ups: (outputs of the product, ranks, [o, r])."""
+    """All that one adapter adds to one product. ups: (the product's outputs, ranks, [o, r])."""
 
     down: torch.Tensor  # [R, in]
     ups: tuple[tuple[slice, slice, torch.Tensor], ...]
@@ -76,10 +76,10 @@ class PackedPairs(NamedTuple):
     """All adapters in two tensors.
 
     downs: [all ranks, in]. ups: each `up` transposed, its lines padded to whole `ALIGNED` values.
-    table: int64 [places, 2 + 4 * parts]. An adapter's line has the first of its `downs`, and how
-    many. For each part of its outputs there follow the first rank, how many, the first value in
-    `ups`, and values per line. parts: int64 [parts, 2]: the first of its outputs, and how many.
-    ranks: an adapter's, at most.
+    table: int64 [places, 2 + 4 * parts]. An adapter's line has its first `downs`, and how many. For
+    each part of its outputs there follow the first rank, how many, the first value in `ups`, and
+    values per line. parts: int64 [parts, 2]: the first output, and how many. ranks: an adapter's,
+    at most.
     """
 
     downs: torch.Tensor

@@ -14,8 +14,8 @@ def mask_logits(
     """Set every logit whose bit is 0 to -inf, in place, and return `logits`.
 
     logits: [R, V] floating. masks: [M, ceil(V / 32)] int32; token t is bit t % 32 in word t // 32;
-    bits beyond V are ignored. rows: [M] int64, the rows of `logits` that the masks are for, each at
-    most once; `None`: all, in order.
+    bits beyond V are ignored. rows: [M] int64, the masks' rows in `logits`, each at most once;
+    `None`: all, in order.
     """
     _check_words(logits, masks)
     vocab = logits.shape[-1]

@@ -1,7 +1,7 @@
 """Mixtures of experts: which experts a row goes to, and the products of all rows with theirs.
 
-Rows are put in the order of their experts. Each expert that has rows is one product over them, and
-an expert without rows is left alone: decoding one row reads as many experts as it goes to.
+Rows are put in their experts' order. Each expert that has rows is one product over them, and an
+expert without rows is left alone: decoding one row reads as many experts as it goes to.
 `experts.py` does the same where lengths stay on the device. Stateless.
 """
 
@@ -28,9 +28,9 @@ class Routes(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """Visits of rows to one rank's experts, in the experts' order.
+    """Visits by rows to one rank's experts, in the experts' order.
 
-    order: numbers of visits, row * K + which of the row's. runs: (expert, rows), for experts with
+    order: visits' numbers, row * K + which of the row's. runs: (expert, rows), for experts with
     rows. visits: those to all ranks' experts.
     """
 
@@ -40,7 +40,7 @@ class Sorted(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Addresses of experts' matrices with `width` values each, in panels of `panel` outputs."""
+    """Addresses of experts' matrices with `width` values each, in panels with `panel` outputs."""
 
     up: tuple[int, ...]
     down: tuple[int, ...]
@@ -49,7 +49,7 @@ class Addresses(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The matrices of E experts, each one packed.
+    """E experts' matrices, each one packed.
 
     up [2 I, H] (the gate's outputs, then up's), down [H, I]. places: where each lies in memory, for
     compiled products with a few rows (`Ops.locate`).

@@ -14,9 +14,8 @@ cost (measured: LOG.md).
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
-    Returns the dtype of `x`. weight: [D], or [H, D] where the last two dimensions of `x` are heads
-    that have their own weights. It has the dtype of `x`, or float32, with which the product is
-    rounded once.
+    Returns x's dtype. weight: [D], or [H, D] where x's last two dimensions are heads that have
+    their own weights. It has x's dtype, or float32, with which the product is rounded once.
     """
     if weight.dtype != x.dtype:
         return rms_norm(x.float(), weight, eps).to(x.dtype)
@@ -39,7 +38,7 @@ def layer_norm(
 ) -> torch.Tensor:
     """Compute `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over the last dimension.
 
-    Computes in float32 and returns the dtype of `x`.
+    Computes in float32 and returns x's dtype.
     """
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 

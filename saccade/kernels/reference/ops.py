@@ -37,14 +37,14 @@ from saccade.kernels.x86 import vnni_layout
 
 
 class Ops:
-    """PyTorch's operations. Stateless: any number of networks may share one.
+    """PyTorch's operations. Stateless: any networks may share one.
 
     Other backends derive from the class and replace operations by functions with the same
     signatures.
 
-    kind: the folder of these kernels. compiles: kernels compiled at first launch, due before the
-    first request. stacks: a layer's experts are one tensor. samples: one kernel draws tokens.
-    looks_up: a rotation's rows are looked up as heads are turned.
+    kind: these kernels' folder. compiles: kernels compiled at first launch, due before the first
+    request. stacks: a layer's experts are one tensor. samples: one kernel draws tokens. looks_up: a
+    rotation's rows are looked up as heads are turned.
     """
 
     kind: Literal["reference", "x86", "triton"] = "reference"
@@ -68,7 +68,7 @@ class Ops:
     def fp8_linear(
         self, x: Rows, matrix: Fp8Matrix, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return `x @ matrix.T + bias`, [T, out] in the dtype of x [T, in]."""
+        """Return `x @ matrix.T + bias`, [T, out] in x's dtype, for x [T, in]."""
         if isinstance(x, torch.Tensor) and len(x) > FEW_ROWS and (group := matrix.rows_group()):
             x = self.quantise_rows(x, group)
         if isinstance(x, Fp8Rows):
@@ -89,7 +89,7 @@ class Ops:
     def gated_rms_norm(
         self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Compute `rms_norm(x) * silu(gate)` over the last dimension, in the dtype of `x`.
+        """Compute `rms_norm(x) * silu(gate)` over the last dimension, in x's dtype.
 
         The gate is in float32.
         """
@@ -137,10 +137,7 @@ class Ops:
     stacked_mlp = staticmethod(experts.stacked_mlp)
 
     def locate(self, _up: Sequence[Matrix], _down: Sequence[Matrix], /) -> Addresses | None:
-        """Return the addresses of packed matrices if products with them are compiled.
-
-        Returns `None` otherwise.
-        """
+        """Return packed matrices' addresses if products with them are compiled; else `None`."""
         return None
 
     def expert_mlp(

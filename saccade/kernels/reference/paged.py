@@ -1,6 +1,6 @@
-"""Causal attention of packed rows to keys and values on pages.
+"""Packed rows attend causally to keys and values on pages.
 
-Owns the way to a row's pages, the meaning in plain PyTorch, and the contract of backends (by name
+Owns the way to a row's pages, the meaning in plain PyTorch, and the contract with backends (by name
 in `attention_backends.py`). Unaware of sequences, worker slots and plans.
 """
 
@@ -21,7 +21,7 @@ class DecodeWork:
 
     items: pieces of rows, in the order of taking. begins: where each row's pieces begin in `items`.
     counts: how many pieces there are, and how many are taken by key head. piece: keys in one, at
-    least. window: that of the layers it is for; 0: unlimited.
+    least. window: that in its layers; 0: unlimited.
     """
 
     items: torch.Tensor  # [room] int32
@@ -33,14 +33,14 @@ class DecodeWork:
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """R rows of T packed tokens, and the places of their keys and values.
+    """R rows with T packed tokens, and the places of their keys and values.
 
-    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among the first `kv_lengths[r]`
-    tokens of its sequence, on the pages `page_table[lines[r]]`, in order. singles: this many rows,
+    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among its sequence's first
+    `kv_lengths[r]` tokens, on the pages `page_table[lines[r]]`, in order. singles: this many rows,
     the first ones, have one token each (they decode); the rest may have any number. Launches depend
     only on `singles`, T and R, rather than values on the device, so that a graph can be captured.
     work: on a GPU, for the decoding rows, made once a step for each window size. sees: how many
-    keys of its sequence each token sees in layers with `AttentionShape.both_ways`, in a step with
+    keys in its sequence each token sees in layers with `AttentionShape.both_ways`, in a step with
     images whose tokens see each other's successors there; within a row at least as many as the
     token before. `None`: those up to its own.
     """
@@ -57,7 +57,7 @@ class PagedRows:
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """Keys and values of one layer, [kv slots, kv heads, head dim] each.
+    """One layer's keys and values, [kv slots, kv heads, head dim] each.
 
     A kv slot is page * page_size + offset in page. The scales turn kept numbers into their values
     (8-bit caches). Latents are both, one tensor. `PagedRows.sees` is the layer's if its shape says
@@ -72,7 +72,7 @@ class PagedCache:
 
 
 def plain_shape(keys: torch.Tensor, values: torch.Tensor) -> AttentionShape:
-    """Return the shape of causal attention over a cache of these tensors."""
+    """Return the shape for causal attention over a cache with these tensors."""
     heads, dim = keys.shape[1:]
     return AttentionShape(heads, dim, latent=values is keys)
 
@@ -80,7 +80,7 @@ def plain_shape(keys: torch.Tensor, values: torch.Tensor) -> AttentionShape:
 def plain_cache(
     keys: torch.Tensor, values: torch.Tensor, key_scale: float = 1.0, value_scale: float = 1.0
 ) -> PagedCache:
-    """Return the cache of a layer whose attention is causal."""
+    """Return the cache for a layer whose attention is causal."""
     return PagedCache(keys, values, key_scale, value_scale, shape=plain_shape(keys, values))
 
 
@@ -100,28 +100,28 @@ class PagedShape:
 
 
 class AttentionBackend(Protocol):
-    """Causal (lower right) attention of packed rows, each to its own sequence.
+    """Causal (lower right) attention for packed rows, each to its own sequence.
 
     A row's own keys and values are in the cache already, and included. What else `PagedCache.shape`
     asks is for backends that know it (`attention_backends.Registered.knows`) alone.
     """
 
     def plan(self, rows: PagedRows) -> None:
-        """Prepare for the rows of a step. Call once, before its first layer.
+        """Prepare for a step's rows. Call once, before its first layer.
 
         A captured graph includes the call.
         """
         ...
 
     def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
-        """Return the attention [T, Hq, D] of one layer's queries [T, Hq, D], with the layer's
+        """Return the attention [T, Hq, D] for one layer's queries [T, Hq, D], with the layer's
         cache.
         """
         ...
 
 
 class ReferenceAttention:
-    """Row by row in float32: the reference in tests of other backends.
+    """Row by row in float32: the reference when other backends are tested.
 
     Runs on a CPU alone, because the host reads where rows begin.
     """

@@ -38,7 +38,7 @@ def patchify(
 def centre_patches(
     frames: torch.Tensor, patch: int, merge: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the bytes of each patch less 128, which are exact in any float dtype.
+    """Return each patch's bytes less 128, which are exact in any float dtype.
 
     Takes uint8 frames [F, H, W, 3] and returns [N, F * 3 * patch * patch], a frame's bytes
     together, in merged order.
@@ -48,7 +48,7 @@ def centre_patches(
 
 
 def cut_patches(image: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """Return the bytes of each patch [N, 3 * patch * patch] in merged order.
+    """Return each patch's bytes [N, 3 * patch * patch] in merged order.
 
     Takes an image, uint8 [H, W, 3].
     """

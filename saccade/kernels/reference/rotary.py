@@ -22,11 +22,11 @@ CPU_VALUES = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How far to turn the first R values of each token's heads.
+    """How far to turn the first R values in each token's heads.
 
     cos, sin: tables [P, R] float32 as `rotary_tables` makes them. Without `index`, row t is token
     t's. With `index` [A, T], token t takes row index[a, t], where a is 0, or axis[j] for the j-th
-    of its R / 2 angles: several axes of position (mRoPE) are turned from one table.
+    among its R / 2 angles: several position axes (mRoPE) are turned from one table.
     """
 
     cos: torch.Tensor  # [P, R] float32
@@ -36,7 +36,7 @@ class Rotation:
     pairs: Pairs = "halves"
 
     def ready(self) -> Rotation:
-        """Return the same rotation, with the rows of all tokens looked up."""
+        """Return the same rotation, with all tokens' rows looked up."""
         if self.index is None:
             return self
         if self.axis is None:
@@ -71,7 +71,7 @@ def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
     """Return which axis each of the sum(sections) angles belongs to (mRoPE), int64.
 
     In blocks (Qwen2-VL): the first `sections[0]` angles are axis 0's, and so on. Interleaved
-    (Qwen3-VL): 0 1 2 0 1 2 ... as far as the sections of the axes 1 and 2 reach, then axis 0.
+    (Qwen3-VL): 0 1 2 0 1 2 ... as far as the axes 1 and 2 have sections, then axis 0.
     """
     if not interleaved:
         return torch.tensor([axis for axis, count in enumerate(sections) for _ in range(count)])
@@ -84,8 +84,8 @@ def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
 def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
     """Turn heads [T, H, D] in place. Their values lie next to each other.
 
-    x: queries and keys; a view of a larger tensor will do. Computes in float32, and rounds once to
-    the dtype of the heads.
+    x: queries and keys; a view into a larger tensor will do. Computes in float32, and rounds once
+    to the heads' dtype.
     """
     rotation = rotation.ready()
     size, halves = rotation.cos.shape[1], rotation.pairs == "halves"

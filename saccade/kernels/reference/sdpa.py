@@ -37,7 +37,7 @@ FEWEST_ABREAST = 4
 
 
 class HostRows(NamedTuple):
-    """A step's rows as the host reads them: where each begins, its line of the page table, and its
+    """A step's rows as the host reads them: where each begins, its line in the page table, and its
     keys.
     """
 
@@ -52,7 +52,7 @@ class HostRows(NamedTuple):
         return HostRows(self.rows, *kept)
 
     def reach(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the place of each of a row's tokens in its sequence, and how many keys it sees."""
+        """Return where each token in a row is in its sequence, and how many keys it sees."""
         start, end, length = self.starts[row], self.starts[row + 1], self.lengths[row]
         place = torch.arange(length - (end - start), length)
         return place, place + 1 if self.rows.sees is None else self.rows.sees[start:end]
@@ -150,7 +150,7 @@ class SdpaAttention:
     def _together(
         self, table: npt.NDArray[np.int32], lines: list[int], lengths: list[int]
     ) -> Attend:
-        """Return the call for one-token rows whose sequences have these lines of the page table."""
+        """Return the call for one-token rows whose sequences have these page table lines."""
         counts, longest = np.array(lengths), max(lengths)
         page, offset = self._lies
         pages = table[np.array(lines)[:, None], page[:longest]]
@@ -168,7 +168,7 @@ class SdpaAttention:
         )
 
     def _alone(self, line: npt.NDArray[np.int32], length: int) -> Attend:
-        """Return the call for the last tokens of one sequence, whose pages begin `line`."""
+        """Return the call for one sequence's last tokens. Its pages begin `line`."""
         read, scale = self._reader(line, length), self._shape.scale
         return lambda q, kv: causal_attention(
             q, read(kv.keys), read(kv.values), scale * kv.key_scale
@@ -229,7 +229,7 @@ class SdpaAttention:
     def _slice(
         self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
     ) -> torch.Tensor:
-        """Return keys or values [1, Hkv, K, D] of one sequence, from kv slot `first` on."""
+        """Return one sequence's keys or values [1, Hkv, K, D], from kv slot `first` on."""
         # One call where slicing and turning would be four: this runs twice per layer, sequence and
         # token.
         start = cache.storage_offset() + first * self._strides[2]

@@ -153,7 +153,7 @@ def panels_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias`, [T, out], for x [T, in]. dtype: `None`: that of `x`."""
+    """Return `x @ matrix.T + bias`, [T, out], for x [T, in]. dtype: `None`: x's."""
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
     if more := matrix.scales.shape[1] * matrix.group - x.shape[1]:
