@@ -18,7 +18,7 @@ FIRST_SMALL = 120
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Return True if kernels on a GPU read and write FP8. Ask only while a model is loaded."""
+    """Return True if kernels on a GPU read and write FP8. Ask only while a model loads."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_FP8
 
 
@@ -63,7 +63,7 @@ def has_room(device: torch.device) -> bool:
 def multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if PyTorch multiplies FP8 by FP8 on the device, giving values in the dtype.
 
-    Each row on either side has a scale. Ask while a model is loaded.
+    Each row on either side has a scale. Ask while a model loads.
     """
     return has_fp8(device) and dtype == torch.bfloat16
 

@@ -275,8 +275,9 @@ class Fp8Matrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Matrix(Matrix):
-    """A 4-bit matrix: `matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i //
-    group, o]`.
+    """A matrix with 4-bit numbers:
+
+        matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o]
 
     words: int32 [out, chunks * 16], a chunk being 128 inputs. In a chunk's word j, bits 4 p to 4 p
     + 3 (p from 0 to 3) are the number for the chunk's input 32 p + 2 j, and the bits 16 above are

@@ -67,7 +67,6 @@ def _flash_segments(
 def _cudnn_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """Do as `_flash_segments`, with cuDNN."""
     bounds, longest = segments.bounds, segments.longest
     return _in_eights(
         lambda *qkv: torch.ops.aten._cudnn_attention_forward(
@@ -82,7 +81,6 @@ def _cudnn_segments(
 def _fa3_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """Do as `_flash_segments`, with FlashAttention-3."""
     attend = load_fa3("flash_attn_varlen_func")
     bounds, longest = segments.bounds, segments.longest
 

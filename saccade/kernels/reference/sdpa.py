@@ -64,15 +64,13 @@ class HostRows(NamedTuple):
         return self._replace(rows=replace(self.rows, sees=None))
 
     def all_causal(self, window: int | None) -> bool:
-        """Return True if each token in a layer with this window sees all the step's keys up to its
-        own.
+        """Return True if each token sees all the step's keys up to its own, in a layer with this
+        window.
         """
         return self.rows.sees is None and (window is None or max(self.lengths) <= window)
 
     def causal(self, row: int, window: int | None) -> bool:
-        """Return True if a row's tokens see all tokens up to their own, in a layer with this
-        window.
-        """
+        """Return True if a row's tokens see all tokens up to their own, with this window."""
         place, sees = self.reach(row)
         near = not len(place) or window is None or self.lengths[row] <= window
         return near and torch.equal(sees, place + 1)
@@ -245,7 +243,8 @@ class SdpaAttention:
 def _gather(
     index: torch.Tensor, shape: tuple[int, int, int, int], cache: torch.Tensor
 ) -> torch.Tensor:
-    """Gather keys or values [R, Hkv, K, D] from the kv slots `index` [R * K]. shape: [R, K, Hkv,
-    D].
+    """Gather keys or values [R, Hkv, K, D] from the kv slots `index` [R * K].
+
+    shape: [R, K, Hkv, D].
     """
     return cache.index_select(0, index).view(shape).transpose(1, 2)

@@ -35,8 +35,9 @@ class Loop:
     """Runs `count` times, at least once, what stands between its making and `close`."""
 
     def __init__(self, b: Value, count: Value, carried: Sequence[Value] = ()) -> None:
-        """Begin the loop. carried: the first turn's values; later turns get theirs from the turn
-        before.
+        """Begin the loop.
+
+        carried: values that each turn gets from the turn before; the first turn gets these.
         """
         before, self._b, self._count = b.block, b, count
         self._body = b.append_basic_block()
