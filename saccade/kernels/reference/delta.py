@@ -63,7 +63,7 @@ class StateRows:
         lines: torch.Tensor,
         singles: int,
     ) -> StateRows:
-        """Build the rows, with those that are real (padding left out) for the host."""
+        """Build the rows. The host's leave out padding."""
         starts = q_starts.tolist()
         host = tuple(
             HostRow(line, start, end, length == end - start)
@@ -75,8 +75,9 @@ class StateRows:
         return cls(q_starts, kv_lengths, lines, singles, host)
 
     def keeping(self, kept: Mapping[int, int]) -> StateRows:
-        """Return the same rows, keeping the states after some. kept: the line by a row's first
-        token.
+        """Return the same rows, keeping the states after some.
+
+        kept: the memory line by a row's first token.
         """
         assert self.host, "where rows are computed side by side, none goes on from another"
         host = tuple(row._replace(keep=kept.get(row.start)) for row in self.host)
@@ -86,8 +87,9 @@ class StateRows:
 def softplus(x: torch.Tensor) -> torch.Tensor:
     """Apply PyTorch's softplus to float32 values, with the same bits at any length.
 
-    PyTorch's loop takes the last few values separately and rounds them otherwise, so that a row's
-    bits would depend on how many rows there are. Padding avoids this.
+    PyTorch's loop takes the last values, fewer than it takes at a time, by themselves and rounds
+    them otherwise, so that a row's bits would depend on how many rows there are. Padding avoids
+    this.
     """
     flat = F.pad(x.flatten(), (0, -x.numel() % LOOP_VALUES))
     return F.softplus(flat)[: x.numel()].view(x.shape)
@@ -192,9 +194,11 @@ def chunked_scan(
 ) -> torch.Tensor:  # [L, H, Dv]
     """Apply the rule to one sequence: q, k [L, H, Dk], v [L, H, Dv], decay, beta [L, H].
 
-    Changes state [H, Dk, Dv]. Within a chunk, the tokens' corrections u solve `(I + A) u = beta (v
-    - decayed S'k)`, where A matches each token's key with earlier ones. So a chunk is a few
-    products (the WY form of the paper above, section 3.2).
+    Changes state [H, Dk, Dv].
+
+    Within a chunk, the tokens' corrections u solve `(I + A) u = beta (v - decayed S'k)`, where A
+    matches each token's key with earlier ones. So a chunk is a few products (the WY form of the
+    paper above, section 3.2).
     """
     length, size = len(q), min(CHUNK, len(q))
     q, k, v, decay, beta = _chunks((q, k, v, decay, beta), size)  # [H, N, C, ...]

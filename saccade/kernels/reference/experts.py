@@ -23,12 +23,11 @@ def stacked_mlp(
     before: int = 0,
     act: Activation = "silu",
 ) -> torch.Tensor:
-    """Sum `share * down(act(gate) * up)` over each row's experts, for rows x [T, H]. Returns [T,
-    H].
+    """Sum `share * down(act(gate) * up)` over each row's experts, for rows x [T, H].
 
-    experts: int64 [T, K], distinct within a row. shares: [T, K]. up: [E, 2 I, H], the gate's
-    outputs, then up's. down: [E, H, I]. There are `before` experts before the first of these E. A
-    row's experts outside these E add 0.
+    Returns [T, H]. experts: int64 [T, K], distinct within a row. shares: [T, K]. up: [E, 2 I, H],
+    the gate's outputs, then up's. down: [E, H, I]. There are `before` experts before the first of
+    these E. A row's experts outside these E add 0.
     """
     each = x.new_zeros(*experts.shape, expert(down, 0).shape[0])
     for number in range(count_of(up)):

@@ -37,7 +37,7 @@ from saccade.kernels.x86 import vnni_layout
 
 
 class Ops:
-    """PyTorch's operations. Stateless: any networks may share one.
+    """PyTorch's operations. Stateless: any number of networks may share one.
 
     Other backends derive from the class and replace operations by functions with the same
     signatures.
@@ -143,10 +143,10 @@ class Ops:
     def expert_mlp(
         self, x: torch.Tensor, routes: Routes, experts: Experts, act: Activation, first: int = 0
     ) -> torch.Tensor:
-        """Sum `share * down(act(gate) * up)` over each row's experts, for rows x [T, H]. Returns
-        [T, H].
+        """Sum `share * down(act(gate) * up)` over each row's experts, for rows x [T, H].
 
-        `experts` are a run among all, from number `first` on. A row's other experts add 0.
+        Returns [T, H]. `experts` are a run among all, from number `first` on. A row's other experts
+        add 0.
         """
         visits = moe.sort_visits(routes, first, len(experts.up))
         return moe.expert_mlp(
