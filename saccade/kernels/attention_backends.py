@@ -1,8 +1,8 @@
-"""The language model's attention by name: the backends, their devices, their making.
+"""The language model's attention by name: the backends, their devices, and how each is made.
 
 To add one: a class that answers `paged.AttentionBackend`, a name here and in `core/config.py`, a
 row of the table. `auto` takes the first row that runs. Backends are imported only to run: elsewhere
-their packages need not be installed.
+their packages may be missing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ AttentionName = Literal["triton", "x86", "sdpa", "reference", "fa3", "flashinfer
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """runs: True beside these kernels, on a device, for queries of a dtype. captured: a step may be
-    a graph: everything that changes between steps is read on the device, in `plan` as well.
-    package: the library's name, if of another distribution; find: tells whether it is installed;
-    install: the way to get it. kept: the cache may have another dtype than queries. knows: what
-    layers may ask beyond causal attention, of `core.family.BEHAVIOURS`.
+    """A backend's row in the table.
+
+    runs: True if the backend works with these kernels, on a device, for queries in a dtype.
+    captured: a step may be a graph, because everything that changes between steps is read on the
+    device, in `plan` as well. package: the library's name, if it comes from another distribution.
+    find: tells whether it is installed. install: the way to get it. kept: the cache may have
+    another dtype than queries. knows: what layers may ask beyond causal attention, from
+    `core.family.BEHAVIOURS`.
     """
 
     make: Callable[[PagedShape], AttentionBackend]
@@ -44,14 +47,14 @@ class Registered:
     knows: frozenset[str] = frozenset()
 
     def lacks(self, shapes: Collection[AttentionShape]) -> str:
-        """Return why layers of these shapes cannot be computed; "" if they can."""
+        """Return why layers with these shapes are beyond this backend; "" if it knows them all."""
         asked = {each for shape in shapes for each in shape.behaviours - self.knows}
         why = next((why for each, why in BEHAVIOURS.items() if each in asked), "")
         return why and f"{why}, which this attention does not know"
 
     @property
     def installed(self) -> bool:
-        """True if the library is found. Nothing is imported, which may take seconds."""
+        """Return True if the library is found. Skips the import, which may take seconds."""
         return self.find is None or self.find() is not None
 
 
@@ -122,8 +125,10 @@ def possible(
     graphs: bool = False,
     shapes: Collection[AttentionShape] = (),
 ) -> tuple[AttentionName, ...]:
-    """The backends that run on the device, by `auto`'s preference; with `graphs`, in graphs; for
-    layers of all of these shapes.
+    """Return the backends that run on the device, in `auto`'s order of preference.
+
+    graphs: only those that run in graphs. shapes: only those that compute layers with all these
+    shapes.
     """
     return tuple(
         name

@@ -1,4 +1,4 @@
-"""The abilities of a device, and of the code compiled for it."""
+"""What a device can do, and the code compiled for it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ FIRST_SMALL = 120
 
 
 def has_fp8(device: torch.device) -> bool:
-    """True if kernels on a GPU read and write FP8. Asked when a model is loaded, never later."""
+    """Return True if kernels on a GPU read and write FP8. Ask only while a model loads."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_FP8
 
 
 def has_int4(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if products take matrices of 4 bits unchanged, and rows of the dtype. On a CPU rows
-    become 8 bits, against the intent of a float32 run.
+    """Return True if products take 4-bit matrices unchanged, and rows in the dtype.
+
+    On a CPU rows become 8 bits, against the intent of a float32 run.
     """
     if device.type == "cpu":
         return dtype != torch.float32 and runs_vnni()
@@ -33,8 +34,9 @@ def has_int4(device: torch.device, dtype: torch.dtype) -> bool:
 
 @cache
 def generation(device: torch.device) -> int:
-    """The GPU whose tiles kernels take: compute capability times ten; Hopper's for interpreted
-    kernels.
+    """Return the GPU generation whose tiles kernels take: compute capability times ten.
+
+    Interpreted kernels take Hopper's.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return HOPPER
@@ -44,37 +46,39 @@ def generation(device: torch.device) -> int:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; an H100's where kernels are interpreted."""
+    """Return how many multiprocessors a GPU has; an H100's count where kernels are interpreted."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return 132
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def has_room(device: torch.device) -> bool:
-    """True if a multiprocessor has 227 KB of shared memory, as data centres' have from Hopper on;
-    else a kernel may have 99 KB.
+    """Return True if a multiprocessor has 227 KB of shared memory.
+
+    Data centre GPUs have it from Hopper on. Elsewhere a kernel may have 99 KB.
     """
     return HOPPER <= generation(device) < FIRST_SMALL
 
 
 def multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if PyTorch multiplies FP8 by FP8 on the device, with a scale for each row of either, to
-    values of the dtype. Asked when a model is loaded.
+    """Return True if PyTorch multiplies FP8 by FP8 on the device, giving values in the dtype.
+
+    Each row on either side has a scale. Ask while a model loads.
     """
     return has_fp8(device) and dtype == torch.bfloat16
 
 
 def multiplies_blocks(device: torch.device) -> bool:
-    """True if such products may have scales in blocks: PyTorch asks for Hopper."""
+    """Return True if FP8 products may have scales in blocks. PyTorch asks for Hopper."""
     return is_hopper(device)
 
 
 def is_hopper(device: torch.device) -> bool:
-    """True if products go from shared memory by the warp group, into registers."""
+    """Return True if a warp group multiplies from shared memory into registers."""
     return HOPPER <= generation(device) < HOPPER + 10
 
 
 @cache
 def has_numba() -> bool:
-    """True if the package is installed, for a processor on which its kernels were tried."""
+    """Return True if Numba is installed, and its kernels were tried on this kind of processor."""
     return platform.machine() == "x86_64" and find_spec("numba") is not None

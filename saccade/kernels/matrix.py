@@ -1,10 +1,9 @@
-"""The kinds of a network's matrices: layout in memory, padding, and the product of a backend for
-each.
+"""A network's kinds of matrices: layout in memory, padding, and each kind's product on a backend.
 
 A matrix is loaded as one kind (`runtime/weights/checkpoint_weights.py`), padded if a device wants
-padding, made ready once, and multiplied from then on; holders never ask for the kind. Owns the
-meaning of fields. Knows nothing of computing products: `Products` is the matrices' demand on a
-backend (`reference/ops.py` and its siblings).
+padding, made ready once, and multiplied from then on. Holders never ask for the kind. Owns what
+fields mean. Leaves computing to backends: `Products` is what matrices demand from one
+(`reference/ops.py` and its siblings).
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ EACH = 8
 
 
 class Fp8Rows(NamedTuple):
-    """rows[t, i] = values[t, i] * scales[t, i // group] for the first `rows` rows; others pad, and
-    hold anything.
+    """Rows in FP8 with scales: `rows[t, i] = values[t, i] * scales[t, i // group]`.
 
-    values: FP8 [R, in]. scales: float32 [R, groups], the rows of one group back to back. dtype: of
-    the rows before, and of their products.
+    This holds for the first `rows` rows; others pad, and hold anything. values: FP8 [R, in].
+    scales: float32 [R, groups], with one group's rows back to back. dtype: that of the rows before,
+    and of their products.
     """
 
     values: torch.Tensor
@@ -47,7 +46,7 @@ class Fp8Rows(NamedTuple):
     dtype: torch.dtype
 
     def dense(self) -> torch.Tensor:
-        """The rows in float32."""
+        """Return the rows in float32."""
         wide = self.values.float() * self.scales.repeat_interleave(self.group, 1)
         return wide[: self.rows]
 
@@ -57,8 +56,9 @@ Rows = torch.Tensor | Fp8Rows
 
 
 class Fp8Experts(NamedTuple):
-    """Matrices of E experts, each as in an Fp8Matrix: values FP8 [E, out, in], scales float32
-    [E, out, groups].
+    """E experts' matrices, each as in an Fp8Matrix.
+
+    values: FP8 [E, out, in]. scales: float32 [E, out, groups].
     """
 
     values: torch.Tensor
@@ -71,23 +71,25 @@ Stack = torch.Tensor | Fp8Experts
 
 
 class Products(Protocol):
-    """The matrices' demand on a backend. Each product is x @ matrix.T + bias, [T, out] in the dtype
-    of `x` (or in `dtype`), of rows x [T, in].
+    """What matrices demand from a backend.
+
+    Each product with rows x [T, in] is `x @ matrix.T + bias`, [T, out] in x's dtype (or in
+    `dtype`).
     """
 
     @property
     def stacks(self) -> bool:
-        """True if a layer's experts are one tensor."""
+        """Return True if a layer's experts are one tensor."""
         ...
 
     def activate(self, x: torch.Tensor, activation: Activation, /) -> torch.Tensor: ...
 
     def pack(self, weight: torch.Tensor, /) -> torch.Tensor:
-        """`weight` [out, in] in the fastest form for products; for products alone."""
+        """Return `weight` [out, in] in the fastest form for products. Only products can read it."""
         ...
 
     def lay_out_int4(self, matrix: Int4Matrix, /) -> Matrix:
-        """The matrix in the layout of this backend's products of 4 bits."""
+        """Return the matrix laid out for this backend's 4-bit products."""
         ...
 
     def dense_linear(
@@ -98,7 +100,7 @@ class Products(Protocol):
         activation: Activation = "none",
         /,
     ) -> torch.Tensor:
-        """The activation of the product with a weight from `pack`."""
+        """Return the activation of the product with a weight from `pack`."""
         ...
 
     def int8_linear(
@@ -124,56 +126,63 @@ class Products(Protocol):
 
 
 class Matrix(ABC):
-    """A weight [out, in] of products. The methods are those of a matrix packed at load, a CPU's:
-    without padding, and with experts one by one.
+    """A weight [out, in] for products.
+
+    The methods here suit a matrix packed at load, a CPU's: without padding, and with experts one by
+    one.
     """
 
     __slots__ = ()
 
     def pad_outputs(self, _sizes: Sequence[int], _more: int, /) -> Matrix:
-        """The matrix, parts of so many outputs one below another, with `more` outputs of nothing
-        behind each part. Not for a ready matrix.
+        """Return the matrix with `more` zero outputs after each part.
+
+        sizes: the parts' outputs; parts lie one below another. Call before `ready`.
         """
         raise AssertionError(f"a {type(self).__name__} is packed")
 
     def pad_inputs(self, _more: int, /) -> Matrix:
-        """The matrix with `more` inputs of nothing behind its own. Not for a ready matrix."""
+        """Return the matrix with `more` zero inputs after its own. Call before `ready`."""
         raise AssertionError(f"a {type(self).__name__} is packed")
 
     def stack(self, _matrices: Sequence[Matrix], _ops: Products, /) -> Stack | None:
-        """The given matrices, this one first, as one tensor of a layer's experts; None for a
-        backend without products of such tensors.
+        """Stack a layer's experts, this matrix first, into one tensor.
+
+        Returns `None` if the backend lacks products with such tensors.
         """
         return None
 
     def ready(self, _ops: Products, /) -> Matrix:
-        """The matrix in the form for products of the given backend alone."""
+        """Return the matrix in the form for the given backend's products alone."""
         return self
 
     def rows_group(self) -> int:
-        """Inputs of a row per scale, if products of many rows take rows in 8 bits; else 0."""
+        """Return how many inputs share a scale, if products with many rows take rows in 8 bits;
+        else 0.
+        """
         return 0
 
     @abstractmethod
     def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
-        """x @ matrix.T + bias [T, out], once ready. Rows in 8 bits are for matrices that want 8
-        bits.
+        """Return `x @ matrix.T + bias` [T, out]. Call once the matrix is ready.
+
+        Rows in 8 bits are for matrices that want 8 bits.
         """
 
     def product(
         self, ops: Products, x: Rows, bias: torch.Tensor | None, activation: Activation, /
     ) -> torch.Tensor:
-        """activation(x @ matrix.T + bias)"""
+        """Return `activation(x @ matrix.T + bias)`."""
         return ops.activate(self.multiply(ops, x, bias), activation)
 
     def logits(self, ops: Products, x: torch.Tensor, /) -> torch.Tensor:
-        """x @ matrix.T, in float32 if the product is made in float32."""
+        """Return `x @ matrix.T`, in float32 if the product is made in float32."""
         return self.multiply(ops, x)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseMatrix(Matrix):
-    """values: [out, in] in the network's dtype, until packed."""
+    """A matrix in the network's dtype. values: [out, in], until packed."""
 
     values: torch.Tensor
 
@@ -196,16 +205,16 @@ class DenseMatrix(Matrix):
     def product(
         self, ops: Products, x: Rows, bias: torch.Tensor | None, activation: Activation, /
     ) -> torch.Tensor:
-        """The activation where the product is made."""
+        """Apply the activation where the product is made."""
         return ops.dense_linear(_whole(x), self.values, bias, activation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int8Matrix(Matrix):
-    """matrix[o, i] is about values[o, i] * scales[o].
+    """An 8-bit matrix: `matrix[o, i]` is about `values[o, i] * scales[o]`.
 
-    values: int8 [out, in]; from `int8.pack_int8` int32 words in panels if the processor has
-    functions for panels, else int8 in oneDNN's blocks. scales: float32 [out].
+    values: int8 [out, in]. From `int8.pack_int8` they are int32 words in panels if the processor
+    has functions for panels, else int8 in oneDNN's blocks. scales: float32 [out].
     """
 
     values: torch.Tensor
@@ -220,11 +229,12 @@ class Int8Matrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Matrix(Matrix):
-    """matrix[o, i] = values[o, i] * scales[o, i // group].
+    """An FP8 matrix: `matrix[o, i] = values[o, i] * scales[o, i // group]`.
 
-    values: FP8 [out, in]. scales: float32 [out, groups]. group: inputs per scale, divides by
-    `LEAST_FP8_GROUP`; all inputs for a single group. scaled: products of many rows may take rows in
-    8 bits; blocks: the scales then read, of weights with scales in blocks, from `fp8.block_scales`.
+    values: FP8 [out, in]. scales: float32 [out, groups]. group: inputs per scale, a multiple of
+    `LEAST_FP8_GROUP`; all inputs for a single group. scaled: products with many rows may take rows
+    in 8 bits. blocks: the scales then read if weights have scales in blocks, from
+    `fp8.block_scales`.
     """
 
     values: torch.Tensor
@@ -265,15 +275,17 @@ class Fp8Matrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Matrix(Matrix):
-    """matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o].
+    """A matrix with 4-bit numbers:
 
-    words: int32 [out, chunks * 16], a chunk being 128 inputs. Bits 4 p to 4 p + 3 of a chunk's word
-    j (p from 0 to 3) are the number of the chunk's input 32 p + 2 j, and the bits 16 above are
-    the next input's: so a shift and a mask make two neighbours of 16 bits each. scales: [groups,
-    out] in the checkpoint's own float format. zeros: uint8 [groups, out], 0 to 16; None: all are
-    `int4.MIDDLE`. Padding inputs may have any, multiplied by 0. group: inputs per scale, divides by
-    `int4.LEAST_GROUP`; all, in whole chunks, for a single group. inputs: without padding. order:
-    int64 [inputs], the matrix's input at the layout's i-th place; None: in order.
+        matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o]
+
+    words: int32 [out, chunks * 16], a chunk being 128 inputs. In a chunk's word j, bits 4 p to 4 p
+    + 3 (p from 0 to 3) are the number for the chunk's input 32 p + 2 j, and the bits 16 above are
+    the next input's: so a shift and a mask make two neighbours with 16 bits each. scales: [groups,
+    out] in the checkpoint's own float format. zeros: uint8 [groups, out], 0 to 16; `None`: all are
+    `int4.MIDDLE`. Padding inputs may have any, multiplied by 0. group: inputs per scale, a multiple
+    of `int4.LEAST_GROUP`; all, in whole chunks, for a single group. inputs: without padding. order:
+    int64 [inputs], the matrix's input at the layout's i-th place; `None`: in order.
     """
 
     words: torch.Tensor
@@ -296,7 +308,7 @@ class Int4Matrix(Matrix):
         return replace(self, words=words, scales=widen(self.scales), zeros=zeros)
 
     def pad_inputs(self, more: int, /) -> Int4Matrix:
-        """Padding inputs, for rows with 0 in the same places."""
+        """Add padding inputs, for rows with 0 in the same places."""
         scales, zeros, order = self.scales, self.zeros, self.order
         now = self.inputs + more
         chunks = -(-now // CHUNK)
@@ -324,10 +336,10 @@ class Int4Matrix(Matrix):
 class Int4Panels(Matrix):
     """A ready Int4Matrix, in the layout fastest for an x86 processor (`x86/vnni_layout.py`).
 
-    words: int32 [panels, inputs / 8, PANEL]; byte j (0 to 3) of a word has the number of input
-    8 i + j in its lower bits, the number of input 8 i + 4 + j in its upper. scales: float16
-    [panels, groups, PANEL], times `unit`. zeros: uint8 of the same shape. group: inputs per scale.
-    outputs, inputs: without padding. order: as in Int4Matrix.
+    words: int32 [panels, inputs / 8, PANEL]. A word's byte j (0 to 3) has the number for input 8 i
+    + j in its lower bits, and for input 8 i + 4 + j in its upper. scales: float16 [panels, groups,
+    PANEL], times `unit`. zeros: uint8 in the same shape. group: inputs per scale. outputs, inputs:
+    without padding. order: as in Int4Matrix.
     """
 
     words: torch.Tensor
@@ -353,7 +365,7 @@ def _whole(x: Rows) -> torch.Tensor:
 
 
 def _pad_parts(values: torch.Tensor, sizes: Sequence[int], more: int) -> torch.Tensor:
-    """Values [out, ...], parts of so many outputs, with `more` of 0 behind each."""
+    """Pad values [out, ...] with `more` zero outputs after each part. sizes: the parts' outputs."""
     return torch.cat([F.pad(part, (0, 0, 0, more)) for part in values.split([*sizes])])
 
 

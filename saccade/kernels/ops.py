@@ -11,8 +11,10 @@ from saccade.kernels.reference.ops import Ops
 
 
 def pick_ops(place: torch.device, dtype: torch.dtype) -> Ops:
-    """Triton's on a GPU. On a CPU Numba's in bfloat16, where it is installed; else PyTorch's: in
-    float32, its own operations are what parity is promised of.
+    """Return the kernels for the device: Triton's on a GPU.
+
+    On a CPU these are Numba's for bfloat16, where it is installed, and PyTorch's otherwise. In
+    float32, parity is promised with PyTorch's own operations.
     """
     if place.type == "cuda":
         # Imported where it runs, as the other is: elsewhere its package need not be installed.

@@ -31,10 +31,9 @@ def varlen_attention(
     scale: float,
     backend: Backend,
 ) -> torch.Tensor:  # [T, H, D]
-    """Bidirectional attention of q, k, v [T, H, D]: the rows of a segment see each other and
-    nothing else.
+    """Attend both ways with q, k, v [T, H, D]: rows see only their own segment.
 
-    Where k and v have more rows than q, all are of one segment.
+    If k and v have more rows than q, all belong to one segment.
     """
     return BACKENDS[backend](q, k, v, segments, scale)
 
@@ -53,7 +52,7 @@ def _triton_segments(
 def _flash_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """One launch of torch's variable-length flash attention (CUDA, 16 bits)."""
+    """Launch torch's variable-length flash attention once (CUDA, 16 bits)."""
     bounds, longest = segments.bounds, segments.longest
     return _in_eights(
         lambda *qkv: torch.ops.aten._flash_attention_forward(
@@ -68,7 +67,6 @@ def _flash_segments(
 def _cudnn_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """As `_flash_segments`, by cuDNN."""
     bounds, longest = segments.bounds, segments.longest
     return _in_eights(
         lambda *qkv: torch.ops.aten._cudnn_attention_forward(
@@ -83,7 +81,6 @@ def _cudnn_segments(
 def _fa3_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """As `_flash_segments`, by FlashAttention-3."""
     attend = load_fa3("flash_attn_varlen_func")
     bounds, longest = segments.bounds, segments.longest
 
@@ -105,7 +102,7 @@ def _fa3_segments(
 def _fa4_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """As `_flash_segments`, by the package flash-attn-4."""
+    """Do as `_flash_segments`, with the package flash-attn-4."""
     from flash_attn.cute import flash_attn_varlen_func
 
     bounds, longest = segments.bounds, segments.longest
@@ -130,7 +127,7 @@ def _in_eights(
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> torch.Tensor:
-    """The first result of a launch that takes head sizes that are multiples of 8."""
+    """Return the first result of a launch that takes head sizes in multiples of 8."""
     assert len(k) == len(q)
     dim = q.shape[-1]
     if missing := -dim % 8:

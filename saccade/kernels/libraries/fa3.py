@@ -1,5 +1,5 @@
-"""FlashAttention-3 for rows of prompts over pages, and Triton's kernel for rows that decode.
-What is launched depends on a step's shape alone, as a graph needs it.
+"""FlashAttention-3 for prompt rows over pages, and Triton's kernel for rows that decode. What is
+launched depends on a step's shape alone, as a graph needs it.
 
 NOT YET RUN on a GPU.
 """
@@ -16,8 +16,10 @@ from saccade.kernels.triton.paged_decode import launch_decode, share_keys
 
 
 class Fa3Attention:
-    """Implements `kernels.reference.paged.AttentionBackend`. Heads are at most 256 values, in
-    multiples of 8; keys and values have the queries' dtype, of 16 bits.
+    """Implements `kernels.reference.paged.AttentionBackend`.
+
+    Heads are at most 256 values, in multiples of 8. Keys and values have the queries' dtype, with
+    16 bits.
     """
 
     def __init__(self, shape: PagedShape) -> None:

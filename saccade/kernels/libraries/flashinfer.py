@@ -1,5 +1,5 @@
-"""FlashInfer for rows that decode over pages, and Triton's kernels for rows of prompts. Its plan is
-made on the host, which waits for the rows' lengths once a step: no step is a graph.
+"""FlashInfer for rows that decode over pages, and Triton's kernels for prompt rows. Its plan is
+made on the host, which waits for the rows' lengths once a step: steps are never graphs.
 
 NOT YET RUN on a GPU.
 """

@@ -1,6 +1,6 @@
 """Which of FlashAttention's packages are installed, and their functions once they are wanted.
 
-Finding imports nothing: an import of such a package loads torch. Knows nothing of attention.
+Finding skips the import, which would load torch. Leaves attention to others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HUB_BUILD, HUB_VERSION = "kernels-community/flash-attn3", 1
 
 
 def find_fa3() -> str | None:
-    """Return the package that brings FlashAttention-3; None if none is installed."""
+    """Return the package that brings FlashAttention-3; `None` if it is missing."""
     for package in FA3_PACKAGES:
         if package == "sgl_kernel" and not _has_module(package, "flash_attn"):
             continue
@@ -36,9 +36,9 @@ def find_fa3() -> str | None:
 
 @cache
 def load_fa3(function: str) -> Callable[..., Any]:
-    """Return FlashAttention-3's function of that name. All packages have the same functions.
+    """Return FlashAttention-3's function with that name. All packages have the same functions.
 
-    Raises ImportError where none is installed, and whatever a package raises that cannot be loaded.
+    Raises ImportError if the library is missing, and passes on what a broken package raises.
     """
     package = find_fa3()
     if package is None:

@@ -1,7 +1,7 @@
-"""Causal attention over the keys and values of sequences, by PyTorch on a CPU.
+"""Causal attention over sequences' keys and values, by PyTorch on a CPU.
 
-Owns nothing; knows nothing of pages. Only windows, and images that see themselves, have masks;
-grouped queries share their keys without copies.
+Stateless, and unaware of pages. Only windows, and images that see themselves, have masks. Grouped
+queries share their keys without copies.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ MASKED_QUERIES = 256
 def causal_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> torch.Tensor:  # [L, Hq, D]
-    """Causal (lower right) attention of q [L, Hq, D] to k, v [1, Hkv, K, D] of one sequence: its
-    last L tokens to all K.
+    """Attend causally (lower right) with q [L, Hq, D] to one sequence's k, v [1, Hkv, K, D].
+
+    The queries are its last L tokens, the keys all K.
     """
     length, heads, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -49,9 +50,9 @@ def causal_attention(
 def decode_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:  # [R, Hq, D]
-    """Attention of q [R, Hq, D], one query per sequence, to k, v [R, Hkv, K, D], in one call.
+    """Attend with q [R, Hq, D], one query per sequence, to k, v [R, Hkv, K, D], in one call.
 
-    mask [R, K]: added to the scores; -inf where a sequence has no such key.
+    mask [R, K]: added to the scores; -inf where a sequence lacks the key.
     """
     rows, heads, dim = q.shape
     kv_heads = k.shape[1]
@@ -62,8 +63,9 @@ def decode_attention(
 
 
 class Block(NamedTuple):
-    """Some of a row's queries, the keys that any of them sees, and which of these each sees [B, K];
-    None: all.
+    """Some of a row's queries, and the keys that any of them sees.
+
+    The third field says which keys each query sees [B, K]; `None`: all.
     """
 
     queries: slice
@@ -72,7 +74,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(first: torch.Tensor, end: torch.Tensor) -> list[Block]:
-    """A row of queries, the t-th of which sees the keys [first[t], end[t])."""
+    """Cut a row into blocks. Query t sees the keys [first[t], end[t])."""
     found = []
     for start in range(0, len(first), MASKED_QUERIES):
         queries = slice(start, min(start + MASKED_QUERIES, len(first)))
@@ -86,7 +88,7 @@ def blocks_of(first: torch.Tensor, end: torch.Tensor) -> list[Block]:
 def block_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Sequence[Block], scale: float
 ) -> torch.Tensor:  # [L, Hq, D]
-    """Attention of q [L, Hq, D] to k, v [1, Hkv, K, D], block by block."""
+    """Attend with q [L, Hq, D] to k, v [1, Hkv, K, D], block by block."""
     _, heads, dim = q.shape
     kv_heads = k.shape[1]
     group, out = heads // kv_heads, torch.empty_like(q)
@@ -102,11 +104,11 @@ def block_attention(
 
 
 def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal attention of q [G, Hkv, L, D] in two parts: to the prefix, which every row sees whole,
-    and among the rows themselves.
+    """Attend causally with q [G, Hkv, L, D] in two parts and merge them.
 
-    Each part's softmax has its own denominator; their logs say how to weigh the two (Milakov &
-    Gimelshein 2018, online softmax).
+    One part is the prefix, which every row sees whole; the other is the rows themselves. Each
+    part's softmax has its own denominator, whose log gives its weight (Milakov & Gimelshein 2018,
+    online softmax).
     """
     prefix = k.shape[2] - q.shape[2]
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

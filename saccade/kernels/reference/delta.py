@@ -1,12 +1,12 @@
-"""The gated delta rule: attention whose memory of a sequence is one matrix per head, at any length;
+"""The gated delta rule: attention that remembers a sequence in one matrix per head, at any length;
 and the short causal convolution before.
 
-Owns the meaning of both in plain PyTorch, for packed rows continuing states in a memory of lines: a
-scan in chunks for rows of many tokens, one recurrent step for rows of one. On a GPU
-`triton/delta.py` does the same. Knows nothing of sequences, slots of workers or plans.
+Owns what both mean in plain PyTorch, for packed rows that continue states in memory lines: a scan
+in chunks for rows with many tokens, one recurrent step for rows with one. On a GPU
+`triton/delta.py` does the same. Unaware of sequences, worker slots and plans.
 
-With a state S [Dk, Dv], each token does  S = exp(g) S;  S += k (beta (v - S'k))';  out = S'q,
-queries and keys being of length one (Yang et al., "Gated Delta Networks", 2024). States and all
+With a state S [Dk, Dv], each token does S = exp(g) S; S += k (beta (v - S'k))'; out = S'q, where
+queries and keys have length one (Yang et al., "Gated Delta Networks", 2024). States and all
 computing are float32.
 """
 
@@ -27,8 +27,9 @@ LOOP_VALUES = 64
 
 
 class HostRow(NamedTuple):
-    """Tokens [start, end) of a batch go on from line `line`; from nothing for the first tokens of a
-    sequence. keep: another line that gets the state after them.
+    """A row as the host reads it: tokens [start, end) in a batch continue line `line`.
+
+    A sequence's first tokens start from zero. keep: another line that gets the state after them.
     """
 
     line: int
@@ -40,12 +41,12 @@ class HostRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """R rows of T packed tokens, and the memory line of the state of each row's sequence.
+    """R rows with T packed tokens, and the memory line with each sequence's state.
 
-    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last of the first `kv_lengths[r]`
-    tokens of its sequence; a row with a `kv_lengths` of 0 is padding, and touches no state.
-    singles: so many rows, the first ones, have one token each. host: the rows without padding, if
-    known to the host; those of one line go on from each other, in order.
+    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among its sequence's first
+    `kv_lengths[r]` tokens. A row with `kv_lengths` 0 is padding, and leaves states alone. singles:
+    this many rows, the first ones, have one token each. host: the rows without padding, if known to
+    the host; rows with one line continue each other, in order.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
@@ -62,7 +63,7 @@ class StateRows:
         lines: torch.Tensor,
         singles: int,
     ) -> StateRows:
-        """The same with the rows that are not padding, for the host."""
+        """Build the rows. The host's leave out padding."""
         starts = q_starts.tolist()
         host = tuple(
             HostRow(line, start, end, length == end - start)
@@ -74,15 +75,21 @@ class StateRows:
         return cls(q_starts, kv_lengths, lines, singles, host)
 
     def keeping(self, kept: Mapping[int, int]) -> StateRows:
-        """The same, with the states after some rows kept: by a row's first token, the line."""
+        """Return the same rows, keeping the states after some.
+
+        kept: the memory line by a row's first token.
+        """
         assert self.host, "where rows are computed side by side, none goes on from another"
         host = tuple(row._replace(keep=kept.get(row.start)) for row in self.host)
         return replace(self, host=host)
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
-    """PyTorch's, of float32 values. Its loop takes the last ones, fewer than it takes at a time, by
-    themselves, and rounds these otherwise: a row's bits would depend on the number of rows.
+    """Apply PyTorch's softplus to float32 values, with the same bits at any length.
+
+    PyTorch's loop takes the last values, fewer than it takes at a time, by themselves and rounds
+    them otherwise, so that a row's bits would depend on how many rows there are. Padding avoids
+    this.
     """
     flat = F.pad(x.flatten(), (0, -x.numel() % LOOP_VALUES))
     return F.softplus(flat)[: x.numel()].view(x.shape)
@@ -91,10 +98,10 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
 def causal_conv(
     x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, rows: StateRows
 ) -> torch.Tensor:  # [T, C]
-    """SiLU of a convolution of each channel of x [T, C] over its own last K inputs.
+    """Apply SiLU to a convolution of each channel in x [T, C] over its own last K inputs.
 
-    weight [K, C], the newest input's last; states [lines, K - 1, C]: the last inputs of a sequence,
-    the oldest first, brought up to date.
+    weight [K, C], the newest input's last. states [lines, K - 1, C]: a sequence's last inputs, the
+    oldest first; updated.
     """
     wide = weight.to(_wide(x))
     out = torch.zeros_like(x)
@@ -122,11 +129,11 @@ def gated_delta(
     states: torch.Tensor,
     rows: StateRows,
 ) -> torch.Tensor:  # [T, Hv, Dv]
-    """The gated delta rule of packed rows, in the dtype of v.
+    """Apply the gated delta rule to packed rows, in v's dtype.
 
-    q, k [T, Hk, Dk], of any length; v [T, Hv, Dv]: Hv / Hk neighbouring heads of values share a
-    head of queries and keys. decay (logarithms, at most 0), beta [T, Hv] float32. states [lines,
-    Hv, Dk, Dv] float32 are brought up to date.
+    q, k [T, Hk, Dk], at any length; v [T, Hv, Dv]: Hv / Hk neighbouring value heads share a query
+    and key head. decay (logarithms, at most 0), beta [T, Hv] float32. states [lines, Hv, Dk, Dv]
+    float32 are updated.
     """
     q, k = _unit(q, v.shape[1]), _unit(k, v.shape[1])
     q = q * q.shape[2] ** -0.5
@@ -152,8 +159,9 @@ def recurrent_step(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """The rule for one token: q, k [1, H, Dk], v [1, H, Dv], decay, beta [1, H]. Changes state [H,
-    Dk, Dv].
+    """Apply the rule to one token: q, k [1, H, Dk], v [1, H, Dv], decay, beta [1, H].
+
+    Changes state [H, Dk, Dv].
     """
     state.mul_(decay[0].exp()[:, None, None])
     known = torch.bmm(k[0].unsqueeze(1), state)  # [H, 1, Dv]
@@ -170,7 +178,7 @@ def recurrent_reference(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """The result of `chunked_scan`, token by token."""
+    """Return the result of `chunked_scan`, computed token by token."""
     at = [slice(t, t + 1) for t in range(len(q))]
     parts = [recurrent_step(q[t], k[t], v[t], decay[t], beta[t], state) for t in at]
     return torch.cat(parts)
@@ -184,12 +192,13 @@ def chunked_scan(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:  # [L, H, Dv]
-    """The rule for one sequence: q, k [L, H, Dk], v [L, H, Dv], decay, beta [L, H]. Changes state
-    [H, Dk, Dv].
+    """Apply the rule to one sequence: q, k [L, H, Dk], v [L, H, Dv], decay, beta [L, H].
 
-    Within a chunk, the corrections u of its tokens solve (I + A) u = beta (v - decayed S'k), A
-    being the match of each token's key with earlier ones; so a chunk is a few products (the WY form
-    of the paper above, section 3.2).
+    Changes state [H, Dk, Dv].
+
+    Within a chunk, the tokens' corrections u solve `(I + A) u = beta (v - decayed S'k)`, where A
+    matches each token's key with earlier ones. So a chunk is a few products (the WY form of the
+    paper above, section 3.2).
     """
     length, size = len(q), min(CHUNK, len(q))
     q, k, v, decay, beta = _chunks((q, k, v, decay, beta), size)  # [H, N, C, ...]
@@ -216,7 +225,7 @@ def chunked_scan(
 
 
 def _chunks(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
-    """[L, H, ...] -> [H, N, size, ...]; padding is 0, which changes no state."""
+    """Cut [L, H, ...] into [H, N, size, ...]. Padding is 0, which leaves states unchanged."""
     rest = -len(tensors[0]) % size
     found = []
     for x in tensors:
@@ -226,7 +235,7 @@ def _chunks(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
 
 
 def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Heads [T, Hk, D], normalised to length one and repeated: [T, heads, D]."""
+    """Return heads [T, Hk, D], normalised to length one and repeated: [T, heads, D]."""
     x = x.to(_wide(x))
     x = x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LENGTH_EPS)
     return x.repeat_interleave(heads // x.shape[1], dim=1) if heads != x.shape[1] else x

@@ -1,7 +1,7 @@
-"""The experts of a layer as one tensor of all, and what rows become by theirs: what a GPU runs, in
-plain PyTorch. There it is `triton/experts.py`'s.
+"""A layer's experts as one tensor, and what they make of rows: what a GPU runs, in plain PyTorch.
+There it is `triton/experts.py`'s.
 
-Owns nothing. Which experts a row goes to is `moe.py`'s.
+Stateless. `moe.py` decides which experts a row goes to.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def stacked_mlp(
     before: int = 0,
     act: Activation = "silu",
 ) -> torch.Tensor:
-    """For rows x [T, H] the sum over their experts of share * down(act(gate) * up), [T, H].
+    """Sum `share * down(act(gate) * up)` over each row's experts, for rows x [T, H].
 
-    experts: int64 [T, K], no one twice in a row; shares: [T, K]. up: [E, 2 I, H], the gate's
-    outputs, then up's; down: [E, H, I]. There are `before` experts before the first of these E;
-    what a row has of others adds nothing.
+    Returns [T, H]. experts: int64 [T, K], distinct within a row. shares: [T, K]. up: [E, 2 I, H],
+    the gate's outputs, then up's. down: [E, H, I]. There are `before` experts before the first of
+    these E. A row's experts outside these E add 0.
     """
     each = x.new_zeros(*experts.shape, expert(down, 0).shape[0])
     for number in range(count_of(up)):
@@ -43,7 +43,7 @@ def count_of(experts: Stack) -> int:
 
 
 def expert(experts: Stack, number: int) -> torch.Tensor:
-    """One expert's matrix, in float32 where it is in 8 bits."""
+    """Return one expert's matrix, in float32 where it is in 8 bits."""
     if isinstance(experts, torch.Tensor):
         return experts[number]
     return dense(Fp8Matrix(experts.values[number], experts.scales[number], experts.group))

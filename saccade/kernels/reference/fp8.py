@@ -1,10 +1,10 @@
-"""FP8 (e4m3: four bits of exponent, three of mantissa): its range, the conversion of values, and
+"""FP8 (e4m3: four exponent bits, three mantissa bits): its range, how values are converted, and
 products with FP8 matrices.
 
-Owns the meaning of a product in plain PyTorch, and the choice of its form. Few rows stay unchanged:
-their cost is the weights' way, and `triton/fp8.py` reads weights in 8 bits. Many rows become 8 bits
-too, each with own scales, on devices that multiply FP8 (`torch`'s scaled products): a row's answer
-depends on the number of rows in a product, never on their content. PyTorch has no index_copy_ of
+Owns what a product means in plain PyTorch, and the choice of its form. Few rows stay unchanged:
+their cost is reading the weights, and `triton/fp8.py` reads weights in 8 bits. Many rows become 8
+bits too, each with own scales, on devices that multiply FP8 (`torch`'s scaled products). A row's
+answer depends on how many rows a product has, never on their content. PyTorch lacks index_copy_ for
 such tensors: their bytes are copied.
 """
 
@@ -37,13 +37,13 @@ ROWS_UNIT = 4
 
 
 def to_fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
-    """x / scale, rounded to the nearest."""
+    """Return `x / scale`, rounded to the nearest."""
     wide = x.float()
     return wide.div(scale).clamp_(-LARGEST, LARGEST).to(FP8)
 
 
 def put_rows(kept: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, scale: float) -> None:
-    """kept[places] = rows, in the dtype of `kept`; divided by `scale` for FP8."""
+    """Set `kept[places] = rows`, in `kept`'s dtype. FP8 values are divided by `scale`."""
     if kept.dtype == FP8:
         kept.view(torch.uint8).index_copy_(0, places, to_fp8(rows, scale).view(torch.uint8))
     else:
@@ -55,8 +55,9 @@ def padded_rows(count: int) -> int:
 
 
 def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
-    """x [T, in] in 8 bits, with a scale for each `group` inputs of each row, so that a group's
-    largest becomes FP8's largest.
+    """Quantise x [T, in] to 8 bits, with a scale for each `group` inputs in each row.
+
+    A group's largest value becomes FP8's largest.
     """
     parts = x.float().unflatten(1, (-1, group))
     scales = parts.abs().amax(2).clamp_(min=LEAST_AMOUNT) / LARGEST
@@ -67,8 +68,9 @@ def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
 
 
 def prepare(matrix: Fp8Matrix, dtype: torch.dtype) -> Fp8Matrix:
-    """Return the matrix for products with rows of the dtype: `scaled` if PyTorch multiplies rows
-    in 8 bits by it, which is tried once.
+    """Return the matrix for products with rows in the dtype.
+
+    It is `scaled` if PyTorch multiplies rows in 8 bits by it, which is tried once.
     """
     place = matrix.values.device
     if not device.multiplies_fp8(place, dtype):
@@ -96,9 +98,10 @@ def _multiplies(matrix: Fp8Matrix, dtype: torch.dtype) -> bool:
 
 
 def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
-    """Of scales [out, groups], the scales of blocks of outputs [groups, out / 128], as for cuBLAS:
-    groups padded to a multiple of 4, and a block's scales back to back. None if the outputs of a
-    block differ in scales.
+    """Return scales for output blocks [groups, out / 128], as for cuBLAS, from [out, groups].
+
+    Groups are padded to a multiple of 4, and a block's scales lie back to back. Returns `None` if
+    the outputs within a block differ in scales.
     """
     if scales.shape[0] % BLOCK:
         return None
@@ -111,14 +114,14 @@ def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
 def whole_linear(
     x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [T, in] @ matrix.T + bias, [T, out] in the dtype of `x`, with rows unchanged."""
+    """Return `x @ matrix.T + bias`, [T, out] in x's dtype, for x [T, in], with rows unchanged."""
     return F.linear(x, dense(matrix).to(x.dtype), bias)
 
 
 def scaled_linear(rows: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
-    """rows @ matrix.T + bias, both sides in 8 bits; for a `scaled` matrix.
+    """Return `rows @ matrix.T + bias`, both sides in 8 bits, for a `scaled` matrix.
 
-    NOT YET RUN on a GPU; a CPU has no product by blocks.
+    NOT YET RUN on a GPU; a CPU lacks products by blocks.
     """
     weights = matrix.values.t()
     if matrix.blocks is None:
@@ -149,6 +152,6 @@ def scaled_linear(rows: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None) -
 
 
 def dense(matrix: Fp8Matrix | Fp8Experts) -> torch.Tensor:
-    """The matrix, or the matrices, in float32."""
+    """Return the matrix, or the matrices, in float32."""
     values, scales, group = matrix.values, matrix.scales, matrix.group
     return values.float() * scales.repeat_interleave(group, -1)[..., : values.shape[-1]]

@@ -1,8 +1,8 @@
-"""Matrices of 4 bits (AWQ, GPTQ, compressed-tensors' pack-quantized): numbers packed as they lie
-in memory, and products with them in plain PyTorch. On a GPU those are `triton/int4.py`'s, where
+"""4-bit matrices (AWQ, GPTQ, compressed-tensors' pack-quantized): numbers packed as they lie in
+memory, and products with them in plain PyTorch. On a GPU those are `triton/int4.py`'s, where
 weights cross memory in 4 bits.
 
-Owns the packing. Knows nothing of checkpoints' layouts (`runtime/packed.py`).
+Owns the packing. Leaves checkpoints' layouts to `runtime/packed.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCK_VALUES = 1 << 17
 
 
 def holds(group: int, inputs: int) -> bool:
-    """Whether the layout has matrices of so many inputs that share a scale."""
+    """Return True if the layout has matrices where this many inputs share a scale."""
     return group >= inputs or group % LEAST_GROUP == 0
 
 
@@ -36,10 +36,10 @@ def pack_int4(
     group: int,
     order: torch.Tensor | None = None,
 ) -> Int4Matrix:
-    """numbers: uint8 [out, in], 0 to 15, in the order in which `group` neighbours share a scale.
-    scales: [out, groups]; zeros: uint8 of that shape, or None. order: as in Int4Matrix.
+    """Pack 4-bit numbers into a matrix, on the device of `numbers`.
 
-    Everything is made on the device of `numbers`.
+    numbers: uint8 [out, in], 0 to 15, in the order in which `group` neighbours share a scale.
+    scales: [out, groups]. zeros: uint8 in that shape, or `None`. order: as in Int4Matrix.
     """
     outputs, inputs = numbers.shape
     chunks = -(-inputs // CHUNK)
@@ -60,7 +60,7 @@ def pack_int4(
 
 
 def numbers_of(matrix: Int4Matrix) -> torch.Tensor:
-    """The numbers as `pack_int4` got them: uint8 [out, in]."""
+    """Return the numbers as `pack_int4` got them: uint8 [out, in]."""
     outputs, words = matrix.words.shape
     halves = matrix.words.view(torch.uint8).view(outputs, words // 16, 16, 2, 2)
     halves = halves.permute(0, 1, 4, 2, 3)  # [out, chunks, p // 2, j, neighbour]
@@ -69,7 +69,7 @@ def numbers_of(matrix: Int4Matrix) -> torch.Tensor:
 
 
 def dense(matrix: Int4Matrix) -> torch.Tensor:
-    """The matrix [out, in] in float32, its inputs in their own order."""
+    """Return the matrix [out, in] in float32, its inputs in their own order."""
     scales, zeros, order = matrix.scales, matrix.zeros, matrix.order
 
     def spread(values: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def dense(matrix: Int4Matrix) -> torch.Tensor:
 
 
 def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
-    """`weight` [out, in], each `group` neighbours by the least and the largest of them."""
+    """Quantise `weight` [out, in]: each `group` neighbours by their least and largest value."""
     outputs, inputs = weight.shape
     groups = -(-inputs // group)
     numbers = torch.empty(outputs, inputs, dtype=torch.uint8, device=weight.device)
@@ -108,5 +108,5 @@ def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
 def int4_linear(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [T, in] @ matrix.T + bias, [T, out] in the dtype of `x`."""
+    """Return `x @ matrix.T + bias`, [T, out] in x's dtype, for x [T, in]."""
     return F.linear(x, dense(matrix).to(x.dtype), bias)

@@ -1,8 +1,8 @@
-"""Products in 8 bits on a CPU: matrices with a scale per output, rows quantised as they come, each
-by its own largest value.
+"""8-bit products on a CPU: matrices with a scale per output, rows quantised as they come, each by
+its own largest value.
 
 A product reads half the bytes of bfloat16. Sums are whole numbers, so that a row has the same bits
-whatever rows are beside it. Owns nothing.
+in any batch. Stateless.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ BLOCK_VALUES = 1 << 17
 
 
 def runs_int8() -> bool:
-    """Whether this processor makes sums of 8-bit products without overflow (VNNI or AMX), and torch
-    has the kernel.
+    """Return True if this processor sums 8-bit products without overflow, and torch has the kernel.
+
+    The processor needs VNNI or AMX.
     """
     return has_vnni() and torch.backends.mkldnn.is_available()
 
 
 def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
-    """`weight` [out, in] by the largest value of each output; a few rows at a time."""
+    """Quantise `weight` [out, in] by each output's largest value, a few rows at a time."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(weight.shape[0])
     step = max(1, BLOCK_VALUES // max(1, weight.shape[1]))
@@ -42,14 +43,14 @@ def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
 
 
 def pack_int8(matrix: Int8Matrix) -> Int8Matrix:
-    """`matrix` in the form that `int8_linear` takes; nothing else can read it."""
+    """Return `matrix` in the form that `int8_linear` takes. Only `int8_linear` can read it."""
     if runs_vnni() and matrix.values.shape[1]:
         return Int8Matrix(pack_bytes(matrix.values), pad_scales(matrix.scales))
     return Int8Matrix(torch.ops.onednn.qlinear_prepack(matrix.values, None), matrix.scales)
 
 
 def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """uint8 [T, in], in which `ZERO` means 0, and the rows' scales [T, 1] in float32."""
+    """Quantise rows to uint8 [T, in], where `ZERO` means 0, and float32 scales [T, 1]."""
     count = max(1, BLOCK_VALUES // max(1, x.shape[1]))
     if x.shape[0] <= count:
         return _quantise_block(x)
@@ -76,8 +77,9 @@ def int8_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x [T, in] @ matrix.T + bias, [T, out] in `dtype` (None: that of `x`), with a matrix from
-    `pack_int8`.
+    """Return `x @ matrix.T + bias`, [T, out], for x [T, in] and a matrix from `pack_int8`.
+
+    dtype: the result's; `None`: x's.
     """
     if matrix.values.dtype == torch.int32:
         return bytes_linear(x, matrix.values, matrix.scales, bias, dtype)
@@ -106,7 +108,7 @@ def int8_linear_reference(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The same in plain PyTorch, with a matrix that is not packed: for tests."""
+    """Do as `int8_linear` in plain PyTorch, with an unpacked matrix. For tests."""
     rows, scales = quantise_rows(x)
     sums = (rows.long() - ZERO) @ matrix.values.long().t()
     return _scale(sums.float() * matrix.scales, scales, bias, dtype or x.dtype)

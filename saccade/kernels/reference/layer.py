@@ -1,5 +1,5 @@
-"""What stands between the products of a layer of the language model, each in one pass: queries and
-keys normalised, turned and cached; a stream added to and normalised; a gate applied.
+"""What stands between the products in a language model's layer, each in one pass: queries and keys
+normalised, turned and cached; a stream added to and normalised; a gate applied.
 
 Owns what each means in plain PyTorch. `triton/layer.py` has each as one launch, `x86/layer.py` as
 one loop over rows.
@@ -19,7 +19,7 @@ from saccade.kernels.reference.rotary import Rotation, rotate_
 
 
 class QKNorm(NamedTuple):
-    """RMS norm of queries and keys: weights [Hq + Hkv, D], of heads of queries, then keys."""
+    """RMS norm for queries and keys: weights [Hq + Hkv, D], query heads first, then keys."""
 
     weight: torch.Tensor
     eps: float
@@ -33,11 +33,11 @@ def turn_and_cache(
     cache: PagedCache,
     out_slots: torch.Tensor,
 ) -> torch.Tensor:  # [T, Hq, D]
-    """Queries, ready for attention; keys and values go to kv slots `out_slots` [T] of the cache,
-    in its dtype.
+    """Return queries ready for attention, and cache keys and values.
 
-    qkv [T, Hq + 2 Hkv, D]: heads of queries, of keys, of values; it may be changed. Queries and
-    keys are normalised before they are turned.
+    Keys and values go to kv slots `out_slots` [T] in the cache, in its dtype. qkv [T, Hq + 2 Hkv,
+    D]: heads for queries, keys and values; it may be changed. Queries and keys are normalised
+    before they are turned.
     """
     rotated = qkv.shape[1] - kv_heads
     heads = rotated - kv_heads
@@ -53,7 +53,7 @@ def turn_and_cache(
 def add_rms_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + delta, its RMS norm), both [T, hidden]."""
+    """Return `x + delta` and its RMS norm, both [T, hidden]."""
     total = x + delta
     return total, rms_norm(total, weight, eps)
 
@@ -61,12 +61,12 @@ def add_rms_norm(
 def add_layer_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + delta, its layer norm), both [T, hidden]."""
+    """Return `x + delta` and its layer norm, both [T, hidden]."""
     total = x + delta
     return total, layer_norm(total, weight, bias, eps)
 
 
 def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
-    """act(gate) * up of gate_up [T, 2 I]: the gate's values, then up's. [T, I]"""
+    """Return `act(gate) * up` [T, I] from gate_up [T, 2 I]: the gate's values, then up's."""
     left, right = gate_up.chunk(2, dim=-1)
     return activate(left, act) * right

@@ -1,8 +1,7 @@
 """Products with weight matrices, and the activation after them.
 
 On x86 processors a weight is kept in oneDNN's blocks and the activation is applied where the
-product is made: nothing is reordered at each call, which counts most for few rows (LOG.md). Owns
-nothing.
+product is made. So calls skip any reordering, which counts most for few rows (LOG.md). Stateless.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ FUSED: dict[Activation, tuple[str, str]] = {
 
 
 def missing(values: int, device: torch.device) -> int:
-    """How many values of nothing, behind a slice of so many, products want on that device."""
+    """Return how many zeros products on that device want after a slice with this many values."""
     return -values % UNIT if device.type in PADDED else 0
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """`weight` [out, in] in the form in which products are fastest; nothing else can read it."""
+    """Return `weight` [out, in] in the form fastest for products. Only products can read it."""
     if not _packs(weight):
         return weight
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
@@ -67,7 +66,7 @@ def dense_linear(
     bias: torch.Tensor | None = None,
     activation: Activation = "none",
 ) -> torch.Tensor:
-    """activation(x @ weight.T + bias) [..., out] with a weight from `pack`."""
+    """Return `activation(x @ weight.T + bias)` [..., out] with a weight from `pack`."""
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)

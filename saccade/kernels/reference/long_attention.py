@@ -1,9 +1,9 @@
-"""Attention of many queries on CPUs that multiply 16-bit numbers but have no AMX: a block of
-queries at a time, by oneDNN's products.
+"""Attention with many queries on CPUs that multiply 16-bit numbers but lack AMX: a block of queries
+at a time, by oneDNN's products.
 
-PyTorch's own attention packs its operands anew for each of its small tiles on such CPUs, and takes
-1.7 to 2.8 times as long (LOG.md). Scores and softmax are in float32 here as there: products of
-16-bit numbers are summed, and kept, in float32. Owns nothing; knows nothing of pages and segments.
+PyTorch's own attention packs its operands anew for each small tile on such CPUs, and takes 1.7 to
+2.8 times as long (LOG.md). Scores and softmax are in float32 here as there: products of 16-bit
+numbers are summed, and kept, in float32. Stateless; unaware of pages and segments.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ BLOCK_QUERIES = (32, 256)
 
 
 def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
-    """Whether `attend` is the faster way for so many queries of a key head, and so many keys, of
-    q's kind, here.
+    """Return True if `attend` is faster here, for so many keys, and queries that share a key head.
+
+    q: a tensor like the queries.
     """
     return (
         q.dtype == torch.bfloat16
@@ -42,9 +43,9 @@ def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
 ) -> torch.Tensor:  # [L, Hq, D]
-    """Attention of q [L, Hq, D] to k, v [Hkv, K, D].
+    """Attend with q [L, Hq, D] to k, v [Hkv, K, D].
 
-    causal: the queries are the last L of K tokens, and see those before them and themselves;
+    causal: the queries are the last L of K tokens, and see themselves and those before them;
     otherwise all see all.
     """
     length, heads, dim = q.shape
@@ -72,15 +73,16 @@ def attend(
 
 
 def compile_ahead(like: torch.Tensor) -> None:
-    """Make what long attention of tensors like this one will need, where it is compiled at all: the
-    first long prompt, or large image, would wait for it.
+    """Compile what long attention will need for tensors like this one, if it is compiled at all.
+
+    Otherwise the first long prompt, or large image, would wait for it.
     """
     if pays(like, LEAST_QUERIES, LEAST_KEYS):
         _weights(torch.zeros(1, 1), like)
 
 
 def _weights(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """softmax(scores [R, K]) in the dtype of `like`; the scores are used up."""
+    """Return softmax(scores [R, K]) in the dtype that `like` has. Overwrites the scores."""
     if has_numba():
         # Imported where it runs: elsewhere Numba need not be installed.
         from saccade.kernels.x86.long_attention import softmax_to_bfloat16
@@ -91,10 +93,10 @@ def _weights(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _products_of_16_bits() -> Iterator[None]:
-    """Products of float32 matrices round their operands, which are 16-bit numbers already but for
-    the scaled queries, to bfloat16, and nothing else.
+    """Round the operands of float32 matrix products to bfloat16, and nothing else.
 
-    The setting is the process's, whose products a worker makes in one thread.
+    The operands are 16-bit numbers already, except for the scaled queries. The setting is the
+    process's, whose products a worker makes in one thread.
     """
     products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = products.fp32_precision

@@ -1,5 +1,5 @@
-"""Additions of adapters (LoRA) to one product: for rows x of an adapter,
-scale * (x @ A.T) @ B.T. Many adapters may have rows of a batch; no row has two.
+"""What LoRA adapters add to one product: for an adapter's rows x, `scale * (x @ A.T) @ B.T`. Many
+adapters may have rows in a batch; a row has at most one.
 
 An adapter is called by its place, a small number. Owns the layout for kernels that compute all
 adapters at once.
@@ -23,8 +23,10 @@ PART_FIELDS = 4
 
 
 class Groups(NamedTuple):
-    """rows: int64 [N], the rows with an adapter, by adapter. groups: int32 [G, 3]: an adapter's
-    place, the first of its rows in `rows`, and how many.
+    """A batch's rows grouped by adapter.
+
+    rows: int64 [N], the rows with an adapter, by adapter. groups: int32 [G, 3]: an adapter's place,
+    its first row in `rows`, and how many.
     """
 
     rows: torch.Tensor
@@ -32,7 +34,7 @@ class Groups(NamedTuple):
 
 
 class Present:
-    """The rows of a forward pass by adapter's place."""
+    """A forward pass's rows by adapter's place."""
 
     __slots__ = ("_groups", "each")
 
@@ -41,7 +43,7 @@ class Present:
         self._groups: dict[int, Groups] = {}
 
     def groups(self, rows: int, device: torch.device) -> Groups:
-        """For a product of so many rows; laid out once for all products of a pass."""
+        """Return the groups for a product with this many rows. A pass lays them out once."""
         if rows not in self._groups:
             found: list[torch.Tensor] = []
             groups: list[tuple[int, int, int]] = []
@@ -60,7 +62,7 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """All additions of one adapter to one product. ups: (outputs of the product, ranks, [o, r])."""
+    """All that one adapter adds to one product. ups: (the product's outputs, ranks, [o, r])."""
 
     down: torch.Tensor  # [R, in]
     ups: tuple[tuple[slice, slice, torch.Tensor], ...]
@@ -73,10 +75,11 @@ class Pair:
 class PackedPairs(NamedTuple):
     """All adapters in two tensors.
 
-    downs: [R of all, in]. ups: each `up` transposed, its lines padded to whole `ALIGNED` values.
-    table: int64 [places, 2 + 4 * parts]: of an adapter, the first of its `downs`, and how many; of
-    each part of its outputs the first rank, how many, the first value in `ups`, values of a line.
-    parts: int64 [parts, 2]: the first of its outputs, and how many. ranks: of an adapter, at most.
+    downs: [all ranks, in]. ups: each `up` transposed, its lines padded to whole `ALIGNED` values.
+    table: int64 [places, 2 + 4 * parts]. An adapter's line has its first `downs`, and how many. For
+    each part of its outputs there follow the first rank, how many, the first value in `ups`, and
+    values per line. parts: int64 [parts, 2]: the first output, and how many. ranks: an adapter's,
+    at most.
     """
 
     downs: torch.Tensor
@@ -87,7 +90,7 @@ class PackedPairs(NamedTuple):
 
 
 class Additions:
-    """The additions of all adapters to one product, by place. parts: its runs of outputs."""
+    """What all adapters add to one product, by place. parts: its runs of outputs."""
 
     __slots__ = ("_packed", "pairs", "parts")
 
@@ -98,12 +101,12 @@ class Additions:
 
     @property
     def widest(self) -> int:
-        """Outputs of the largest part."""
+        """Return how many outputs the largest part has."""
         return max(part.stop - part.start for part in self.parts)
 
     @property
     def even(self) -> bool:
-        """True if parts begin and end at multiples of `ALIGNED`."""
+        """Return True if parts begin and end at multiples of `ALIGNED`."""
         return not any(part.start % ALIGNED or part.stop % ALIGNED for part in self.parts)
 
     def put(self, place: int, pair: Pair) -> None:
@@ -116,7 +119,9 @@ class Additions:
             self._packed = self._pack() if self._packed and self.pairs else None
 
     def packed(self) -> PackedPairs:
-        """The layout for kernels, made at the first call after a change; pairs become views."""
+        """Return the layout for kernels. The first call after a change makes it; pairs become
+        views.
+        """
         if self._packed is None:
             self._packed = self._pack()
         return self._packed
@@ -160,7 +165,7 @@ class Additions:
 
 
 def add_low_rank(x: torch.Tensor, y: torch.Tensor, additions: Additions, present: Present) -> None:
-    """To y [T, out], the product of x [T, in], what the adapters of its rows add; in place."""
+    """Add what each row's adapter contributes to y [T, out], the product of x [T, in], in place."""
     for place, rows in present.each:
         if (pair := additions.pairs.get(place)) is None:
             continue

@@ -1,8 +1,8 @@
 """Mixtures of experts: which experts a row goes to, and the products of all rows with theirs.
 
-Rows are put in the order of their experts, so that each expert that has rows is one product over
-them, and an expert without rows is not touched: decoding one row reads as many experts as it goes
-to. `experts.py` does the same where the host knows no lengths. Owns nothing.
+Rows are put in their experts' order. Each expert that has rows is one product over them, and an
+expert without rows is left alone: decoding one row reads as many experts as it goes to.
+`experts.py` does the same where lengths stay on the device. Stateless.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from saccade.kernels.reference.activation import Activation
 
 
 class Routes(NamedTuple):
-    """Where each of T rows goes: `experts` [T, K] int64, and how much each counts, `shares` [T, K]
-    in the dtype of the rows.
+    """Where each of T rows goes: `experts` [T, K] int64.
+
+    shares [T, K], in the rows' dtype: how much each counts.
     """
 
     experts: torch.Tensor
@@ -27,9 +28,10 @@ class Routes(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """Visits of rows to the experts of one rank, in the order of these. order: numbers of visits,
-    row * K + which of the row's. runs: (expert, rows), of those that have rows. visits: of all
-    ranks' experts.
+    """Visits by rows to one rank's experts, in the experts' order.
+
+    order: visits' numbers, row * K + which of the row's. runs: (expert, rows), for experts with
+    rows. visits: those to all ranks' experts.
     """
 
     order: list[int]
@@ -38,7 +40,7 @@ class Sorted(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Addresses of experts' matrices of `width` values each, in panels of `panel` outputs."""
+    """Addresses of experts' matrices with `width` values each, in panels with `panel` outputs."""
 
     up: tuple[int, ...]
     down: tuple[int, ...]
@@ -47,9 +49,10 @@ class Addresses(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The matrices of E experts, each one packed: up [2 I, H] (the gate's outputs, then up's), down
-    [H, I]. places: where the memory of each lies, for compiled products of a few rows
-    (`Ops.locate`).
+    """E experts' matrices, each one packed.
+
+    up [2 I, H] (the gate's outputs, then up's), down [H, I]. places: where each lies in memory, for
+    compiled products with a few rows (`Ops.locate`).
     """
 
     up: Sequence[Matrix]
@@ -58,7 +61,7 @@ class Experts(NamedTuple):
 
 
 class StackedExperts(NamedTuple):
-    """The same as one tensor of all, [E, ...], and what gates take."""
+    """All experts as one tensor [E, ...], and what gates take."""
 
     up: Stack
     down: Stack
@@ -66,7 +69,7 @@ class StackedExperts(NamedTuple):
 
 
 def route(logits: torch.Tensor, top: int) -> Routes:
-    """The `top` likeliest experts of each row, by router logits [T, E]; shares sum to one.
+    """Return each row's `top` likeliest experts by router logits [T, E]. Shares sum to one.
 
     As in transformers' `Qwen3VLMoeTextTopKRouter`.
     """
@@ -76,7 +79,7 @@ def route(logits: torch.Tensor, top: int) -> Routes:
 
 
 def sort_visits(routes: Routes, first: int, count: int) -> Sorted:
-    """To the `count` experts from number `first` on."""
+    """Sort the visits to the `count` experts from number `first` on."""
     # The host says which rows go where: a few dozen numbers are put in order in less time than one
     # operation on tensors takes, and the lengths are needed there anyway.
     numbers = routes.experts.flatten().tolist()
@@ -97,8 +100,9 @@ def expert_mlp(
     product: Callable[[torch.Tensor, Matrix], torch.Tensor],
     gate: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """For rows x [T, H] the sum over their experts of share * down(gate(up)), [T, H]. shares:
-    [T, K].
+    """Sum `share * down(gate(up))` over each row's experts, for rows x [T, H]. Returns [T, H].
+
+    shares: [T, K].
     """
     order = visits.order
     if not order:
@@ -106,7 +110,7 @@ def expert_mlp(
     top = shares.shape[1]
 
     def each(rows: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
-        """Each expert's rows by its matrix, back to back."""
+        """Multiply each expert's rows by its matrix, back to back."""
         lengths = [count for _, count in visits.runs]
         parts = [
             product(some, matrices[expert])

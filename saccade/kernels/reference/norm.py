@@ -1,4 +1,4 @@
-"""Normalisation by root mean square, and by mean and variance. Owns nothing."""
+"""Normalisation by root mean square, and by mean and variance. Stateless."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ cost (measured: LOG.md).
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32, in the dtype
-    of `x`.
+    """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
-    weight: [D], or [H, D] where the last two dimensions of `x` are heads that have weights of their
-    own; of the dtype of `x`, or float32, with which the product is rounded once.
+    Returns x's dtype. weight: [D], or [H, D] where x's last two dimensions are heads that have
+    their own weights. It has x's dtype, or float32, with which the product is rounded once.
     """
     if weight.dtype != x.dtype:
         return rms_norm(x.float(), weight, eps).to(x.dtype)
@@ -26,7 +25,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def whole_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same by PyTorch's own function, whatever the number of values."""
+    """Compute `rms_norm` by PyTorch's own function, at any size."""
     if weight.dtype != x.dtype:
         return whole_rms_norm(x.float(), weight, eps).to(x.dtype)
     if weight.dim() == 1:
@@ -37,15 +36,17 @@ def whole_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension, computed in
-    float32, in the dtype of `x`.
+    """Compute `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over the last dimension.
+
+    Computes in float32 and returns x's dtype.
     """
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def _by_layer_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) in one operation that PyTorch has: (x, -x) has the mean 0 and the
-    variance mean(x^2).
+    """Compute `x / sqrt(mean(x^2) + eps)` in one PyTorch operation.
+
+    (x, -x) has the mean 0 and the variance mean(x^2).
     """
     size = x.shape[-1]
     return F.layer_norm(torch.cat((x, x.neg()), dim=-1), (2 * size,), eps=eps)[..., :size]

@@ -1,9 +1,9 @@
-"""All operations that layers ask of a device, in plain PyTorch, as on CPUs: replaced in other
+"""All operations that layers ask from a device, in plain PyTorch, as on CPUs: replaced in other
 backends, and their reference in tests.
 
-`Ops` is chosen once, when a model is loaded (`kernels/ops.py`), and handed to new layers. Owns
-nothing: an operation is a function of the file with its meaning, whose signature stands in that
-file alone; the methods are operations made of other operations.
+`Ops` is chosen once, when a model is loaded (`kernels/ops.py`), and handed to new layers.
+Stateless: an operation is a function from the file with its meaning, whose signature stands in that
+file alone. The methods are operations made from other operations.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ from saccade.kernels.x86 import vnni_layout
 
 
 class Ops:
-    """PyTorch's. Stateless: any number of networks may share one. Other backends derive from the
-    class and replace operations by functions of the same signatures.
+    """PyTorch's operations. Stateless: any number of networks may share one.
 
-    kind: the folder of these kernels. compiles: kernels compiled at first launch, due before the
-    first request. stacks: a layer's experts are one tensor. samples: one kernel draws tokens.
-    looks_up: a rotation's rows are looked up as heads are turned.
+    Other backends derive from the class and replace operations by functions with the same
+    signatures.
+
+    kind: these kernels' folder. compiles: kernels compiled at first launch, due before the first
+    request. stacks: a layer's experts are one tensor. samples: one kernel draws tokens. looks_up: a
+    rotation's rows are looked up as heads are turned.
     """
 
     kind: Literal["reference", "x86", "triton"] = "reference"
@@ -66,7 +68,7 @@ class Ops:
     def fp8_linear(
         self, x: Rows, matrix: Fp8Matrix, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x [T, in] @ matrix.T + bias, [T, out] in the dtype of `x`."""
+        """Return `x @ matrix.T + bias`, [T, out] in x's dtype, for x [T, in]."""
         if isinstance(x, torch.Tensor) and len(x) > FEW_ROWS and (group := matrix.rows_group()):
             x = self.quantise_rows(x, group)
         if isinstance(x, Fp8Rows):
@@ -87,16 +89,19 @@ class Ops:
     def gated_rms_norm(
         self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """rms_norm(x) * silu(gate) over the last dimension, in the dtype of `x`; the gate in
-        float32.
+        """Compute `rms_norm(x) * silu(gate)` over the last dimension, in x's dtype.
+
+        The gate is in float32.
         """
         return (self.rms_norm(x, weight, eps) * F.silu(gate.float())).to(x.dtype)
 
     def add_rms_norm_rows(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, group: int
     ) -> tuple[torch.Tensor, Rows]:
-        """`add_rms_norm` for a product of many rows in 8 bits, `group` inputs per scale
-        (`Matrix.rows_group`; 0: no 8 bits): the norm of many rows is in 8 bits.
+        """Do as `add_rms_norm`; if there are many rows, return their norm in 8 bits.
+
+        For a product that takes many rows in 8 bits. group: inputs per scale (`Matrix.rows_group`);
+        0: without 8 bits.
         """
         if not group or len(x) <= FEW_ROWS:
             return self.add_rms_norm(x, delta, weight, eps)
@@ -109,7 +114,7 @@ class Ops:
         return total, self.quantise_rows(normed, group)
 
     def gate_rows(self, gate_up: torch.Tensor, act: Activation, group: int) -> Rows:
-        """`gate` for a product as `add_rms_norm_rows`' is."""
+        """Do as `gate`, for a product like that after `add_rms_norm_rows`."""
         if not group or len(gate_up) <= FEW_ROWS:
             return self.gate(gate_up, act)
         return self.gate_many(gate_up, act, group)
@@ -132,15 +137,16 @@ class Ops:
     stacked_mlp = staticmethod(experts.stacked_mlp)
 
     def locate(self, _up: Sequence[Matrix], _down: Sequence[Matrix], /) -> Addresses | None:
-        """The addresses of packed matrices, if products with them are compiled; else None."""
+        """Return packed matrices' addresses if products with them are compiled; else `None`."""
         return None
 
     def expert_mlp(
         self, x: torch.Tensor, routes: Routes, experts: Experts, act: Activation, first: int = 0
     ) -> torch.Tensor:
-        """For rows x [T, H] the sum over their experts of share * down(act(gate) * up), [T, H].
+        """Sum `share * down(act(gate) * up)` over each row's experts, for rows x [T, H].
 
-        `experts` are a run of all, from number `first` on; a row's other experts count nothing.
+        Returns [T, H]. `experts` are a run among all, from number `first` on. A row's other experts
+        add 0.
         """
         visits = moe.sort_visits(routes, first, len(experts.up))
         return moe.expert_mlp(

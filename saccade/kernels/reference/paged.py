@@ -1,7 +1,7 @@
-"""Causal attention of packed rows to keys and values on pages.
+"""Packed rows attend causally to keys and values on pages.
 
-Owns the way to a row's pages, the meaning in plain PyTorch, and the contract of backends (by name
-in `attention_backends.py`). Knows nothing of sequences, slots of workers or plans.
+Owns the way to a row's pages, the meaning in plain PyTorch, and the contract with backends (by name
+in `attention_backends.py`). Unaware of sequences, worker slots and plans.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from saccade.core.family import AttentionShape
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """The division of keys among programs, for a step's rows of one token
+    """How keys are divided among programs, for a step's rows with one token
     (`triton/paged_decode.py`).
 
-    items: pieces of rows, in the order of taking. begins: the place in `items` of each row's
-    pieces. counts: the number of pieces, and the number taken by key head. piece: keys of one at
-    least. window: of the layers that it is for; 0: none.
+    items: pieces of rows, in the order of taking. begins: where each row's pieces begin in `items`.
+    counts: how many pieces there are, and how many are taken by key head. piece: keys in one, at
+    least. window: that in its layers; 0: unlimited.
     """
 
     items: torch.Tensor  # [room] int32
@@ -33,16 +33,16 @@ class DecodeWork:
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """R rows of T packed tokens, and the places of their keys and values.
+    """R rows with T packed tokens, and the places of their keys and values.
 
-    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last of the first `kv_lengths[r]`
-    tokens of its sequence, on the pages `page_table[lines[r]]`, in order. singles: so many rows,
+    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among its sequence's first
+    `kv_lengths[r]` tokens, on the pages `page_table[lines[r]]`, in order. singles: this many rows,
     the first ones, have one token each (they decode); the rest may have any number. Launches depend
-    on `singles`, T and R, and on no value on the device, so that a graph can be captured. work: on
-    a GPU, of the decoding rows, made once a step for each size of window. sees: how many of its
-    sequence's keys each token sees in layers with `AttentionShape.both_ways`, in a step with
-    images whose tokens see each other's successors there, within a row never fewer than
-    the token before; None: those up to its own.
+    only on `singles`, T and R, rather than values on the device, so that a graph can be captured.
+    work: on a GPU, for the decoding rows, made once a step for each window size. sees: how many
+    keys in its sequence each token sees in layers with `AttentionShape.both_ways`, in a step with
+    images whose tokens see each other's successors there; within a row at least as many as the
+    token before. `None`: those up to its own.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
@@ -57,9 +57,11 @@ class PagedRows:
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """Keys and values of one layer, [kv slots, kv heads, head dim] each; a kv slot is page *
-    page_size + offset in page. The scales turn kept numbers into their values (8-bit caches).
-    Latents are both, one tensor. `PagedRows.sees` is the layer's if its shape says `both_ways`.
+    """One layer's keys and values, [kv slots, kv heads, head dim] each.
+
+    A kv slot is page * page_size + offset in page. The scales turn kept numbers into their values
+    (8-bit caches). Latents are both, one tensor. `PagedRows.sees` is the layer's if its shape says
+    `both_ways`.
     """
 
     keys: torch.Tensor
@@ -70,7 +72,7 @@ class PagedCache:
 
 
 def plain_shape(keys: torch.Tensor, values: torch.Tensor) -> AttentionShape:
-    """Return the shape of causal attention over a cache of these tensors."""
+    """Return the shape for causal attention over a cache with these tensors."""
     heads, dim = keys.shape[1:]
     return AttentionShape(heads, dim, latent=values is keys)
 
@@ -78,13 +80,13 @@ def plain_shape(keys: torch.Tensor, values: torch.Tensor) -> AttentionShape:
 def plain_cache(
     keys: torch.Tensor, values: torch.Tensor, key_scale: float = 1.0, value_scale: float = 1.0
 ) -> PagedCache:
-    """Return the cache of a layer whose attention is causal."""
+    """Return the cache for a layer whose attention is causal."""
     return PagedCache(keys, values, key_scale, value_scale, shape=plain_shape(keys, values))
 
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:
-    """The requirements of an attention backend. kept: the cache's dtype; dtype: the queries'."""
+    """What an attention backend must satisfy. kept: the cache's dtype; dtype: the queries'."""
 
     kv_heads: int
     head_dim: int
@@ -98,27 +100,30 @@ class PagedShape:
 
 
 class AttentionBackend(Protocol):
-    """Causal (lower right) attention of packed rows: each to its own sequence, its own keys and
-    values, in the cache already, included. What else `PagedCache.shape` asks is for backends that
-    know it (`attention_backends.Registered.knows`) alone.
+    """Causal (lower right) attention for packed rows, each to its own sequence.
+
+    A row's own keys and values are in the cache already, and included. What else `PagedCache.shape`
+    asks is for backends that know it (`attention_backends.Registered.knows`) alone.
     """
 
     def plan(self, rows: PagedRows) -> None:
-        """Prepare for the rows of a step: once, before its first layer. A captured graph includes
-        the call.
+        """Prepare for a step's rows. Call once, before its first layer.
+
+        A captured graph includes the call.
         """
         ...
 
     def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
-        """Queries [T, Hq, D] of one layer, with the layer's cache, to their attention [T,
-        Hq, D].
+        """Return the attention [T, Hq, D] for one layer's queries [T, Hq, D], with the layer's
+        cache.
         """
         ...
 
 
 class ReferenceAttention:
-    """Row by row in float32: the reference in tests of other backends. On a CPU alone, for the host
-    reads the rows' beginnings.
+    """Row by row in float32: the reference when other backends are tested.
+
+    Runs on a CPU alone, because the host reads where rows begin.
     """
 
     def __init__(self, shape: PagedShape) -> None:
@@ -136,8 +141,9 @@ class ReferenceAttention:
 def paged_attention_reference(
     q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float
 ) -> torch.Tensor:
-    """Causal attention of q [T, Hq, D], within the layer's window and beyond its own place as far
-    as `rows.sees`, row by row, in float32 (float64 where `q` is).
+    """Attend causally with q [T, Hq, D], row by row, in float32 (float64 where `q` is).
+
+    A token sees the layer's window, and beyond its own place as far as `rows.sees`.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.zeros_like(q)

@@ -1,4 +1,4 @@
-"""Pixels to patches: rescale, normalise and cut up on the network's device. Owns nothing.
+"""Pixels to patches: rescale, normalise and cut up on the network's device. Stateless.
 
 Bit-identical in float32 to transformers' image processor for these models (tested).
 """
@@ -17,12 +17,14 @@ def patchify(
     std: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Normalised patches [N, 3 * frames * patch * patch] of a still image, uint8 [H, W, 3], or of
-    the frames of a video, uint8 [frames, H, W, 3], in merged order.
+    """Return normalised patches [N, 3 * frames * patch * patch] in merged order.
+
+    image: a still image, uint8 [H, W, 3], or a video's frames, uint8 [frames, H, W, 3].
 
     Merged order: the merge x merge patches that become one token stand together, row by row. A
     still image fills all frames of a patch.
-    mean, std: [3] float32, of the 0..255 scale.
+
+    mean, std: [3] float32, on the 0..255 scale.
     """
     stack = image if image.dim() == 4 else image[None]
     channels = image.shape[-1]
@@ -36,16 +38,19 @@ def patchify(
 def centre_patches(
     frames: torch.Tensor, patch: int, merge: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The bytes of each patch less 128, which are exact in any float dtype, of uint8 frames
-    [F, H, W, 3]: [N, F * 3 * patch * patch], a frame's bytes together, in merged order.
+    """Return each patch's bytes less 128, which are exact in any float dtype.
+
+    Takes uint8 frames [F, H, W, 3] and returns [N, F * 3 * patch * patch], a frame's bytes
+    together, in merged order.
     """
     cut = [cut_patches(each, patch, merge) for each in frames]
     return (cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)).to(dtype).sub_(128)
 
 
 def cut_patches(image: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """The bytes of each patch [N, 3 * patch * patch] of an image, uint8 [H, W, 3], in merged
-    order.
+    """Return each patch's bytes [N, 3 * patch * patch] in merged order.
+
+    Takes an image, uint8 [H, W, 3].
     """
     height, width, channels = image.shape
     cut = image.view(

@@ -1,7 +1,7 @@
 """Rotary position embedding: turns pairs of a head's values by angles that depend on the token's
 place.
 
-Owns nothing; works for any even head size, and for heads of which only the first values are turned.
+Stateless. Works for any even head size, and for heads where only the first values are turned.
 `triton/rotary.py` is tested against it.
 """
 
@@ -22,11 +22,11 @@ CPU_VALUES = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How far to turn the first R values of each token's heads.
+    """How far to turn the first R values in each token's heads.
 
     cos, sin: tables [P, R] float32 as `rotary_tables` makes them. Without `index`, row t is token
     t's. With `index` [A, T], token t takes row index[a, t], where a is 0, or axis[j] for the j-th
-    of its R / 2 angles: several axes of position (mRoPE) are turned from one table.
+    among its R / 2 angles: several position axes (mRoPE) are turned from one table.
     """
 
     cos: torch.Tensor  # [P, R] float32
@@ -36,7 +36,7 @@ class Rotation:
     pairs: Pairs = "halves"
 
     def ready(self) -> Rotation:
-        """The same, with the rows of all tokens looked up."""
+        """Return the same rotation, with all tokens' rows looked up."""
         if self.index is None:
             return self
         if self.axis is None:
@@ -48,7 +48,7 @@ class Rotation:
         return replace(self, cos=cos, sin=sin, index=None, axis=None)
 
     def part(self, rows: slice) -> Rotation:
-        """That of some of the tokens."""
+        """Return the rotation of some tokens."""
         if self.index is None:
             return replace(self, cos=self.cos[rows], sin=self.sin[rows])
         return replace(self, index=self.index[:, rows])
@@ -57,8 +57,9 @@ class Rotation:
 def rotary_tables(
     angles: torch.Tensor, pairs: Pairs = "halves"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin) [P, R] float32 from angles [P, R / 2], a column per value; `sin` carries the sign
-    with which the partner is added.
+    """Return (cos, sin) [P, R] float32 from angles [P, R / 2], a column per value.
+
+    `sin` carries the sign with which the partner is added.
     """
     cos, sin = angles.cos(), angles.sin()
     if pairs == "halves":
@@ -67,10 +68,10 @@ def rotary_tables(
 
 
 def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
-    """Which axis each of the sum(sections) angles belongs to (mRoPE), int64.
+    """Return which axis each of the sum(sections) angles belongs to (mRoPE), int64.
 
     In blocks (Qwen2-VL): the first `sections[0]` angles are axis 0's, and so on. Interleaved
-    (Qwen3-VL): 0 1 2 0 1 2 ... as far as the sections of the axes 1 and 2 reach, then axis 0.
+    (Qwen3-VL): 0 1 2 0 1 2 ... as far as the axes 1 and 2 have sections, then axis 0.
     """
     if not interleaved:
         return torch.tensor([axis for axis, count in enumerate(sections) for _ in range(count)])
@@ -81,10 +82,10 @@ def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
 
 
 def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
-    """Turn, in place, heads [T, H, D] (of queries and keys; a view of a larger tensor will do),
-    whose values lie next to each other.
+    """Turn heads [T, H, D] in place. Their values lie next to each other.
 
-    Computed in float32, rounded once to the dtype of the heads.
+    x: queries and keys; a view into a larger tensor will do. Computes in float32, and rounds once
+    to the heads' dtype.
     """
     rotation = rotation.ready()
     size, halves = rotation.cos.shape[1], rotation.pairs == "halves"

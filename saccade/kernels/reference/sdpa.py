@@ -1,5 +1,5 @@
 """The language model's attention on CPUs by PyTorch's scaled dot products: a sequence at a time,
-but for those that decode after few tokens, which share a call.
+but sequences that decode after few tokens share a call.
 
 Consecutive pages are read in place, others are gathered. Owns how a step is cut into calls.
 """
@@ -37,7 +37,7 @@ FEWEST_ABREAST = 4
 
 
 class HostRows(NamedTuple):
-    """A step's rows as the host reads them: where each begins, its line of the page table, and its
+    """A step's rows as the host reads them: where each begins, its line in the page table, and its
     keys.
     """
 
@@ -47,34 +47,36 @@ class HostRows(NamedTuple):
     lengths: list[int]
 
     def until(self, end: int) -> HostRows:
-        """Those before row `end`."""
+        """Return the rows before row `end`."""
         kept = self.starts[: end + 1], self.lines[:end], self.lengths[:end]
         return HostRows(self.rows, *kept)
 
     def reach(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The place of each of a row's tokens in its sequence, and how many keys it sees."""
+        """Return where each token in a row is in its sequence, and how many keys it sees."""
         start, end, length = self.starts[row], self.starts[row + 1], self.lengths[row]
         place = torch.arange(length - (end - start), length)
         return place, place + 1 if self.rows.sees is None else self.rows.sees[start:end]
 
     def causally(self) -> HostRows:
-        """The same in a layer whose images see themselves in one direction."""
+        """Return the same rows for a layer whose images see themselves in one direction."""
         if self.rows.sees is None:
             return self
         return self._replace(rows=replace(self.rows, sees=None))
 
     def all_causal(self, window: int | None) -> bool:
-        """True if each token of a layer sees the step's keys up to its own, all of them."""
+        """Return True if each token sees all the step's keys up to its own, in a layer with this
+        window.
+        """
         return self.rows.sees is None and (window is None or max(self.lengths) <= window)
 
     def causal(self, row: int, window: int | None) -> bool:
-        """True if a row's tokens see all tokens up to their own, in a layer with such a window."""
+        """Return True if a row's tokens see all tokens up to their own, with this window."""
         place, sees = self.reach(row)
         near = not len(place) or window is None or self.lengths[row] <= window
         return near and torch.equal(sees, place + 1)
 
     def decoding(self, first: int, most: int | None = None) -> int:
-        """Where the rows of one token from `first` on end, those with at most so many keys."""
+        """Return where the run of one-token rows from `first` on ends. most: their keys at most."""
         at, starts, lengths = first, self.starts, self.lengths
         while (
             at < len(lengths)
@@ -108,7 +110,7 @@ class SdpaAttention:
         self._calls = self._cut(host, 0)
 
     def _cut(self, host: HostRows, row: int) -> list[tuple[slice, Attend]]:
-        """The calls for the rows from `row` on, which see all tokens up to their own."""
+        """Return the calls for the rows from `row` on, which see all tokens up to their own."""
         table, calls = host.rows.page_table.numpy(), []
         while row < len(host.lines):
             end, attend = self._shared(host, row) or (
@@ -133,8 +135,9 @@ class SdpaAttention:
         return attended if cache.value_scale == 1.0 else attended * cache.value_scale
 
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """The end of a run of rows from `first` on that share a call, and this; None where that row
-        is to have its own.
+        """Return the end of the rows from `first` on that share a call, and the call.
+
+        Returns `None` if the first row is to have its own.
         """
         end = host.decoding(first, self._abreast_keys)
         if end - first < FEWEST_ABREAST:
@@ -145,7 +148,7 @@ class SdpaAttention:
     def _together(
         self, table: npt.NDArray[np.int32], lines: list[int], lengths: list[int]
     ) -> Attend:
-        """For rows of one token each, whose sequences have these lines of the page table."""
+        """Return the call for one-token rows whose sequences have these page table lines."""
         counts, longest = np.array(lengths), max(lengths)
         page, offset = self._lies
         pages = table[np.array(lines)[:, None], page[:longest]]
@@ -163,14 +166,14 @@ class SdpaAttention:
         )
 
     def _alone(self, line: npt.NDArray[np.int32], length: int) -> Attend:
-        """For the last tokens of one sequence, whose pages begin `line`."""
+        """Return the call for one sequence's last tokens. Its pages begin `line`."""
         read, scale = self._reader(line, length), self._shape.scale
         return lambda q, kv: causal_attention(
             q, read(kv.keys), read(kv.values), scale * kv.key_scale
         )
 
     def _reader(self, line: npt.NDArray[np.int32], length: int) -> Read:
-        """Of the first tokens on the pages that begin `line`."""
+        """Return a reader for the first tokens on the pages that begin `line`."""
         size = self._shape.page_size
         pages = line[: -(-length // size)]
         first = int(pages[0])
@@ -180,8 +183,9 @@ class SdpaAttention:
         return self._reads(partial(self._gather_pages, torch.from_numpy(pages), length))
 
     def _ranged(self, host: HostRows, window: int | None) -> list[tuple[slice, Attend]]:
-        """The calls of layers with so large a window, made when the first asks. A row that sees all
-        up to its own has the bits that it has in a step without others.
+        """Return the calls for layers with this window, made when the first asks.
+
+        A row that sees all up to its own has the bits that it has in a step without others.
         """
         kind = window, host.rows.sees is None
         if (found := self._within.get(kind)) is not None:
@@ -202,7 +206,7 @@ class SdpaAttention:
         return found
 
     def _within_reach(self, host: HostRows, row: int, window: int | None) -> Attend:
-        """For one row, no token of which sees keys before its window."""
+        """Return the call for one row whose tokens see only keys within the window."""
         place, sees = host.reach(row)
         first = place - place if window is None else (place + 1 - window).clamp_(min=0)
         size, line = self._shape.page_size, host.rows.page_table.numpy()[host.lines[row]]
@@ -215,7 +219,7 @@ class SdpaAttention:
         )
 
     def _reads(self, read: Read) -> Read:
-        """`read`, as queries need it."""
+        """Convert what `read` returns to the queries' dtype."""
         if self._shape.kept == self._shape.dtype:
             return read
         return lambda kept: read(kept).to(self._shape.dtype)
@@ -223,14 +227,14 @@ class SdpaAttention:
     def _slice(
         self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
     ) -> torch.Tensor:
-        """Keys or values [1, Hkv, K, D] of one sequence, from kv slot `first` on."""
+        """Return one sequence's keys or values [1, Hkv, K, D], from kv slot `first` on."""
         # One call where slicing and turning would be four: this runs twice per layer, sequence and
         # token.
         start = cache.storage_offset() + first * self._strides[2]
         return cache.as_strided(shape, self._strides, start)
 
     def _gather_pages(self, pages: torch.Tensor, length: int, cache: torch.Tensor) -> torch.Tensor:
-        """The same, page by page: at worst half the time of token by token."""
+        """Gather page by page. At worst this takes half the time of token by token."""
         size, heads, dim = self._shape.page_size, self._shape.kv_heads, self._shape.head_dim
         paged = cache.view(-1, size, heads, dim).index_select(0, pages)
         return paged.view(-1, heads, dim)[:length].transpose(0, 1).unsqueeze(0)
@@ -239,5 +243,8 @@ class SdpaAttention:
 def _gather(
     index: torch.Tensor, shape: tuple[int, int, int, int], cache: torch.Tensor
 ) -> torch.Tensor:
-    """Keys or values [R, Hkv, K, D] in the kv slots `index` [R * K]; shape: [R, K, Hkv, D]."""
+    """Gather keys or values [R, Hkv, K, D] from the kv slots `index` [R * K].
+
+    shape: [R, K, Hkv, D].
+    """
     return cache.index_select(0, index).view(shape).transpose(1, 2)

@@ -14,10 +14,10 @@ from saccade.kernels.x86 import attention as compiled
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Runs of rows that attend to each other: rows [bounds[i], bounds[i + 1]), of which none is
-    longer than `longest`.
+    """Runs of rows that attend to each other: rows [bounds[i], bounds[i + 1]).
 
-    Runs may be empty. What was captured in a graph reads the bounds anew at every replay.
+    Each is at most `longest` long, and may be empty. A captured graph reads the bounds anew at
+    every replay.
     """
 
     bounds: torch.Tensor  # [S + 1] int32, on the rows' device
@@ -27,8 +27,9 @@ class Segments:
 def sdpa_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """Neighbouring segments of equal length are one batched call, unless each is long; all are one
-    where code is compiled for them.
+    """Attend within segments. Neighbours with equal length share a call, unless each is long.
+
+    Where code is compiled for them, all are one call.
     """
     if len(k) > len(q):
         return _whole(q, k, v, scale)
@@ -57,7 +58,7 @@ def sdpa_segments(
 
 
 def _whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of q [L, H, D] to all of k, v [K, H, D]."""
+    """Attend with q [L, H, D] to all of k, v [K, H, D]."""
     if compiled.takes(q):
         return compiled.attend(q, k, v, compiled.lay_out_whole(len(q), len(k)), scale)
     keys, values = k.transpose(0, 1), v.transpose(0, 1)

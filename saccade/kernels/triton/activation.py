@@ -1,5 +1,5 @@
-"""What gates take, as a part of kernels: SiLU, and GELU with the tanh approximation. Knows nothing
-of tensors' places.
+"""What gates take, as a part of kernels: SiLU, and GELU with the tanh approximation. Works on
+values in registers, wherever their tensors lie.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

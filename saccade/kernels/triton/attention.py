@@ -1,8 +1,8 @@
-"""The shared part of attention kernels: online softmax over blocks of keys, heads cut in two parts.
+"""What attention kernels share: online softmax over blocks of keys, heads cut in two parts.
 
-Owns the inner step (Milakov & Gimelshein 2018; Dao 2023, FlashAttention-2) and the cut of heads: a
-product needs a power of two, so that a head of 72 is 64 + 16 and costs 80, not 128. Knows nothing
-of the keys' places.
+Owns the inner step (Milakov & Gimelshein 2018; Dao 2023, FlashAttention-2) and how heads are cut. A
+product needs a power of two, so that a head with 72 values is 64 + 16 and costs 80 rather than 128.
+Leaves the keys' places to callers.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -31,7 +31,7 @@ class HeadCut:
 
     @classmethod
     def of(cls, dim: int) -> HeadCut:
-        """The cheapest: at most two parts, each a power of two."""
+        """Return the cheapest cut: at most two parts, each a power of two."""
         whole = max(LEAST_PART, triton.next_power_of_2(dim))
         d0 = whole // 2
         if dim == whole or d0 < LEAST_PART or dim < d0:
@@ -42,8 +42,8 @@ class HeadCut:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The cut of a kernel's work: query rows and keys of a block, warps, stages of its pipeline,
-    and the most registers of a thread, to fit more programs (None: no limit).
+    """How a kernel's work is cut: a block's query rows and keys, warps, its pipeline's stages, and
+    a thread's most registers, to fit more programs (`None`: unlimited).
     """
 
     rows: int
@@ -54,7 +54,7 @@ class Tile:
 
     @property
     def options(self) -> dict[str, int]:
-        """The cut as arguments of a launch."""
+        """Return the cut as arguments for a launch."""
         most = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.warps, "num_stages": self.stages} | most
 

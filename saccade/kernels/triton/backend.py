@@ -1,5 +1,5 @@
 """The language model's attention by Triton's kernels: keys and values are read where they lie, in
-as many launches whatever the number of sequences. The host waits for nothing.
+equally many launches for any number of sequences. The host never waits.
 """
 
 from __future__ import annotations

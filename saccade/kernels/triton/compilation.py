@@ -29,8 +29,9 @@ EMPTY = {
 
 
 class ZeroedMemory(TorchDispatchMode):
-    """Fills new tensors with zeros. What a kernel that was left out would have written to them may
-    be read as an index.
+    """Fills new tensors with zeros.
+
+    What a left-out kernel would have written to them may be read as an index.
     """
 
     def __torch_dispatch__(
@@ -45,7 +46,7 @@ class ZeroedMemory(TorchDispatchMode):
 
 
 def compile_abreast(work: Callable[[], object], device: torch.device, ranks: int = 1) -> int:
-    """Compile what `work` would launch, and return the number of kernels.
+    """Compile what `work` would launch, and return how many kernels that was.
 
     Does `work` once, without the kernels that are still to be compiled: its results are worthless.
     ranks: processes that compile on this machine at the same time.

@@ -1,9 +1,9 @@
-"""The functions of `delta.py` as Triton kernels. Knows tensors only.
+"""The functions from `delta.py` as Triton kernels. Knows tensors only.
 
-A program has a few columns of one head's state, independent of other columns, and keeps them in
-registers while a row's tokens go by: one after another for rows of one token, else chunk by chunk,
-as `delta.chunked_scan` does. The inverse of a chunk's equations depends on no state, and is made
-for all chunks at once. Grids depend on the numbers of rows and tokens alone.
+A program has a few columns of one head's state, independent from other columns, and keeps them in
+registers while a row's tokens go by: one after another for one-token rows, else chunk by chunk, as
+`delta.chunked_scan` does. The inverse of a chunk's equations is the same for any state, and is made
+for all chunks at once. Grids depend only on how many rows and tokens there are.
 
 Imported only on a GPU, or in Triton's interpreter. NOT YET RUN on a GPU.
 """
@@ -36,8 +36,8 @@ STEP = ["lines", "q_starts", "kv_lengths"]
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """Tokens of a chunk, the rounding of factors in products, and the layout of a program, with at
-    most `columns` of a state.
+    """A chunk's tokens, how factors in products are rounded, and a program's layout, with at most
+    `columns` of a state.
     """
 
     tokens: int
@@ -148,7 +148,7 @@ def _remember(
 def launch_conv(
     x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, rows: StateRows
 ) -> torch.Tensor:
-    """`delta.causal_conv` in two launches."""
+    """Do as `delta.causal_conv` in two launches."""
     assert x.stride(1) == 1 and weight.is_contiguous() and states.stride(1) == x.shape[1]
     taps, channels = weight.shape
     out = torch.zeros((len(x), channels), dtype=x.dtype, device=x.device)
@@ -400,7 +400,7 @@ def launch_delta(
     *,
     chunked: Chunked | None = None,
 ) -> torch.Tensor:
-    """`delta.gated_delta` in at most three launches, without a wait for a value.
+    """Do as `delta.gated_delta` in at most three launches, without waiting for a value.
 
     chunked: against the rules above, for measurements and tests.
     """
@@ -430,7 +430,7 @@ def _launch_steps(
     rows: StateRows,
     out: torch.Tensor,
 ) -> None:
-    """The first rows, of one token each."""
+    """Launch the first rows, with one token each."""
     heads, value_dim = v.shape[1:]
     key_heads, key_dim = q.shape[1:]
     block_v = min(COLUMNS, triton.next_power_of_2(value_dim))
@@ -460,7 +460,7 @@ def _launch_steps(
 
 
 def _constants(q: torch.Tensor, v: torch.Tensor, chunked: Chunked) -> dict[str, Any]:
-    """The compile-time arguments shared by `_solve` and `_scan`."""
+    """Return the compile-time arguments shared by `_solve` and `_scan`."""
     heads, key_dim = v.shape[1], q.shape[2]
     return {
         "heads": heads,
@@ -485,7 +485,7 @@ def _launch_chunks(
     out: torch.Tensor,
     chunked: Chunked,
 ) -> None:
-    """The other rows."""
+    """Launch the other rows."""
     tokens, heads, value_dim = v.shape
     key_dim = q.shape[2]
     first, count = rows.singles, len(rows.kv_lengths)

@@ -1,8 +1,8 @@
-"""The edits of `runtime/sampling/edits.py` to one row's logits, for all rows of a step in one
-launch: bans and biases, then penalties for past tokens, by tables of slots on the device.
+"""The edits from `runtime/sampling/edits.py` to one row's logits, for all a step's rows in one
+launch: bans and biases, then penalties for past tokens, by tables with slots on the device.
 
-Two launches a step, before and after the draw, whose grids depend on the number of rows alone; the
-host reads nothing. Knows tensors only. Imported only on a GPU, or in Triton's interpreter.
+Two launches a step, before and after the draw, whose grids depend only on how many rows there are;
+the host reads nothing. Knows tensors only. Imported only on a GPU, or in Triton's interpreter.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -30,12 +30,12 @@ BANNED = tl.constexpr(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class EditTables:
-    """The wishes of S slots.
+    """The wishes in S slots.
 
-    facts: its line of `counts`, -1 for none; the number of tokens in the list; the number of tokens
+    facts: its line in `counts`, -1 for none; how many tokens are in the list; how many tokens are
     due before an answer may end. weights: repetition, presence and frequency penalty. entries:
-    tokens, each once, with BANNED if banned, and the addition to their logits. counts: of each
-    token in an answer, with SEEN and LISTED.
+    tokens, each once, with BANNED if banned. amounts: what is added to these tokens' logits.
+    counts: how often each token is in an answer, with SEEN and LISTED.
     """
 
     facts: torch.Tensor  # [S, 3] int32
@@ -145,8 +145,9 @@ def _count(slots, facts, counts, drawn, vocab):
 def launch_edit(
     logits: torch.Tensor, slots: torch.Tensor, tables: EditTables, masked: bool
 ) -> None:
-    """Change logits [D, V] float32 of the rows of `slots` [D] int64, in place. masked: some are
-    -inf, and a ban that would leave nothing is lifted.
+    """Edit logits [D, V] float32 in place, for the rows of `slots` [D] int64.
+
+    masked: some are -inf, and a ban that would leave nothing is lifted.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1 and tables.counts.shape[1] == vocab
@@ -171,7 +172,7 @@ def launch_edit(
 
 
 def launch_count(slots: torch.Tensor, tables: EditTables, tokens: torch.Tensor) -> None:
-    """`tokens` [D] int64 were drawn by rows of `slots` [D] int64, one row each."""
+    """Count `tokens` [D] int64, drawn by the rows of `slots` [D] int64, one row each."""
     if len(tokens):
         _count[(len(tokens),)](
             slots, tables.facts, tables.counts, tokens, tables.counts.shape[1], num_warps=1

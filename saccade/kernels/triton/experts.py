@@ -1,9 +1,9 @@
 """`moe.route` as a Triton kernel, and `experts.stacked_mlp` as four, whatever rows go where.
 
-Pairs (row, expert) are put in the order of their experts. A program multiplies a tile of one
-expert's pairs; there are as many programs as tiles could be needed, and one that finds none left
-ends. So the host need not know where rows go, the grid depends on sizes alone (a CUDA graph may
-hold it), and an expert without rows is not read. Knows tensors only.
+Pairs (row, expert) are sorted by expert. A program multiplies a tile from one expert's pairs. There
+are as many programs as tiles could be needed, and one that finds all taken ends. So rows' experts
+stay on the device, the grid depends on sizes alone (a CUDA graph may hold it), and an expert
+without rows is left unread. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -268,7 +268,7 @@ def _sum(
 
 
 def launch_route(logits: torch.Tensor, top: int) -> Routes:
-    """`moe.route`."""
+    """Do as `moe.route`."""
     rows, count = logits.shape
     assert logits.stride(1) == 1 and 0 < top <= count
     experts = torch.empty((rows, top), dtype=torch.int64, device=logits.device)
@@ -284,8 +284,10 @@ def launch_route(logits: torch.Tensor, top: int) -> Routes:
 
 
 def by_expert(experts: torch.Tensor, before: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs of `experts` [T, K] in the order of their experts, int32 [T K], and where begin those
-    of each of `count` experts from number `before` on, int32 [count + 1]. Asks for no value.
+    """Sort pairs in `experts` [T, K] by expert, and find where each expert's pairs begin.
+
+    Returns the pairs, int32 [T K], and the beginnings for each of `count` experts from number
+    `before` on, int32 [count + 1]. The host reads no value.
     """
     pairs = experts.numel()
     flat = experts.reshape(pairs)
@@ -301,7 +303,7 @@ def by_expert(experts: torch.Tensor, before: int, count: int) -> tuple[torch.Ten
 
 
 class _Pieces(NamedTuple):
-    """As in Fp8Experts; no scales: values are what they mean."""
+    """Experts' values as in Fp8Experts. Without scales, values are what they mean."""
 
     values: torch.Tensor
     scales: torch.Tensor | None
@@ -323,7 +325,7 @@ def launch_experts(
     before: int = 0,
     act: Activation = "silu",
 ) -> torch.Tensor:
-    """`experts.stacked_mlp`; act: of `GATES`."""
+    """Do as `experts.stacked_mlp`. act: one of `GATES`."""
     assert act in GATES
     rows, top = experts.shape
     wide, narrow = _pieces(up), _pieces(down)
@@ -359,7 +361,7 @@ def launch_experts(
 
 
 def _tile_of(pairs_each: float, item: int, eight: bool) -> Tile:
-    """By how many pairs an expert has on average. Scales of 8 bits take registers."""
+    """Choose the tile by how many pairs an expert has on average. 8-bit scales take registers."""
     if pairs_each <= FEW.rows / 2:
         return FEW
     if item == 4:

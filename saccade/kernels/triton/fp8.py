@@ -143,7 +143,7 @@ def _cut(x: torch.Tensor, outputs: int) -> Tiling:
 def launch_fp8(
     x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`fp8.fp8_linear` in one launch."""
+    """Do as `fp8.fp8_linear` in one launch."""
     assert x.stride(1) == 1 and matrix.values.is_contiguous() and matrix.scales.is_contiguous()
     rows, inputs = x.shape
     outputs, groups = matrix.scales.shape

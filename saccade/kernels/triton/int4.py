@@ -2,7 +2,7 @@
 format in registers. Knows tensors only.
 
 Two neighbouring numbers lie 16 bits apart (`Int4Matrix`), so that a shift and a mask make both the
-low bits of a 16-bit float whose high bits are a power of two; less that and the zero point they are
+low bits in a 16-bit float whose high bits are a power of two. Less that and the zero point they are
 what they mean, exactly.
 
 Imported only on a GPU, or in Triton's interpreter.
@@ -196,8 +196,9 @@ def _many(
 def launch_int4(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`int4.int4_linear` in one launch; in two where inputs lie in an order of their own and rows
-    are many.
+    """Do as `int4.int4_linear` in one launch.
+
+    Takes two where inputs lie in an order of their own and rows are many.
     """
     words, scales, zeros = matrix.words, matrix.scales, matrix.zeros
     group, inputs, order = matrix.group, matrix.inputs, matrix.order

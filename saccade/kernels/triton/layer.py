@@ -1,4 +1,4 @@
-"""The functions of `layer.py` as Triton kernels, one launch each. Knows tensors only.
+"""The functions from `layer.py` as Triton kernels, one launch each. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -110,7 +110,7 @@ def launch_turn_and_cache(
     *,
     halves: bool,
 ) -> torch.Tensor:
-    """`layer.turn_and_cache`; cos, sin: tables [T, R] of a rotation that is ready."""
+    """Do as `layer.turn_and_cache`. cos, sin: tables [T, R] from a rotation that is ready."""
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * kv_heads
     keys, values = cache.keys, cache.values
@@ -193,7 +193,7 @@ def launch_add_norm(
     bias: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`layer.add_layer_norm`; `layer.add_rms_norm` where there is no bias."""
+    """Do as `layer.add_layer_norm`, or as `layer.add_rms_norm` without a bias."""
     assert x.is_contiguous() and delta.is_contiguous() and x.shape == delta.shape
     rows, size = x.shape
     total, normed = torch.empty_like(x), torch.empty_like(x)
@@ -229,7 +229,7 @@ def _gate(gate_up, out, size: tl.constexpr, block: tl.constexpr, tanh: tl.conste
 
 
 def launch_gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
-    """`layer.gate`; act: of `GATES`."""
+    """Do as `layer.gate`. act: one of `GATES`."""
     assert gate_up.is_contiguous() and act in GATES
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)

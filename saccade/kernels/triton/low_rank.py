@@ -1,7 +1,7 @@
-"""`low_rank.add_low_rank` as two Triton kernels for all adapters of a batch.
+"""`low_rank.add_low_rank` as two Triton kernels for all adapters in a batch.
 
-A program has up to 16 rows of one adapter. Nothing else decides the order of its sums: a row's bits
-do not depend on the rows and the adapters beside it. Knows tensors only.
+A program has up to 16 rows with one adapter. That alone decides the order in which it sums: a row's
+bits stay the same beside any rows and adapters. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -136,7 +136,7 @@ def _expand(
 def launch_low_rank(
     x: torch.Tensor, y: torch.Tensor, additions: Additions, present: Present
 ) -> None:
-    """`low_rank.add_low_rank` in two launches, whatever adapters there are."""
+    """Do as `low_rank.add_low_rank` in two launches, whatever adapters there are."""
     if not any(place in additions.pairs for place, _ in present.each):
         return
     assert x.stride(1) == 1 and y.stride(1) == 1 and x.dtype == y.dtype

@@ -94,7 +94,7 @@ def turn_and_cache(
 
 
 class TritonOps(Ops):
-    """The host waits for nothing, and no tensor is read there."""
+    """Triton's kernels. The host never waits, and reads no tensor."""
 
     kind = "triton"
     compiles = "everything"

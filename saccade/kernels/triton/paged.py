@@ -1,11 +1,11 @@
 """`paged.paged_attention_reference` as Triton kernels: keys and values are read where they lie.
 
-Rows of one token (decode) are `triton/paged_decode.py`'s; all other rows are one launch, whatever
-their number and lengths; where tokens are few, keys are split, and a second one joins what comes of
-it. The query heads that share a key head are rows of one product. Grids depend on the numbers of
-rows and tokens alone. Of a layer with a window, blocks of keys that no query of a block sees are
-not read; windows are constants, and where there is none nothing is compiled for them. Knows
-tensors only.
+One-token rows (decode) are `triton/paged_decode.py`'s. All other rows are one launch, whatever
+their number and lengths. Where tokens are few, keys are split, and a second launch joins what comes
+from it. The query heads that share a key head are rows in one product. Grids depend only on how
+many rows and tokens there are. In a layer with a window, key blocks outside the window of all a
+block's queries are skipped. Windows are constants; without one, the code for them is left out.
+Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -331,10 +331,10 @@ def launch_paged(
     prefill: Tile | None = None,
     piece: int | None = None,
 ) -> torch.Tensor:
-    """`paged_attention_reference` in at most four launches, and one more where the step's list of
-    pieces is not made; none waits for a value.
+    """Do as `paged_attention_reference` in at most four launches, without waiting for a value.
 
-    prefill, piece: other than by the rules, for measurements and tests.
+    Takes one launch more if the step's list of pieces is still to be made. prefill, piece: other
+    than by the rules, for measurements and tests.
     """
     assert q.stride(2) == 1 and q.stride(1) == q.shape[2], "a token's heads lie back to back"
     assert cache.keys.is_contiguous() and cache.values.is_contiguous()
@@ -352,7 +352,7 @@ def launch_paged(
 
 
 def prefill_tile(q: torch.Tensor, window: int | None = None) -> Tile:
-    """What prefill is cut into on the device of `q`, in layers with such a window."""
+    """Return what prefill is cut into on the device of `q`, in layers with this window."""
     large, room = q.shape[2] > 128, device.has_room(q.device)
     if q.shape[2] > 256:
         return replace(PREFILL_WIDEST, rows=64 // q.element_size(), keys=64 // q.element_size())
@@ -367,8 +367,9 @@ def prefill_tile(q: torch.Tensor, window: int | None = None) -> Tile:
 
 
 def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
-    """Among how many programs the keys of a row are split at most, in a launch of so many tokens:
-    few tokens have few blocks. Where they are split follows from a row's length and this number.
+    """Return how many programs share a row's keys at most, in a launch with this many tokens.
+
+    Few tokens have few blocks. Where keys are split follows from a row's length and this number.
     """
     splits = MOST_SPLITS
     while splits > 1 and splits * tokens > SPLIT_TOKENS:
@@ -377,7 +378,7 @@ def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
 
 
 def most_keys(rows: PagedRows, tokens: int, window: int) -> int:
-    """The most keys of a row that some of so many tokens see."""
+    """Return the most keys in a row that some of its tokens see, in a launch with this many."""
     capacity = rows.page_table.shape[1] * rows.page_size
     return min(capacity, tokens + window + ROUND.value) if window else capacity
 
@@ -391,7 +392,7 @@ def launch_prefill(
     tile: Tile | None = None,
     piece: int = LEAST_PIECE_PREFILL,
 ) -> None:
-    """Attention of the tokens behind the first `rows.singles`, to `out`."""
+    """Write the attention of the tokens behind the first `rows.singles` to `out`."""
     heads, dim, kv_heads = q.shape[1], q.shape[2], head_groups(q, cache)
     cut, group, window = HeadCut.of(dim), heads // kv_heads, cache.shape.window or 0
     tile = tile or prefill_tile(q, cache.shape.window)

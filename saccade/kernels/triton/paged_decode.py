@@ -1,11 +1,11 @@
-"""Decode of `paged_attention_reference` as Triton kernels: rows of one token of any length.
+"""Decode in `paged_attention_reference` as Triton kernels: one-token rows at any length.
 
-Owns the cut of a row's keys into pieces and the programs for pieces. A piece's size follows from
+Owns how a row's keys are cut into pieces, and the programs for pieces. A piece's size follows from
 the row's length and the layer's window alone, so a row has the same bits beside any neighbours.
-Keys before the window are in no piece: a row of any length costs its window. A list of all pieces,
-the largest first, is made on the device once a step; as many programs as the device holds take
-pieces until none is left, so that a long row takes no longer than its share. Knows tensors only.
-Imported only on a GPU, or in Triton's interpreter.
+Keys before the window are left out: a row costs its window at any length. A list with all pieces,
+the largest first, is made on the device once a step. As many programs as the device holds take
+pieces until all are taken, so that a long row takes its share at most. Knows tensors only. Imported
+only on a GPU, or in Triton's interpreter.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -54,7 +54,7 @@ FEWER_STAGES = 3
 
 
 def decode_tile(q: torch.Tensor, cache: PagedCache) -> Tile:
-    """The cut of decode on the device of `q`. Keys and values of 8 bits take registers."""
+    """Return how decode is cut on the device of `q`. 8-bit keys and values take registers."""
     if q.shape[2] > 256:
         warps = 8 if cache.keys.element_size() == 1 else DECODE_WIDEST.warps
         return replace(DECODE_WIDEST, keys=64 // q.element_size(), warps=warps)
@@ -65,7 +65,7 @@ def decode_tile(q: torch.Tensor, cache: PagedCache) -> Tile:
 
 
 def head_groups(q: torch.Tensor, cache: PagedCache) -> int:
-    """Programs for the heads of q: one for each head of keys; of latents, for `LATENT_HEADS`."""
+    """Return q's number of programs: one per key head; for latents, per `LATENT_HEADS` heads."""
     heads = q.shape[1]
     return heads // gcd(heads, LATENT_HEADS) if cache.shape.latent else cache.keys.shape[1]
 
@@ -279,8 +279,9 @@ def _merge(
 def share_keys(
     rows: PagedRows, kv_heads: int, piece: int = LEAST_PIECE, window: int | None = None
 ) -> DecodeWork:
-    """The list of pieces of a step's rows of one token, for layers with such a window: one launch,
-    in stream order before theirs. piece: least keys of a piece, a multiple of 64.
+    """Return the list of pieces for a step's one-token rows, in layers with this window.
+
+    One launch, in stream order before theirs. piece: least keys in a piece, a multiple of 64.
     """
     assert piece % ROUND.value == 0
     capacity = rows.page_table.shape[1] * rows.page_size
@@ -307,7 +308,9 @@ def share_keys(
 def launch_decode(
     q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float, out: torch.Tensor
 ) -> None:
-    """Attention of the first `rows.singles` tokens, to `out`, divided by `rows.work`."""
+    """Write the attention of the first `rows.singles` tokens to `out`. `rows.work` divides the
+    work.
+    """
     work = rows.work
     assert work is not None, "a step's list is made first"
     window = cache.shape.window or 0

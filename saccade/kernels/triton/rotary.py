@@ -1,4 +1,4 @@
-"""The rotary embedding of `rotary.py` as one Triton kernel. Knows tensors only.
+"""The rotary embedding from `rotary.py` as one Triton kernel. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -87,7 +87,7 @@ def launch(
     *,
     halves: bool,
 ) -> None:
-    """`rotary.rotate_` in one launch; the arguments are a `Rotation`'s."""
+    """Do as `rotary.rotate_` in one launch. The arguments are a `Rotation`'s."""
     assert x.stride(-1) == 1, "a head's values lie next to each other"
     assert cos.is_contiguous() and sin.is_contiguous()
     tokens, heads, _ = x.shape

@@ -1,8 +1,8 @@
-"""Drawing one token per row of logits as a Triton kernel: no sort of the vocabulary.
+"""Drawing one token per row of logits as a Triton kernel, without sorting the vocabulary.
 
-The range of a draw, and the drawn token, are found by searching the logits' own bits: a pass over
-the row finds the mass above each of a few pivots, summed in the same order every time, so that a
-row's draw depends on its logits and its uniform number alone. Knows tensors only.
+A draw's range, and the drawn token, are found by searching the logits' own bits: a pass over the
+row finds the mass above each of a few pivots, summed in the same order every time, so that a row's
+draw depends on its logits and its uniform number alone. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -353,11 +353,12 @@ def launch_sample(
     masks: torch.Tensor | None = None,
     lines: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One token [D] int64 per row of `logits` [D, V] float32, best first by `uniforms` [D] float64.
+    """Draw one token [D] int64 per row in `logits` [D, V] float32.
 
-    slots [D] int64: lines of params [slots, 3] float32 (temperature, top-p, min-p; temperature 0:
-    the best token) and of top_ks [slots] int32 (0: no limit). masks [M, ceil(V / 32)] int32: bits
-    of the allowed tokens, at least one each; lines [D] int64: a row's mask, -1 for none.
+    uniforms: [D] float64, counted best token first. slots [D] int64: lines in params [slots, 3]
+    float32 (temperature, top-p, min-p; temperature 0: the best token) and in top_ks [slots] int32
+    (0: unlimited). masks [M, ceil(V / 32)] int32: allowed tokens' bits, at least one each; lines
+    [D] int64: a row's mask, or -1.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1 and params.is_contiguous()

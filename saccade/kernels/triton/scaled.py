@@ -1,8 +1,8 @@
-"""Rows in 8 bits, each with scales of its own (`fp8.quantise_rows`), as Triton kernels: alone, and
+"""Rows in 8 bits, each with its own scales (`fp8.quantise_rows`), as Triton kernels: alone, and
 together with what makes the rows, so that these never cross memory in 16 bits. One launch each.
 Knows tensors only.
 
-A scale is of a whole row or of `group` inputs of it, and depends on nothing else. Imported only
+A scale is for a whole row or for `group` inputs in it, and depends only on those. Imported only
 where it runs: on a GPU, or in Triton's interpreter.
 """
 
@@ -28,7 +28,7 @@ MOST_WARPS = 16
 
 @dataclass(frozen=True, slots=True)
 class RowCut:
-    """A program's values: `lines` that have a scale each, of `width` values, some beyond the
+    """A program's values: `lines` that have a scale each, with `width` values, some beyond the
     row's end; both are powers of two.
     """
 
@@ -37,7 +37,7 @@ class RowCut:
 
     @classmethod
     def of(cls, size: int, group: int, most: int | None = None) -> RowCut:
-        """Of rows of `size` values, of which `group` share a scale: at most `most` lines."""
+        """Cut rows with `size` values, where `group` share a scale, into at most `most` lines."""
         lines = triton.next_power_of_2(size // group)
         return cls(min(lines, most or lines), triton.next_power_of_2(group))
 
@@ -137,7 +137,7 @@ def _gate_scaled(
 
 
 def _room(count: int, size: int, group: int, like: torch.Tensor) -> Fp8Rows:
-    """For rows that are to be; what pads holds anything."""
+    """Allocate memory for rows to come. What pads holds anything."""
     assert size % group == 0 and (group == size or group == triton.next_power_of_2(group))
     rows = padded_rows(count)
     values = torch.empty((rows, size), dtype=FP8, device=like.device)
@@ -146,7 +146,7 @@ def _room(count: int, size: int, group: int, like: torch.Tensor) -> Fp8Rows:
 
 
 def launch_quantise(x: torch.Tensor, group: int) -> Fp8Rows:
-    """`fp8.quantise_rows`."""
+    """Do as `fp8.quantise_rows`."""
     assert x.stride(1) == 1
     count, size = x.shape
     found = _room(count, size, group, x)
@@ -171,7 +171,7 @@ def launch_quantise(x: torch.Tensor, group: int) -> Fp8Rows:
 def launch_add_norm_scaled(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, group: int
 ) -> tuple[torch.Tensor, Fp8Rows]:
-    """`layer.add_rms_norm` whose second result is in 8 bits."""
+    """Do as `layer.add_rms_norm`, with the second result in 8 bits."""
     assert x.is_contiguous() and delta.is_contiguous() and x.shape == delta.shape
     count, size = x.shape
     total, found = torch.empty_like(x), _room(count, size, group, x)
@@ -197,7 +197,7 @@ def launch_add_norm_scaled(
 
 
 def launch_silu_gate_scaled(gate_up: torch.Tensor, group: int) -> Fp8Rows:
-    """`layer.gate` with SiLU whose result is in 8 bits."""
+    """Do as `layer.gate` with SiLU, with the result in 8 bits."""
     assert gate_up.is_contiguous()
     count, size = gate_up.shape[0], gate_up.shape[1] // 2
     found = _room(count, size, group, gate_up)

@@ -1,8 +1,8 @@
 """The vision tower's attention within segments (`attention.attend_segments`) as a Triton kernel.
 
-All segments are two launches: a list of their blocks, and a program for each; so that room for
-segments which are not there costs one program each, not as many as the longest takes. Heads of 72
-cost 80. Knows tensors only.
+All segments are two launches: a list with their blocks, and a program for each. So each place for a
+segment that is missing costs one program, rather than as many as the longest takes. Heads with 72
+values cost 80. Knows tensors only.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -129,11 +129,11 @@ def launch_segments(
     *,
     tile: Tile | None = None,
 ) -> torch.Tensor:  # [T, H, D]
-    """Rows [q_bounds[i], q_bounds[i + 1]) of q [T, H, D] attend to rows [k_bounds[i],
-    k_bounds[i + 1]) of k, v [K, H, D].
+    """Attend within segments: rows in q [T, H, D] to rows in k, v [K, H, D].
 
-    q_bounds, k_bounds: [S + 1] int32 on the device. longest: rows of q of a segment at most. tile:
-    other than by the rule, for measurements and tests.
+    Rows [q_bounds[i], q_bounds[i + 1]) attend to rows [k_bounds[i], k_bounds[i + 1]). q_bounds,
+    k_bounds: [S + 1] int32 on the device. longest: a segment's rows in q at most. tile: other than
+    by the rule, for measurements and tests.
     """
     for each in (q, k, v):
         assert each.stride(2) == 1 and each.stride(1) == each.shape[2], "heads lie back to back"

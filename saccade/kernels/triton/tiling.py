@@ -10,8 +10,9 @@ PROGRAMS = 120
 
 
 class Tiling(NamedTuple):
-    """What a program multiplies: so many rows of x and outputs; `splits` parts of the inputs are
-    added up in the end, in order.
+    """What a program multiplies: this many rows of x, and outputs.
+
+    `splits` parts of the inputs are added up in the end, in order.
     """
 
     rows: int
@@ -22,7 +23,7 @@ class Tiling(NamedTuple):
 
 
 def first_that_fills(cuts: Sequence[Tiling], rows: int, outputs: int) -> Tiling:
-    """The first cut that makes enough programs, else the last."""
+    """Return the first cut that makes enough programs, else the last."""
     for cut in cuts:
         if -(-rows // cut.rows) * -(-outputs // cut.outputs) >= PROGRAMS:
             return cut

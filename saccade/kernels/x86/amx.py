@@ -1,4 +1,4 @@
-"""AMX: whether this process may use the tiles of its processor, and how they are set."""
+"""AMX: whether this process may use its processor's tiles, and how they are set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from saccade.kernels.processor import has_bf16
 
 @cache
 def has_amx(feature: str) -> bool:
-    """feature: "amx-bf16" or "amx-int8". The process asks once for the room of the tiles."""
+    """Return True if this process may use the tiles. feature: "amx-bf16" or "amx-int8".
+
+    The process asks once for the tiles' memory.
+    """
     if find_spec("llvmlite") is None or not has_bf16():
         return False
     from llvmlite import binding
@@ -23,8 +26,10 @@ def has_amx(feature: str) -> bool:
 
 @cache
 def tile_setting(rows: int = 32) -> torch.Tensor:
-    """The setting of AMX's eight tiles, of 64 bytes a row. Rows to multiply, up to 32, are in tiles
-    4 and 5, their sums in 0 to 3; what they are multiplied with in 6 and 7, 16 rows each.
+    """Return the setting for AMX's eight tiles, with 64 bytes a row.
+
+    Rows to multiply, up to 32, are in tiles 4 and 5, their sums in 0 to 3. What they are multiplied
+    with is in 6 and 7, 16 rows each.
     """
     palette, used = 1, 8
     widths = struct.pack("<16H", *[64] * used, *[0] * 8)

@@ -1,9 +1,9 @@
-"""Attention of many rows in bfloat16 on x86 processors that multiply bfloat16, by AMX or by
-AVX512-BF16: rows of images within their segments, rows of prompts causally to keys on pages. LLVM
-makes the code of `attention_code.py`, for each size of heads, at the first use.
+"""Attention with many rows in bfloat16 on x86 processors that multiply bfloat16, by AMX or by
+AVX512-BF16. Rows of images see their segments; rows of prompts see keys on pages, causally. LLVM
+compiles `attention_code.py` for each head size at the first use.
 
 Scores never leave a core's cache. A row's bits depend on its own query, and on the keys and values
-of its segment or sequence, at any place and beside any neighbours; on any count of threads. Owns
+in its segment or sequence, at any place and beside any neighbours; on any count of threads. Owns
 the layout of rows and keys for the code, and its calls.
 """
 
@@ -47,8 +47,9 @@ NOTHING = torch.zeros(LONGEST_HEAD, dtype=HALF)
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """The assignment of rows to keys (`attention_call.FIELDS`). near: no two blocks share keys, and
-    each has few.
+    """Which rows see which keys (`attention_call.FIELDS`).
+
+    near: each block has few keys, and shares none with another.
     """
 
     rows: torch.Tensor  # [chunks * CHUNK] int64: the place of each key, -1 of none
@@ -59,28 +60,31 @@ class KeyLayout:
 
 @cache
 def best_kind() -> Kind | None:
-    """The best kind allowed by this processor and its system's kernel; None: no kind."""
+    """Return the best kind allowed by this processor and its system's kernel, or `None`."""
     if find_spec("llvmlite") is None or not has_bf16():
         return None
     return "amx" if has_amx("amx-bf16") else "pairs"
 
 
 def runs(dtype: torch.dtype, dim: int) -> bool:
-    """True if `attend` takes heads of so many values of the dtype on this machine."""
+    """Return True if `attend` takes heads with `dim` values in the dtype on this machine."""
     return dtype == HALF and dim % 2 == 0 and 0 < dim <= LONGEST_HEAD and best_kind() is not None
 
 
 def takes(q: torch.Tensor) -> bool:
-    """True if `attend` serves queries of q's kind here. It is then the fastest way but for a few
-    rows that see a few keys, where it loses some millionths of a second (LOG.md).
+    """Return True if `attend` serves queries like q here. It is then the fastest way.
+
+    The exception is a few rows that see a few keys, where it loses some millionths of a second
+    (LOG.md).
     """
     return q.device.type == "cpu" and runs(q.dtype, q.shape[-1])
 
 
 @cache
 def functions(dim: int, kind: Kind) -> Mapping[str, Function]:
-    """By names: pack, attend. Made once a process: a quarter of a second the first time on a
-    machine, then read from disk.
+    """Return pack and attend by name. Made once a process.
+
+    The first time on a machine takes a quarter of a second; later they are read from disk.
     """
     from saccade.kernels.x86 import attention_code, attention_pack, llvm
 
@@ -95,13 +99,16 @@ def functions(dim: int, kind: Kind) -> Mapping[str, Function]:
 
 @lru_cache(maxsize=16)
 def lay_out_whole(rows: int, keys: int) -> KeyLayout:
-    """So many rows see all of so many keys."""
+    """Return the layout for `rows` rows that see all `keys` keys."""
     return _lay_out([(0, rows, keys, keys)], [np.arange(keys)])
 
 
 @lru_cache(maxsize=16)  # a tower asks in each of its layers
 def lay_out_segments(lengths: tuple[int, ...]) -> KeyLayout:
-    """Consecutive rows see their whole segment, of so many rows."""
+    """Return the layout for consecutive rows that see their whole segment.
+
+    lengths: rows per segment.
+    """
     starts = np.cumsum([0, *lengths])
     spans = [(int(start), int(end) - int(start)) for start, end in pairwise(starts)]
     keys = [np.arange(start, start + length) for start, length in spans]
@@ -113,8 +120,10 @@ def lay_out_causal(
     places: Sequence[npt.NDArray[np.int64]],
     group: int = 1,
 ) -> KeyLayout:
-    """rows: of each sequence the first row, the number of rows, and the keys, whose last are these
-    rows'. places: of the keys. group: heads of queries that share one of keys.
+    """Return the layout for rows that see keys causally.
+
+    rows: for each sequence the first row, how many rows, and how many keys, whose last are these
+    rows'. places: the keys'. group: query heads that share a key head.
     """
     parts = [(first, count, keys, keys - count + 1) for first, count, keys in rows]
     return _lay_out(parts, places, group)
@@ -125,8 +134,10 @@ def _lay_out(
     places: Sequence[npt.NDArray[np.int64]],
     fold: int = 1,
 ) -> KeyLayout:
-    """parts: of each the first row, the number of rows, the keys, and the number seen by the first
-    row.
+    """Return the layout for parts of rows and their keys.
+
+    parts: for each the first row, how many rows, how many keys, and how many keys the first row
+    sees.
     """
     chunks = [-(-keys // CHUNK) for _, _, keys, _ in parts]
     rows = np.full(max(1, sum(chunks)) * CHUNK, -1, np.int64)
@@ -151,8 +162,9 @@ def attend(
     scale: float,
     kind: Kind | None = None,
 ) -> torch.Tensor:  # [T, Hq, D]
-    """Attention of q [T, Hq, D] to k, v [N, Hkv, D], perhaps parts of larger tensors. Rows not
-    named by `layout` stay unchanged. kind: None, the best one.
+    """Attend with q [T, Hq, D] to k, v [N, Hkv, D], perhaps parts of larger tensors.
+
+    Rows that `layout` leaves out have undefined results. kind: `None`: the best one.
     """
     kind = kind or best_kind()
     assert kind is not None and runs(q.dtype, q.shape[2]) and scale > 0
@@ -204,6 +216,6 @@ def _run(function: Function, said: Mapping[str, int], heads: int, blocks: int) -
 
 
 def _aligned(values: int) -> torch.Tensor:
-    """bfloat16 [values] at the start of a cache line."""
+    """Return bfloat16 [values] at the start of a cache line."""
     memory = torch.empty(values + 32, dtype=HALF)
     return memory[-memory.data_ptr() % 64 // 2 :][:values]

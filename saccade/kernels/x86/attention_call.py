@@ -1,4 +1,4 @@
-"""What the machine code of attention is called with, and the sizes that it and its callers agree
+"""What the machine code for attention is called with, and the sizes that it and its callers agree
 on. Owns no code.
 """
 

@@ -1,9 +1,9 @@
-"""The instructions of attention on x86 processors that multiply bfloat16 numbers, told to LLVM
+"""The instructions for attention on x86 processors that multiply bfloat16 numbers, told to LLVM
 through llvmlite: by AMX's tiles, or by AVX512-BF16's pairs.
 
 Owns the order in which numbers are loaded, multiplied and added: a row's are those of its own
-sequence, in blocks of KEYS from the first on. Knows nothing of tensors. Only `attention.py` imports
-this, where llvmlite is installed.
+sequence, in blocks of KEYS from the first on. Unaware of tensors. Only `attention.py` imports this,
+where llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ WIDE = ir.VectorType(I16, 2 * LANES)
 
 
 class _Brain(ir.Type):
-    """bfloat16, which llvmlite has no name for."""
+    """bfloat16, a type that llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -87,7 +87,7 @@ BRAINS, MORE_BRAINS = (ir.VectorType(_Brain(), count) for count in (LANES, 2 * L
 
 
 def assembly(triple: str, dim: int, kind: Kind) -> str:
-    """LLVM's own text of all functions for heads of `dim` values."""
+    """Return LLVM's own text for all functions, for heads with `dim` values."""
     module = ir.Module()
     module.triple = triple
     pack_chunk = make_pack_chunk(module, dim)
@@ -101,17 +101,17 @@ def _least(b: Value, one: Value, other: Value) -> Value:
 
 
 def _upwards(b: Value, value: Value, step: int) -> Value:
-    """In whole steps, which are a power of two."""
+    """Round up to whole steps. A step is a power of two."""
     return b.and_(b.add(value, number(step - 1)), number(-step))
 
 
 def _folded(b: Value, row: Value, stride: Value, head: Value, fold: Value) -> Value:
-    """The bytes to a piece's row: heads of its fold stand side by side."""
+    """Return the bytes to a piece's row. The heads of its fold stand side by side."""
     return b.add(b.mul(b.sdiv(row, fold), stride), b.mul(b.srem(row, fold), head))
 
 
 class _Attend:
-    """The function `attend`: a piece is a block of rows of a head."""
+    """The function `attend`: a piece is a block of one head's rows."""
 
     def __init__(self, module: Value, dim: int, kind: Kind, pack_chunk: Value) -> None:
         self._steps, self._columns = steps, columns = steps_of(dim), columns_of(dim)
@@ -172,12 +172,12 @@ class _Attend:
         task.done()
 
     def _seen(self, row: Value) -> Value:
-        """How many keys that row of the block sees."""
+        """Return how many keys that row of the block sees."""
         b, told = self._b, self._told
         return _least(b, told["keys"], b.add(told["seen"], b.sdiv(row, self._said["fold"])))
 
     def _all_keys(self, chunk: Value) -> None:
-        """All of the block's rows, with all of their keys, which begin with that chunk."""
+        """Take all the block's rows, with all their keys, which begin with that chunk."""
         b, count = self._b, self._count
         most = self._seen(b.sub(count, number(1)))
         outer = Loop(b, b.sdiv(b.add(most, number(KEYS - 1)), number(KEYS)))
@@ -197,7 +197,7 @@ class _Attend:
         outer.close()
 
     def _some_keys(self, chunk: Value, start: Value, first: Value, width: Value) -> None:
-        """ABREAST rows from `first` on, with `width` keys from `start` on."""
+        """Take ABREAST rows from `first` on, with `width` keys from `start` on."""
         b, (score, add), (q_row, out_row) = self._b, self._products, self._strides
         queries, sums, scores, weights, tops, totals = self._rooms
         sizes = CHUNK // 16 * self._steps * TILE, CHUNK // 32 * self._columns * TILE
@@ -230,8 +230,10 @@ class _Attend:
 
 
 def _take(module: Value, dim: int) -> Value:
-    """(source, its row, its head, fold, queries, sums, tops, totals, count): whole blocks of rows,
-    and of zeros.
+    """Make a function that copies queries in, and resets sums, totals and tops.
+
+    Arguments: (source, its row, its head, fold, queries, sums, tops, totals, count). Writes whole
+    blocks of rows. Sums and totals begin at 0.
     """
     b, arguments = new_function(module, "take", PTR, I64, I64, I64, PTR, PTR, PTR, PTR, I64)
     source, stride, head, fold, queries, sums, tops, totals, count = arguments
@@ -254,7 +256,10 @@ def _take(module: Value, dim: int) -> Value:
 
 
 def _give(module: Value, dim: int) -> Value:
-    """(target, its row, its head, fold, sums, totals, count): means, in bfloat16."""
+    """Make a function that writes means in bfloat16.
+
+    Arguments: (target, its row, its head, fold, sums, totals, count)
+    """
     b, arguments = new_function(module, "give", PTR, I64, I64, I64, PTR, PTR, I64)
     target, stride, head, fold, sums, totals, count = arguments
     columns = columns_of(dim)
@@ -278,7 +283,7 @@ def _give(module: Value, dim: int) -> Value:
 
 
 def _across(b: Value, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
-    """All lanes joined, in each lane."""
+    """Join all lanes, and put the result into each lane."""
     for size in (8, 4, 2, 1):
         lanes = ir.Constant(INTS, [lane ^ size for lane in range(LANES)])
         vector = join(vector, b.shuffle_vector(vector, vector, lanes))
@@ -286,7 +291,7 @@ def _across(b: Value, vector: Value, join: Callable[[Value, Value], Value]) -> V
 
 
 class _Exponential:
-    """2 to the x, for vectors of what is no more than a little above 0."""
+    """2 to the x, for vectors with values at most a little above 0."""
 
     def __init__(self, module: Value, b: Value) -> None:
         self._b = b
@@ -311,9 +316,12 @@ class _Exponential:
 
 
 def _weigh(module: Value, columns: int, masked: bool) -> Value:
-    """(scores, weights, top, total, sum, factor, width, valid): one row's weights of these keys,
-    and what it has summed before, as its largest score is now. masked: keys from `valid` on have
-    none.
+    """Make a function that weighs these keys for one row.
+
+    It also rescales what the row has summed before to its largest score now.
+
+    Arguments: (scores, weights, top, total, sum, factor, width, valid). masked: keys from `valid`
+    on weigh 0.
     """
     name = "weigh_some" if masked else "weigh_all"
     b, arguments = new_function(module, name, PTR, PTR, PTR, PTR, PTR, I64, I64, I64)
@@ -375,7 +383,10 @@ def _settle(
     sum_: Value,
     columns: int,
 ) -> None:
-    """A row's total with what was made now; what was before counts `share` where that changed."""
+    """Add these weights to the row's total.
+
+    If the largest score changed, the total and the sum from before are rescaled by `share`.
+    """
     kept = load(b, FLOATS, total, 0, LINE)
     new, old = b.append_basic_block(), b.append_basic_block()
     b.cbranch(b.extract_element(changed, ir.Constant(I32, 0)), new, old)
@@ -393,11 +404,12 @@ def _settle(
 def _tiles(
     module: Value, name: str, steps: int | None, columns: int | None, row: int, out_row: int
 ) -> Value:
-    """out [ABREAST, columns] of float32 = rows [ABREAST, steps] times tiles, by AMX.
+    """Make out [ABREAST, columns] in float32 = rows [ABREAST, steps] times tiles, by AMX.
 
-    Of scores the `steps` are known, and columns are counted in pairs; results are written. Of sums
-    the columns are, and results are added to.
-    (rows, tiles, out, count)
+    For scores the `steps` are known, and columns are counted in pairs; results are written. For
+    sums the columns are known, and results are added.
+
+    Arguments: (rows, tiles, out, count)
     """
     b, (rows, tiles, out, count) = new_function(module, name, PTR, PTR, PTR, I64)
     tile = {index: ir.Constant(I8, index) for index in range(8)}
@@ -452,14 +464,14 @@ AT_ONCE = 8
 def _pairs(
     module: Value, name: str, steps: int | None, columns: int | None, row: int, out_row: int
 ) -> Value:
-    """As `_tiles`, by AVX512-BF16."""
+    """Do as `_tiles`, by AVX512-BF16."""
     b, (rows, tiles, out, count) = new_function(module, name, PTR, PTR, PTR, I64)
     dot = known(
         module, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, FLOATS, MORE_BRAINS, MORE_BRAINS
     )
 
     def step(sums: list[Value], left: Value, right: list[Value]) -> list[Value]:
-        """A tile's 16 pairs, four at a time."""
+        """Multiply one tile: 16 pairs, four per iteration."""
         loop = Loop(b, number(4), sums)
         sums = list(loop.values)
         for pair in range(4):

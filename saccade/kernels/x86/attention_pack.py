@@ -1,5 +1,5 @@
-"""Packing of keys and values for attention on x86 processors, told to LLVM through llvmlite, and
-the steps shared with their products (`attention_code.py`, the only one to import this).
+"""Packing keys and values for attention on x86 processors, told to LLVM through llvmlite, and the
+steps shared with their products (`attention_code.py`, the only one to import this).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ TILE = 16 * LINE
 
 
 def steps_of(dim: int) -> int:
-    """Tiles of keys' values: of 32."""
+    """Return how many tiles hold a key's values, 32 each."""
     return -(-dim // 32)
 
 
 def columns_of(dim: int) -> int:
-    """Tiles of sums: of 16 values."""
+    """Return how many tiles hold a row's sums, 16 values each."""
     return -(-dim // 16)
 
 
@@ -50,8 +50,9 @@ def new_function(module: Value, name: str, *kinds: Value) -> tuple[Value, list[V
 
 
 def take_piece(task: Claims, leave: Callable[[], object] = lambda: None) -> tuple[Value, Value]:
-    """(head, block) of a piece. All heads of a near block follow each other: its rows stay in the
-    cache.
+    """Take a piece and return its (head, block).
+
+    All heads of a near block follow each other: its rows stay in the cache.
     """
     b, heads, blocks = task.b, task.said["heads"], task.said["blocks"]
     piece = task.take(b.mul(heads, blocks), leave)
@@ -66,7 +67,7 @@ def is_near(task: Claims) -> Value:
 
 
 def masked_load(b: Value, module: Value, pointer: Value, there: int, of: int) -> Value:
-    """`there` bfloat16 numbers of a vector of `of`, and zeros."""
+    """Load `there` bfloat16 numbers into a vector with `of` lanes; the rest are zeros."""
     kind = ir.VectorType(I16, of)
     if there >= of:
         return load(b, kind, pointer, align=2)
@@ -78,7 +79,7 @@ def masked_load(b: Value, module: Value, pointer: Value, there: int, of: int) ->
 
 
 def make_pack(module: Value, dim: int, pack_chunk: Value) -> None:
-    """A piece is a chunk of keys of a head."""
+    """Make the function `pack`. A piece is a chunk of one head's keys."""
     task = Claims(module, "pack", FIELDS, POINTERS)
     head, chunk = take_piece(task)
     at = task.b.add(task.b.mul(head, task.said["chunks"]), chunk)
@@ -94,7 +95,7 @@ def pack_one(
     at: Value,
     targets: tuple[Value, Value],
 ) -> None:
-    """That (head, chunk) becomes the chunk `at` of the targets: keys, values."""
+    """Pack that (head, chunk) into chunk `at` of the targets: keys, values."""
     b, said, (head, chunk) = task.b, task.said, which
     sizes = CHUNK // 16 * steps_of(dim) * TILE, CHUNK // 32 * columns_of(dim) * TILE
     packed = [place(b, target, times(b, at, size)) for target, size in zip(targets, sizes)]
@@ -104,7 +105,10 @@ def pack_one(
 
 
 def make_pack_chunk(module: Value, dim: int) -> Value:
-    """(rows, k, its row, v, its row, nothing, keys, values): a chunk of keys of a head."""
+    """Make a function that packs a chunk of one head's keys.
+
+    Arguments: (rows, k, its row, v, its row, nothing, keys, values)
+    """
     kinds = PTR, PTR, I64, PTR, I64, PTR, PTR, PTR
     b, (rows, k, k_row, v, v_row, nothing, keys, values) = new_function(
         module, "pack_chunk", *kinds
@@ -150,7 +154,7 @@ def make_pack_chunk(module: Value, dim: int) -> Value:
 
 
 def _turned(b: Value, lines: list[Value]) -> list[Value]:
-    """The transpose of 16 vectors of 16 numbers: in four steps, of halves of 1, 2, 4, 8."""
+    """Transpose 16 vectors of 16 numbers in four steps, by halves of 1, 2, 4, 8."""
     for size in (1, 2, 4, 8):
         low = [lane if not lane & size else lane - size + 16 for lane in range(16)]
         high = [lane + size if not lane & size else lane + 16 for lane in range(16)]

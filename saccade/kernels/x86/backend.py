@@ -17,7 +17,9 @@ from saccade.kernels.x86.paged import decode_paged, scratch_values
 
 
 class X86Attention(SdpaAttention):
-    """Neighbours of one token each share a call. Owns the memory that it works in."""
+    """Attention where neighbours with one token each share a call. Owns the memory that it works
+    in.
+    """
 
     def __init__(self, shape: PagedShape) -> None:
         super().__init__(shape)
@@ -52,7 +54,7 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _prompts(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """As `_shared`, for rows of several tokens each."""
+        """Do as `_shared`, for rows with several tokens each."""
         if not attention.takes(self._like):
             return None
         table, size = host.rows.page_table.numpy(), self._shape.page_size

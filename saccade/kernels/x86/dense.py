@@ -1,8 +1,8 @@
-"""Products of few rows with bfloat16 matrices by AMX, from the memory that oneDNN has packed: it
-reads that memory at half the speed (LOG.md).
+"""Products of few rows with bfloat16 matrices by AMX, from the memory that oneDNN has packed:
+oneDNN itself reads that memory at half the speed (LOG.md).
 
-A row has the same bits whatever rows are beside it, up to `MOST_ROWS`, and on any count of threads.
-The instructions are `dense_code.py`'s.
+A row has the same bits in any batch up to `MOST_ROWS`, and on any count of threads. The
+instructions are `dense_code.py`'s.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from saccade.kernels.x86.onednn_blocks import address, panel_width
 
 @cache
 def functions() -> Mapping[str, Function]:
-    """By names. Made once a process: part of a second the first time on a machine, then read from
-    disk.
+    """Return the functions by name. Made once a process.
+
+    The first time on a machine takes part of a second; later they are read from disk.
     """
     from saccade.kernels.x86 import dense_code, llvm
 
@@ -33,7 +34,7 @@ def functions() -> Mapping[str, Function]:
 
 
 def multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """True if `few_rows_linear` takes these."""
+    """Return True if `few_rows_linear` takes these."""
     return (
         weight.is_mkldnn
         and x.dtype == torch.bfloat16
@@ -48,7 +49,7 @@ def multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def few_rows_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [T, in] @ weight.T + bias, [T, out] in bfloat16."""
+    """Return `x @ weight.T + bias`, [T, out] in bfloat16, for x [T, in]."""
     x = x.contiguous()
     count, (outputs, inputs) = len(x), weight.shape
     result = torch.empty(count, outputs, dtype=x.dtype)

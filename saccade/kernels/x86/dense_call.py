@@ -1,4 +1,4 @@
-"""What the machine code of products of few rows with bfloat16 matrices is called with, and the
+"""What the machine code for products of few rows with bfloat16 matrices is called with, and the
 sizes that it and its callers agree on. Owns no code.
 """
 

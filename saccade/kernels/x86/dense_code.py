@@ -1,8 +1,8 @@
-"""The instructions of products of few rows with bfloat16 matrices by AMX, told to LLVM through
+"""The instructions for products of few rows with bfloat16 matrices by AMX, told to LLVM through
 llvmlite.
 
-A row's sums are made in the same order whatever rows are beside it. Owns that order. Knows nothing
-of tensors. Only `dense.py` imports this, where llvmlite is installed.
+A row's sums are made in the same order in any batch. Owns that order. Unaware of tensors. Only
+`dense.py` imports this, where llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BFLOAT16 = 1
 
 
 def assembly(triple: str) -> str:
-    """LLVM's own text of both functions; a piece of work is a panel, for all rows."""
+    """Return LLVM's own text for both functions. A piece of work is a panel, for all rows."""
     module = ir.Module()
     module.triple = triple
     settle = _settle(module)
@@ -75,9 +75,9 @@ def assembly(triple: str) -> str:
 
 
 def _multiply(module: Value, tall: int) -> Value:
-    """sums[rows, PANEL] = rows [rows, inputs] times a panel; tall: tiles that hold the rows.
+    """Make sums[rows, PANEL] = rows [rows, inputs] times a panel. tall: tiles that hold the rows.
 
-    (rows, panel, sums, inputs)
+    Arguments: (rows, panel, sums, inputs)
     """
     kind = ir.FunctionType(VOID, [PTR, PTR, PTR, I64])
     function = ir.Function(module, kind, f"multiply_{tall}")
@@ -115,9 +115,9 @@ def _multiply(module: Value, tall: int) -> Value:
 
 
 def _settle(module: Value) -> Value:
-    """The sums of rows and a panel, with the bias, in bfloat16.
+    """Write the sums of rows and a panel, with the bias, in bfloat16.
 
-    (sums, bias, target, how many rows, bytes between those of the target)
+    Arguments: (sums, bias, target, how many rows, bytes between the target's rows)
     """
     function = ir.Function(module, ir.FunctionType(VOID, [PTR] * 3 + [I64] * 2), "settle")
     function.linkage = "internal"

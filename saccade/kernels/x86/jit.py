@@ -1,8 +1,7 @@
-"""Kernels that Numba compiles for the processor of this machine, and what they share: numbers of
-16 bits in registers of 32, and how a kernel's items are dealt to threads.
+"""Kernels that Numba compiles for this machine's processor, and what they share: 16-bit numbers in
+32-bit registers, and how a kernel's items are dealt to threads.
 
-Imported only where they run (`ops.X86Ops`): Numba
-need not be installed elsewhere.
+Imported only where they run (`ops.X86Ops`): elsewhere Numba may be missing.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -39,8 +38,8 @@ Block = types.CPointer(types.int64)
 class Kernel:
     """A compiled `body(block)`.
 
-    block: int64 numbers; the first is the next item that nobody does yet (`claim`), the second how
-    many items there are, then what the caller gives: addresses, counts, `bits` of real numbers.
+    block: int64 numbers. The first is the next unclaimed item (`claim`), the second how many items
+    there are. Then follows what the caller gives: addresses, counts, `bits` of real numbers.
     """
 
     def __init__(self, body: Body) -> None:
@@ -62,16 +61,16 @@ class Kernel:
 
 @cache
 def bits(value: float) -> int:
-    """What `real` makes `value` of, in float32."""
+    """Return the bits of `value` in float32, from which `real` makes it again."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 @cache
 def _caches() -> bool:
-    """Whether compiled kernels are kept on disk; then, where is said to Numba.
+    """Return whether compiled kernels are kept on disk. If so, tell Numba where.
 
-    Numba compares the time of a kernel's own file alone; ours share this one, so the folder is
-    named by what all of them are.
+    Numba compares the time of a kernel's own file alone; ours share this one, so the folder's name
+    covers all of them.
     """
     digest = hashlib.sha256(torch.__version__.encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -85,7 +84,7 @@ def _caches() -> bool:
 
 @intrinsic
 def claim(context, block):
-    """The number of the next item that nobody does yet."""
+    """Take the number of the next unclaimed item."""
 
     def build(context, builder, signature, arguments):
         one = ir.Constant(ir.IntType(64), 1)
@@ -100,7 +99,7 @@ LINE = 64
 
 @intrinsic
 def fetch(context, address):
-    """Have the line of this address brought into the cache, for a read soon after."""
+    """Bring this address's line into the cache, for a read soon after."""
 
     def build(context, builder, signature, arguments):
         byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -149,19 +148,19 @@ def _pattern(context, number):
 
 @numba.njit(inline="always")
 def real(number):
-    """The float32 whose `bits` these are."""
+    """Return the float32 that has these `bits`."""
     return _real(np.uint32(number))
 
 
 @numba.njit(inline="always")
 def wide(half):
-    """A bfloat16 in float32."""
+    """Return a bfloat16 in float32."""
     return _real(np.uint32(np.uint32(half) << np.uint32(16)))
 
 
 @numba.njit(inline="always")
 def narrow(number):
-    """The bfloat16 nearest to a float32, the even one of two; NaN stays NaN."""
+    """Round a float32 to the nearest bfloat16, ties to even. NaN stays NaN."""
     pattern = _pattern(number)
     odd = (pattern >> np.uint32(16)) & np.uint32(1)
     rounded = np.uint16((pattern + np.uint32(0x7FFF) + odd) >> np.uint32(16))
@@ -170,7 +169,7 @@ def narrow(number):
 
 @numba.njit(inline="always")
 def exponential(x):
-    """e to the x, to 2e-7 of it; Numba's own is a call for each value."""
+    """Compute e to the x, to 2e-7 of it. Numba's own is a call for each value."""
     x = min(max(x, np.float32(-87.0)), np.float32(88.0))
     z = x * np.float32(1.4426950408889634)
     whole = np.floor(z)

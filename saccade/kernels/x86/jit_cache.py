@@ -1,7 +1,7 @@
 """Machine code that is made on this machine: where it is kept, and how it runs on PyTorch's own
 threads. A second pool of threads would fight for the processor with the first.
 
-Owns the folder of that code. Such code deals its work out itself (an atomic counter), so that any
+Owns the folder with that code. Such code deals its work out itself (an atomic counter), so that any
 count of threads may run it.
 """
 
@@ -17,9 +17,9 @@ import torch
 
 
 def run_on_threads(function: Any, call: int, pieces: int) -> None:
-    """function(call) on as many threads as PyTorch has, at most one for each piece of work.
+    """Run function(call) on as many threads as PyTorch has, at most one for each piece.
 
-    function: a ctypes function of one address. call: the address.
+    function: a ctypes function that takes one address. call: the address.
     """
     threads = min(torch.get_num_threads(), pieces)
     if threads > 1 and (parallel := _parallel()) is not None:
@@ -30,10 +30,10 @@ def run_on_threads(function: Any, call: int, pieces: int) -> None:
 
 @cache
 def _parallel() -> Any:
-    """GOMP_parallel(function, argument, threads, flags) of the OpenMP that PyTorch runs on; None
-    where it has another interface.
+    """Return GOMP_parallel(function, argument, threads, flags) from PyTorch's own OpenMP.
 
-    PyTorch's own library is asked: it knows which of several copies it was linked with.
+    Returns `None` if that has another interface. PyTorch's own library is asked: it knows which
+    among several copies it was linked with.
     """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
@@ -46,8 +46,9 @@ def _parallel() -> Any:
 
 
 def code_folder(name: str) -> Path | None:
-    """The folder `name` for code of this user, made if need be; None where none can be kept, or
-    where others could put theirs.
+    """Return the folder `name` for this user's code, made if need be.
+
+    Returns `None` if the folder cannot be kept, or others could put their code there.
     """
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -36,8 +36,9 @@ GATE_VALUES = 4096
 
 @cache
 def _turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Kernel:
-    """Item: a token. For heads of `dim` values of which the first `turned` are; across: pairs are
-    halves.
+    """Compile the kernel for heads with `dim` values, where the first `turned` are turned.
+
+    An item is a token. across: pairs are halves.
     """
     half = turned // 2
 
@@ -96,7 +97,7 @@ def compiled_turn_and_cache(
     *,
     across: bool,
 ) -> torch.Tensor:
-    """`layer.turn_and_cache`; cos, sin: tables [T, R] of a rotation that is ready."""
+    """Do as `layer.turn_and_cache`. cos, sin: tables [T, R] from a rotation that is ready."""
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * kv_heads
     keys, values = cache.keys, cache.values
@@ -127,7 +128,7 @@ def compiled_turn_and_cache(
 
 @cache
 def _add_rms_norm(adds: bool) -> Kernel:
-    """Item: a row."""
+    """Compile the kernel. An item is a row."""
 
     def add_rms_norm(block):
         x, delta, weight, total, normed = (
@@ -162,7 +163,7 @@ def _add_rms_norm(adds: bool) -> Kernel:
 def compiled_rms_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`layer.add_rms_norm`; without `delta`, (x, its norm)."""
+    """Do as `layer.add_rms_norm`. Without `delta`, return `x` and its norm."""
     assert x.is_contiguous() and weight.is_contiguous()
     assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
     normed = torch.empty_like(x)
@@ -184,7 +185,7 @@ def compiled_rms_norm(
 
 @cache
 def _turn() -> Kernel:
-    """Item: a token."""
+    """Compile the kernel. An item is a token."""
 
     def turn(block):
         x, cos, sin = halves(block[2]), reals(block[3]), reals(block[4])
@@ -207,7 +208,7 @@ def _turn() -> Kernel:
 
 
 def compiled_turn(rotation: Rotation, x: torch.Tensor) -> None:
-    """`rotary.rotate_` of halves, where `turns`."""
+    """Do as `rotary.rotate_` with halves, where `turns`."""
     ready = rotation.ready()
     cos, sin = ready.cos.contiguous(), ready.sin.contiguous()
     tokens, heads, dim = x.shape
@@ -217,7 +218,7 @@ def compiled_turn(rotation: Rotation, x: torch.Tensor) -> None:
 
 @cache
 def _layer_norm(adds: bool) -> Kernel:
-    """Item: a row."""
+    """Compile the kernel. An item is a row."""
 
     def layer_norm(block):
         x, delta, weight, bias, total, normed = (
@@ -262,7 +263,7 @@ def compiled_layer_norm(
     bias: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`layer.add_layer_norm`; without `delta`, (x, its norm)."""
+    """Do as `layer.add_layer_norm`. Without `delta`, return `x` and its norm."""
     assert x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
     assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
     normed = torch.empty_like(x)
@@ -285,7 +286,7 @@ def compiled_layer_norm(
 
 @cache
 def _sigmoid_gate() -> Kernel:
-    """Item: up to `GATE_VALUES` values."""
+    """Compile the kernel. An item is up to `GATE_VALUES` values."""
 
     def sigmoid_gate(block):
         values, out, count = halves(block[2]), halves(block[3]), block[4]
@@ -305,7 +306,7 @@ def _sigmoid_gate() -> Kernel:
 
 
 def compiled_sigmoid_gate(x: torch.Tensor, first: float, third: float) -> torch.Tensor:
-    """x * sigmoid(first * x + third * x^3)"""
+    """Compute `x * sigmoid(first * x + third * x^3)`."""
     assert x.is_contiguous()
     out, count = torch.empty_like(x), x.numel()
     numbers = x.data_ptr(), out.data_ptr(), count, bits(first), bits(third)
@@ -315,7 +316,7 @@ def compiled_sigmoid_gate(x: torch.Tensor, first: float, third: float) -> torch.
 
 @cache
 def _gate() -> Kernel:
-    """Item: up to `GATE_VALUES` values of a row."""
+    """Compile the kernel. An item is up to `GATE_VALUES` values from a row."""
 
     def gate(block):
         gate_up, out, size = halves(block[2]), halves(block[3]), block[4]
@@ -336,7 +337,7 @@ def _gate() -> Kernel:
 
 
 def compiled_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """`layer.gate` with SiLU."""
+    """Do as `layer.gate` with SiLU."""
     assert gate_up.is_contiguous()
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype)
@@ -346,7 +347,7 @@ def compiled_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _centre(patch: int) -> Kernel:
-    """Item: a row of merged tokens of a frame."""
+    """Compile the kernel. An item is a row of merged tokens in a frame."""
 
     def centre(block):
         image, out = octets(block[2]), halves(block[3])
@@ -374,7 +375,7 @@ def _centre(patch: int) -> Kernel:
 
 
 def compiled_centre(frames: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """`patchify.centre_patches` in bfloat16."""
+    """Do as `patchify.centre_patches` in bfloat16."""
     assert frames.is_contiguous() and frames.shape[3] == 3
     count, height, width, _ = frames.shape
     bands, across = height // (merge * patch), width // (merge * patch)

@@ -1,6 +1,6 @@
-"""What is told to LLVM through llvmlite in the same words everywhere: vectors of 16 lanes, loops,
-and how functions take pieces of their work. Only files of instructions import this, where llvmlite
-is installed.
+"""What is told to LLVM through llvmlite in the same words everywhere: vectors with 16 lanes, loops,
+and how functions take pieces of their work. Only files with instructions import this, where
+llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ def number(value: int) -> Value:
 
 
 def every(kind: Value, value: float) -> Value:
-    """A vector of one constant."""
+    """Return a vector that repeats one constant."""
     return ir.Constant(kind, [value] * kind.count)
 
 
 class Loop:
-    """Does what stands between its making and `close` `count` times, at least once."""
+    """Runs `count` times, at least once, what stands between its making and `close`."""
 
     def __init__(self, b: Value, count: Value, carried: Sequence[Value] = ()) -> None:
-        """carried: values that each turn gets from the turn before, the first these."""
+        """Begin the loop.
+
+        carried: values that each turn gets from the turn before; the first turn gets these.
+        """
         before, self._b, self._count = b.block, b, count
         self._body = b.append_basic_block()
         b.branch(self._body)
@@ -47,7 +50,7 @@ class Loop:
             phi.add_incoming(value, before)
 
     def close(self, values: Sequence[Value] = ()) -> None:
-        """values: what the next turn gets; those of the last are good after the loop."""
+        """End the loop. values: what the next turn gets; the last ones are good after the loop."""
         b, after = self._b, self._b.append_basic_block()
         following = b.add(self.index, number(1))
         for phi, value in zip([self.index, *self.values], [following, *values], strict=True):
@@ -57,7 +60,7 @@ class Loop:
 
 
 def place(b: Value, pointer: Value, offset: Value | int) -> Value:
-    """`offset`: bytes."""
+    """Return the pointer moved by `offset` bytes."""
     where = number(offset) if isinstance(offset, int) else offset
     return b.gep(pointer, [where], source_etype=I8)
 
@@ -77,7 +80,7 @@ def times(b: Value, first: Value, *others: Value | int) -> Value:
 
 
 def spread(b: Value, value: Value) -> Value:
-    """One value in every lane."""
+    """Put one value into every lane."""
     kind = ir.VectorType(value.type, LANES)
     nothing = ir.Constant(kind, ir.Undefined)
     first = b.insert_element(nothing, value, ir.Constant(I32, 0))
@@ -85,15 +88,15 @@ def spread(b: Value, value: Value) -> Value:
 
 
 def known(module: Value, name: str, result: Value, *arguments: Value) -> Value:
-    """An operation that LLVM knows by name."""
+    """Return an operation that LLVM knows by name."""
     if name in module.globals:
         return module.globals[name]
     return ir.Function(module, ir.FunctionType(result, arguments), name)
 
 
 class Claims:
-    """A function that takes one piece of its work after another until there is none, while other
-    threads may do the same. The builder stands where a piece is worked on.
+    """A function that takes its work piece by piece until all is taken, while other threads may do
+    the same. The builder stands where a piece is worked on.
     """
 
     def __init__(
@@ -104,8 +107,10 @@ class Claims:
         pointers: Collection[str],
         scratch: Sequence[int] = (),
     ) -> None:
-        """fields: of 64 bits, what it is called with; the first counts the pieces that are taken.
-        scratch: bytes of the stack, in whole lines.
+        """Begin the function.
+
+        fields: what it is called with, 64 bits each; the first counts the pieces that are taken.
+        scratch: bytes on the stack, in whole lines.
         """
         self.function = ir.Function(module, ir.FunctionType(VOID, [PTR]), name)
         self.b = ir.IRBuilder(self.function.append_basic_block())
@@ -119,8 +124,9 @@ class Claims:
         self._again = self.b.append_basic_block()
 
     def take(self, count: Value, leave: Callable[[], object] = lambda: None) -> Value:
-        """The number of a piece, below `count`, that nobody else works on. leave: says what is done
-        when there is none.
+        """Take a piece below `count` that other threads leave alone, and return its number.
+
+        leave: says what is done when all are taken.
         """
         b = self.b
         work, end = b.append_basic_block(), b.append_basic_block()
@@ -135,12 +141,13 @@ class Claims:
         return piece
 
     def done(self) -> None:
-        """The piece is."""
+        """End the piece, and go on to the next."""
         self.b.branch(self._again)
 
     def choose(self, which: Value, cases: Sequence[Value]) -> list[Value]:
-        """Blocks, one for each value that `which` may have; the builder stands behind them all,
-        where each must branch to (the last of the list).
+        """Return blocks, one for each value that `which` may have, and last the block after them.
+
+        Each must branch to that last block. The caller places the builder.
         """
         b = self.b
         behind, never = b.append_basic_block(), b.append_basic_block()
@@ -154,10 +161,10 @@ class Claims:
 
 
 class Keep:
-    """Writes the outputs of a panel that there are, `left` from here, in one of FORMATS."""
+    """Writes a panel's outputs as far as there are any, `left` from here, in one of FORMATS."""
 
     def __init__(self, module: Value, b: Value, kind: int, left: Value, wides: int) -> None:
-        """wides: vectors of a panel."""
+        """Prepare the masks. wides: vectors in a panel."""
         self._b, self._kind = b, kind
         form = (FLOATS, SHORTS, HALVES)[kind]
         name = ("f32", "i16", "f16")[kind]
@@ -176,7 +183,7 @@ class Keep:
 
 
 def narrowed(b: Value, kind: int, value: Value) -> Value:
-    """float32 to one of FORMATS, to the nearest, of two the even one."""
+    """Round float32 to one of FORMATS, to the nearest, ties to even."""
     if kind == 0:
         return value
     if kind == 2:

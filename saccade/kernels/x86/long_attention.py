@@ -1,5 +1,5 @@
-"""The softmax of scores in float32 to weights in bfloat16, in two passes over each row while a
-core's cache has it. Knows tensors only.
+"""The softmax of float32 scores to bfloat16 weights, in two passes over each row while a core's
+cache has it. Knows tensors only.
 
 Imported only where it runs (`ops.X86Ops`).
 """
@@ -18,7 +18,7 @@ from saccade.kernels.x86.jit import Kernel, claim, exponential, halves, narrow, 
 
 @cache
 def _weigh() -> Kernel:
-    """Item: a row."""
+    """Compile the kernel. An item is a row."""
 
     def weigh(block):
         scores, tops, weights, keys = reals(block[2]), reals(block[3]), halves(block[4]), block[5]
@@ -38,8 +38,9 @@ def _weigh() -> Kernel:
 
 
 def softmax_to_bfloat16(scores: torch.Tensor) -> torch.Tensor:
-    """softmax(scores [R, K]), bfloat16; `scores`, float32, are used up. What is -inf, and more than
-    87 below a row's largest, counts 1e-38 of it.
+    """Return softmax(scores [R, K]) in bfloat16. Overwrites `scores`, float32.
+
+    What is -inf, or more than 87 below a row's largest, counts 1e-38 of it.
     """
     rows, keys = scores.shape
     assert scores.is_contiguous()

@@ -1,7 +1,7 @@
-"""Machine code that LLVM makes, through llvmlite, of its own language, for the processor of this
-machine: made when it is first asked for, then kept on disk.
+"""Machine code that LLVM makes through llvmlite, from its own language, for this machine's
+processor: made when it is first asked for, then kept on disk.
 
-Owns the memory of that code. Needs llvmlite, which the extra `cpu` brings.
+Owns that code's memory. Needs llvmlite, which the extra `cpu` brings.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ Function = Callable[[int], None]
 def compiled(
     names: Sequence[str], assembly: Callable[[str], str], sources: str
 ) -> Mapping[str, Function]:
-    """The functions of these names that LLVM makes of assembly(the kind of machine), which hangs on
-    `sources` alone.
+    """Compile assembly(the kind of machine) with LLVM, and return the functions with these names.
+
+    The assembly must depend on `sources` alone.
     """
     import llvmlite
     from llvmlite import binding
@@ -60,12 +61,12 @@ _ENGINES: list[Any] = []
 
 
 def source_text(source: Any) -> str:
-    """Of a module, or of a path."""
+    """Return the text of a module's source, or of a path."""
     return Path(source if isinstance(source, str) else source.__file__).read_text()
 
 
 def _kept(what: str, make: Callable[[], bytes]) -> bytes:
-    """The code that was made of `what` before, or is made now and kept."""
+    """Return the code made from `what` before; or make it now and keep it."""
     folder = code_folder("code")
     if folder is None:
         return make()

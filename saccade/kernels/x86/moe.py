@@ -1,8 +1,8 @@
 """The experts of a few rows in bfloat16 on CPUs, in two passes over their matrices: gates and gated
 values, then the way down, summed.
 
-A product of oneDNN's takes 14 us beside its work, and a step has hundreds for experts: these passes
-read the memory packed by oneDNN, and make all products of a layer at once. Sums are in float32.
+A oneDNN product takes 14 us beside its work, and a step has hundreds for experts: these passes read
+the memory packed by oneDNN, and make all products of a layer at once. Sums are in float32.
 
 Imported only where needed (`ops.X86Ops`).
 """
@@ -31,8 +31,9 @@ LONG = 8
 
 
 def read_width(up: Sequence[int], down: Sequence[int]) -> int:
-    """Outputs of a panel of experts' matrices of these shapes, if they lie as this file expects;
-    else 0.
+    """Return how many outputs a panel has in experts' matrices with these shapes.
+
+    Returns 0 if they lie otherwise than this file expects.
     """
     width = panel_width(*up)
     if not width or panel_width(*down) != width or down[1] % width or up[1] % (2 * PAIRS):
@@ -42,8 +43,9 @@ def read_width(up: Sequence[int], down: Sequence[int]) -> int:
 
 @numba.njit(inline="always")
 def _add_panel(size, matrix, pairs, x, sources, out, targets, column, first, last):
-    """out[targets[v] + column ...] += panel @ x[sources[v] ...] for visits v, `size` values each;
-    the panel's memory begins at `matrix`.
+    """Add `panel @ x[sources[v] ...]` to `out[targets[v] + column ...]` for visits v.
+
+    A visit makes `size` values. The panel's memory begins at `matrix`.
     """
     panel = words(matrix)
     for pair in range(0, pairs, 4):
@@ -73,8 +75,9 @@ def _add_panel(size, matrix, pairs, x, sources, out, targets, column, first, las
 
 @cache
 def _gated(outs: int) -> Kernel:
-    """Item: a panel of an expert's gates, and the same panel of gated values. outs: outputs of a
-    panel.
+    """Compile the kernel. An item is a panel of an expert's gates, and its panel of gated values.
+
+    outs: outputs per panel.
     """
 
     def gated(block):
@@ -117,7 +120,9 @@ def _gated(outs: int) -> Kernel:
 
 @cache
 def _down(outs: int) -> Kernel:
-    """Item: a panel of `outs` outputs, of all experts one after another."""
+    """Compile the kernel. An item is a panel with `outs` outputs, for all experts one after
+    another.
+    """
 
     def down(block):
         gated, out = reals(block[2]), reals(block[3])
@@ -158,10 +163,10 @@ def compiled_experts(
     runs: Sequence[tuple[int, int]],
     places: Addresses,
 ) -> torch.Tensor:
-    """Sums [T, H] of SiLU-gated experts for rows x [T, H], by shares [T, K].
+    """Sum SiLU-gated experts [T, H] for rows x [T, H], by shares [T, K].
 
-    order: of the T K pairs of row and expert, by expert, for this rank's experts; runs: (expert,
-    number of pairs), one after another.
+    order: among the T K pairs of row and expert, by expert, those for this rank's experts. runs:
+    (expert, number of pairs), one after another.
     """
     width = places.width
     outs = places.panel

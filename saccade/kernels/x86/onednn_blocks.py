@@ -22,7 +22,7 @@ _widths: dict[tuple[int, int], int] = {}
 
 
 def pack_and_look(weight: torch.Tensor) -> torch.Tensor:
-    """`pack`; remembers how the memory lies."""
+    """Do as `pack`, and remember how the memory lies."""
     packed = pack(weight)
     if packed.is_mkldnn and weight.dtype == torch.bfloat16:
         shape = weight.shape[0], weight.shape[1]
@@ -32,8 +32,9 @@ def pack_and_look(weight: torch.Tensor) -> torch.Tensor:
 
 
 def panel_width(outputs: int, inputs: int) -> int:
-    """The one of `WIDTHS` in whose panels, one after another, packed matrices of this shape lie; 0
-    if they lie in another way.
+    """Return which of `WIDTHS` packed matrices with this shape have as panels, one after another.
+
+    Returns 0 if they lie in another way.
     """
     return _widths.get((outputs, inputs), 0)
 
@@ -53,6 +54,6 @@ def _lies(weight: torch.Tensor, packed: torch.Tensor, width: int) -> bool:
 
 
 def address(packed: torch.Tensor) -> int:
-    """The address of a packed matrix's memory, valid for the matrix's life."""
+    """Return the address of a packed matrix's memory, valid for the matrix's life."""
     found: int = torch.ops.mkldnn.data_ptr(packed)
     return found

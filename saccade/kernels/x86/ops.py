@@ -131,8 +131,9 @@ def dense_linear(
 
 
 class X86Ops(Ops):
-    """Kernels know bfloat16 alone: what has another dtype, as some norms' weights and an 8-bit
-    cache, is PyTorch's.
+    """Numba's kernels, for bfloat16 alone.
+
+    What has another dtype, as some norms' weights and an 8-bit cache, is PyTorch's.
     """
 
     kind = "x86"

@@ -1,5 +1,5 @@
-"""Attention of tokens that decode to keys and values on pages, for CPUs: each key and value is read
-once, where it lies, and widened in registers. Knows tensors only.
+"""Attention for tokens that decode, to keys and values on pages, on CPUs: each key and value is
+read once, where it lies, and widened in registers. Knows tensors only.
 
 Imported only where it runs (`ops.X86Ops`).
 """
@@ -40,16 +40,16 @@ AHEAD = 8
 
 
 def scratch_values(rows: int, heads: int, dim: int) -> int:
-    """float32 values that `decode_paged` works in, for queries of so many heads."""
+    """Return how many float32 values `decode_paged` works in, for queries with this many heads."""
     return rows * heads * (2 * dim + BLOCK_KEYS + 3)
 
 
 def decode_paged(
     q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float, scratch: torch.Tensor
 ) -> torch.Tensor:  # [R, Hq, D]
-    """Attention of q [R, Hq, D], one token of each row, to the keys and values of its sequence.
+    """Attend with q [R, Hq, D], one token per row, to its sequence's keys and values.
 
-    A row's bits depend on nothing but its own sequence. scratch: `scratch_values`, of any content.
+    A row's bits depend only on its own sequence. scratch: `scratch_values`, with any content.
     """
     q = q.contiguous()  # gated attention's lie between gates
     count, heads, dim = q.shape
@@ -80,7 +80,7 @@ def decode_paged(
 
 
 def _parts(rows: int, kv_heads: int) -> int:
-    """How many parts a row's heads are dealt in, so that all threads have work."""
+    """Return how many parts a row's heads are dealt in, so that all threads have work."""
     wanted = -(-torch.get_num_threads() // rows)
     return min(
         (part for part in range(1, kv_heads + 1) if kv_heads % part == 0 and part >= wanted),
@@ -90,8 +90,10 @@ def _parts(rows: int, kv_heads: int) -> int:
 
 @numba.njit(inline="always")
 def _begin(pages, place):
-    """Where a token's keys or values of a row's heads begin, in values. pages: (table, line, page
-    size, values of a slot, values before the first of these heads)."""
+    """Return where a token's keys or values for a row's heads begin, counted in values.
+
+    pages: (table, line, page size, values per slot, values before the first of these heads).
+    """
     table, line, page, slot, base = pages
     return (np.int64(table[line + place // page]) * page + place % page) * slot + base
 
@@ -104,7 +106,7 @@ def _fetch(address, values):
 
 @numba.njit(inline="always")
 def _score(work, spots, keys, address, pages, start, end, last, heads, group, dim):
-    """Scores of the keys [start, end) and, among the tops, the largest of each query's."""
+    """Score the keys [start, end), and put each query's largest score into the tops."""
     query, _, scores, tops, _, _ = spots
     for place in range(start, end):
         _fetch(address + 2 * _begin(pages, min(place + AHEAD, last)), heads // group * dim)
@@ -119,7 +121,7 @@ def _score(work, spots, keys, address, pages, start, end, last, heads, group, di
 
 @numba.njit(inline="always")
 def _weigh(work, spots, count, heads, dim):
-    """Scores to weights, beside those of the blocks before, whose tops were `before`."""
+    """Turn scores into weights, beside those from the blocks before, whose tops were `before`."""
     _, summed, scores, tops, before, masses = spots
     for each in range(heads):
         top = work[tops + each]
@@ -164,10 +166,10 @@ def _sum(work, spots, values, address, pages, start, end, last, heads, group, di
 
 @cache
 def _attend(dim: int, group: int) -> Kernel:
-    """For heads of `dim` values, `group` queries to a key head. Item: a part of a row's heads.
+    """Compile the kernel for heads with `dim` values, `group` queries to a key head.
 
-    Keys are taken in blocks; each query's largest score so far, its weights' mass and their sum of
-    values are kept (Milakov & Gimelshein 2018, online softmax).
+    An item is a part of a row's heads. Keys are taken in blocks. Each query's largest score so far,
+    its weights' mass and their sum of values are kept (Milakov & Gimelshein 2018, online softmax).
     """
 
     def attend(block):

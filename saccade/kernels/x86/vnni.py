@@ -1,8 +1,8 @@
 """Machine code for products of 4- and 8-bit matrices on x86 processors with AVX512-VNNI: LLVM makes
-it of `vnni_code.py` when it is first asked for (`machine_code.py`).
+it from `vnni_code.py` when it is first asked for (`machine_code.py`).
 
-Owns how they are called. Knows nothing of tensors
-(`vnni_layout.py`). Needs llvmlite, which the extra `cpu` brings.
+Owns how they are called. Leaves tensors to `vnni_layout.py`. Needs llvmlite, which the extra `cpu`
+brings.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from saccade.kernels.x86.vnni_call import FIELDS, Call
 
 
 def runs_vnni() -> bool:
-    """Whether this processor has the instructions, and LLVM is there to make functions of them."""
+    """Return True if this processor has the instructions, and LLVM is there to use them."""
     return has_vnni() and find_spec("llvmlite") is not None
 
 
 @cache
 def functions() -> Mapping[str, Function]:
-    """By names: quantise_8, quantise_4, product_8, product_4, and product_8_tiled with AMX. Made
-    once a process: about a second the first time on a machine, then read from disk.
+    """Return the functions by name: quantise_8, quantise_4, product_8, product_4.
+
+    With AMX there is product_8_tiled too. Made once a process: about a second the first time on a
+    machine, then read from disk.
     """
     from saccade.kernels.x86 import llvm, vnni_code
 
@@ -39,9 +41,9 @@ def functions() -> Mapping[str, Function]:
 
 
 def run(name: str, call: Mapping[str, int], pieces: int) -> None:
-    """Do all of the work that `call` says, of so many pieces, by as many threads as PyTorch has.
+    """Do all the work that `call` describes, in `pieces`, on as many threads as PyTorch has.
 
-    call: FIELDS but for `next`; those that it leaves out are 0.
+    call: FIELDS without `next`; those that it leaves out are 0.
     """
     said = Call(0, *(call.get(field, 0) for field in FIELDS[1:]))
     run_on_threads(functions()[name], ctypes.addressof(said), pieces)

@@ -1,4 +1,4 @@
-"""What the machine code of products of 4 and 8 bits is called with, and the sizes that it and its
+"""What the machine code for 4- and 8-bit products is called with, and the sizes that it and its
 callers agree on. Owns no code.
 """
 

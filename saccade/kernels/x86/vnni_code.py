@@ -1,8 +1,8 @@
-"""The instructions of products with 4- and 8-bit matrices on x86 processors with AVX512-VNNI, told
+"""The instructions for products with 4- and 8-bit matrices on x86 processors with AVX512-VNNI, told
 to LLVM through llvmlite.
 
-Owns the order in which numbers are loaded, multiplied and added. Knows nothing of tensors:
-`vnni_layout.py` lays them out. Only `vnni.py` imports this, where llvmlite is installed.
+Owns the order in which numbers are loaded, multiplied and added. Leaves tensors to
+`vnni_layout.py`, which lays them out. Only `vnni.py` imports this, where llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PANEL = LANES * WIDE
 
 
 def assembly(triple: str, *, tiled: bool) -> str:
-    """LLVM's own text of all functions; tiled: with AMX's."""
+    """Return LLVM's own text for all functions. tiled: with AMX's."""
     module = ir.Module()
     module.triple = triple
     for bits in (4, 8):
@@ -75,7 +75,7 @@ def assembly(triple: str, *, tiled: bool) -> str:
 
 
 def _tile(b: Value, said: dict[str, Value], index: Value) -> tuple[Value, Value]:
-    """(the first row, how many) of a tile: the first `extra` have `base` + 1."""
+    """Return (the first row, how many) for a tile. The first `extra` tiles have `base` + 1."""
     longer = b.icmp_signed("<", index, said["extra"])
     before = b.select(longer, index, said["extra"])
     count = b.add(said["base"], b.zext(longer, I64))
@@ -83,13 +83,13 @@ def _tile(b: Value, said: dict[str, Value], index: Value) -> tuple[Value, Value]
 
 
 def _inputs(b: Value, said: dict[str, Value], bits: int) -> tuple[Value, Value]:
-    """(those of a group, all of them)."""
+    """Return how many inputs a group has, and how many there are in all."""
     group = times(b, said["steps"], UNROLLED * 4 * 8 // bits)
     return group, b.mul(group, said["groups"])
 
 
 def _quantise(module: Value, bits: int) -> None:
-    """Rows to int8, each group by its own largest value; a piece is a tile."""
+    """Quantise rows to int8, each group by its own largest value. A piece is a tile."""
     task = Claims(module, f"quantise_{bits}", FIELDS, POINTERS)
     b, said = task.b, task.said
     row = {kind: _quantise_row(module, bits, kind) for kind in range(len(FORMATS))}
@@ -116,7 +116,11 @@ def _quantise(module: Value, bits: int) -> None:
 
 
 def _quantise_row(module: Value, bits: int, kind: int) -> Value:
-    """(source, numbers, scales, sums, bytes between a row's words, groups, inputs of one, unit)"""
+    """Make a function that quantises one row.
+
+    Arguments: (source, numbers, scales, sums, bytes between a row's words, groups, inputs per
+    group, unit)
+    """
     signature = ir.FunctionType(VOID, [PTR] * 4 + [I64] * 4)
     function = ir.Function(module, signature, f"quantise_row_{bits}_{kind}")
     function.linkage = "internal"
@@ -160,7 +164,7 @@ def _quantise_row(module: Value, bits: int, kind: int) -> Value:
 
 
 def _widened(b: Value, kind: int, pointer: Value) -> Value:
-    """A vector of float32 from one of FORMATS."""
+    """Load a vector in one of FORMATS as float32."""
     if kind == 0:
         return load(b, FLOATS, pointer)
     if kind == 1:
@@ -170,7 +174,7 @@ def _widened(b: Value, kind: int, pointer: Value) -> Value:
 
 
 def _product(module: Value, bits: int) -> None:
-    """A piece is a panel of outputs, for all rows."""
+    """Make the product. A piece is a panel of outputs, for all rows."""
     tiles = [_multiply(module, bits, rows) for rows in range(1, ROWS + 1)]
     ends = {kind: _finish(module, kind, bits) for kind in range(len(FORMATS))}
     task = Claims(module, f"product_{bits}", FIELDS, POINTERS, [ROWS * WIDE * LINE])
@@ -213,8 +217,9 @@ def _product(module: Value, bits: int) -> None:
 
 
 def _product_tiled(module: Value) -> None:
-    """As `product_8`, of rows one behind another, `base` of them, in `tiles` blocks of TILE_ROWS; a
-    piece is TILE_PANELS panels. Sums are whole numbers: bits are those of `product_8`.
+    """Make `product_8` for `base` rows one behind another, in `tiles` blocks of TILE_ROWS.
+
+    A piece is TILE_PANELS panels. Sums are whole numbers: bits are the same as from `product_8`.
     """
     task = Claims(module, TILED, FIELDS, POINTERS, [TILE_ROWS * WIDE * LINE])
     b, said = task.b, task.said
@@ -258,10 +263,10 @@ def _least(b: Value, value: Value, most: int) -> Value:
 
 
 def _settle_tiled(module: Value, kind: int) -> Value:
-    """The sums of a block and a panel, scaled, in one of FORMATS.
+    """Write the sums of a block and a panel, scaled, in one of FORMATS.
 
-    (sums, less of each row, rows' scales, outputs' scales, bias, target, how many rows, outputs of
-    the result, how many of them there are from here)
+    Arguments: (sums, what to take from each row, rows' scales, outputs' scales, bias, target, how
+    many rows, outputs in the result, how many are left from here)
     """
     signature = ir.FunctionType(VOID, [PTR] * 6 + [I64] * 3)
     function = ir.Function(module, signature, f"settle_tiled_{kind}")
@@ -289,9 +294,9 @@ def _settle_tiled(module: Value, kind: int) -> Value:
 
 
 def _multiply_tiled(module: Value) -> Value:
-    """sums[TILE_ROWS, PANEL] = rows [TILE_ROWS, inputs] times a panel, in whole numbers.
+    """Make sums[TILE_ROWS, PANEL] = rows [TILE_ROWS, inputs] times a panel, in whole numbers.
 
-    (rows, panel, sums, inputs)
+    Arguments: (rows, panel, sums, inputs)
     """
     function = ir.Function(module, ir.FunctionType(VOID, [PTR, PTR, PTR, I64]), "multiply_tiled")
     function.linkage = "internal"
@@ -325,9 +330,9 @@ def _multiply_tiled(module: Value) -> Value:
 
 
 def _multiply(module: Value, bits: int, rows: int) -> Value:
-    """made[rows, PANEL] = the products of so many rows with a panel.
+    """Make made[rows, PANEL], the products of this many rows with a panel.
 
-    (words, scales, zeros, rows, row_scales, sums, made, groups, steps)
+    Arguments: (words, scales, zeros, rows, row_scales, sums, made, groups, steps)
     """
     signature = ir.FunctionType(VOID, [PTR] * 7 + [I64] * 2)
     function = ir.Function(module, signature, f"multiply_{bits}_{rows}")
@@ -373,7 +378,10 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
 def _step(
     module: Value, b: Value, bits: int, rows: int, carried: Sequence[Value]
 ) -> tuple[list[Value], list[Value]]:
-    """UNROLLED lines of each vector of outputs, multiplied: (the sums, [words, rows] behind)."""
+    """Multiply UNROLLED lines for each vector of outputs.
+
+    Returns the sums, and [words, rows] behind.
+    """
     dot = known(module, "llvm.x86.avx512.vpdpbusd.512", INTS, INTS, INTS, INTS)
     fetch = known(module, "llvm.prefetch.p0", VOID, PTR, I32, I32, I32)
     how = [ir.Constant(I32, value) for value in (0, 3, 1)]  # read, to the nearest cache, data
@@ -400,8 +408,9 @@ def _step(
 
 
 def _finish(module: Value, kind: int, bits: int) -> Value:
-    """(made, bias, target, how many outputs there are from here): a panel of one row, in one of
-    FORMATS.
+    """Make a function that writes one row's panel in one of FORMATS.
+
+    Arguments: (made, bias, target, how many outputs there are from here)
     """
     signature = ir.FunctionType(VOID, [PTR, PTR, PTR, I64])
     function = ir.Function(module, signature, f"finish_{bits}_{kind}")

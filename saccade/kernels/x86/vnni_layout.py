@@ -1,9 +1,8 @@
-"""Matrices of 4 and 8 bits as an x86 processor's cores read them fastest: in panels of 32 outputs,
-one line of memory after another. Rows are quantised as they come, each group by its own largest
-value.
+"""4- and 8-bit matrices as an x86 processor's cores read them fastest: in panels of 32 outputs, one
+line of memory after another. Rows are quantised as they come, each group by its own largest value.
 
-Sums of a group are whole numbers, and groups are added in turn: a row has the same bits whatever
-rows are beside it, and on any count of threads. Owns the layout; the functions are `vnni.py`'s.
+A group's sums are whole numbers, and groups are added in turn: a row has the same bits in any
+batch, and on any count of threads. Owns the layout; the functions are `vnni.py`'s.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ PACKED_VALUES = 1 << 24
 
 
 def lay_out_int4(matrix: Int4Matrix) -> Matrix:
-    """In panels, where this processor has products of those."""
+    """Pack the matrix in panels if this processor has products with them."""
     return pack_panels(matrix) if runs_vnni() else matrix
 
 
 def pack_panels(matrix: Int4Matrix) -> Int4Panels:
-    """`matrix`, which must be on the CPU, for `panels_linear`."""
+    """Pack `matrix`, which must be on the CPU, for `panels_linear`."""
     outputs = matrix.words.shape[0]
     # An Int4Matrix ends with whole chunks: fewer will do here.
     group = min(matrix.group, -(-matrix.inputs // STEPS[4]) * STEPS[4])
@@ -93,15 +92,17 @@ def _unit(scales: torch.Tensor) -> float:
 
 
 def _by_panels(values: torch.Tensor, panels: int) -> torch.Tensor:
-    """[groups, out] to [panels, groups, PANEL]."""
+    """Reshape [groups, out] to [panels, groups, PANEL]."""
     groups, outputs = values.shape
     padded = F.pad(values, (0, panels * PANEL - outputs))
     return padded.view(groups, panels, PANEL).transpose(0, 1).contiguous()
 
 
 def pack_bytes(values: torch.Tensor) -> torch.Tensor:
-    """int8 [out, in] in panels: int32 [panels, in / 4, PANEL], bytes from 0 to 255 of which
-    `ZERO` means 0. Inputs are padded to a multiple of those that are multiplied at a time.
+    """Pack int8 [out, in] in panels: int32 [panels, in / 4, PANEL].
+
+    Bytes go from 0 to 255, where `ZERO` means 0. Inputs are padded to a multiple of those that are
+    multiplied at a time.
     """
     step = TILE_INPUTS if has_amx("amx-int8") else STEPS[8]
     values = F.pad(values, (0, -values.shape[1] % step))
@@ -118,19 +119,22 @@ def pack_bytes(values: torch.Tensor) -> torch.Tensor:
 
 
 def pad_scales(scales: torch.Tensor) -> torch.Tensor:
-    """float32 [out], in memory of whole panels."""
+    """Return float32 [out], in memory for whole panels."""
     padded = F.pad(scales.float(), (0, -len(scales) % PANEL))
     return padded[: len(scales)]
 
 
 def _portions(panels: int, inputs: int) -> list[tuple[int, int]]:
-    """(the first, how many) panels that are packed at a time."""
+    """Return (the first, how many) for the panels that are packed at a time."""
     count = max(1, PACKED_VALUES // max(1, PANEL * inputs))
     return [(first, min(count, panels - first)) for first in range(0, panels, count)]
 
 
 def empty_words(panels: int, lines: int) -> torch.Tensor:
-    """int32 [panels, lines, PANEL] at the start of a cache line, in large pages where that pays."""
+    """Allocate int32 [panels, lines, PANEL] at the start of a cache line.
+
+    Uses large pages where that pays.
+    """
     functions()  # where they cannot be made, loading fails, not the first request
     size = panels * lines * PANEL * 4
     if size < 2 * HUGE:
@@ -149,7 +153,7 @@ def panels_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x [T, in] @ matrix.T + bias, [T, out] in `dtype` (None: that of `x`)."""
+    """Return `x @ matrix.T + bias`, [T, out], for x [T, in]. dtype: `None`: x's."""
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
     if more := matrix.scales.shape[1] * matrix.group - x.shape[1]:
@@ -166,8 +170,9 @@ def bytes_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The same with a matrix of words from `pack_bytes` times scales from `pad_scales`; a row has
-    one scale.
+    """Return the product with a matrix: words from `pack_bytes` times scales from `pad_scales`.
+
+    A row has one scale. Otherwise like `panels_linear`.
     """
     if more := 4 * words.shape[1] - x.shape[1]:
         x = F.pad(x, (0, more))
@@ -185,7 +190,7 @@ def _product(
     bias: torch.Tensor | None,
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """tables: those of the matrix, as `vnni.FIELDS` calls them."""
+    """Compute the product. tables: the matrix's, as `vnni.FIELDS` calls them."""
     dtype = dtype or x.dtype
     made = dtype if dtype in FORMATS else torch.float32
     result = torch.empty(x.shape[0], outputs, dtype=made)
@@ -242,7 +247,7 @@ def _run(
 
 
 def takes_tiles(rows: int, inputs: int) -> bool:
-    """True if AMX multiplies so many rows."""
+    """Return True if AMX multiplies this many rows."""
     return rows >= LEAST_TILED and inputs % TILE_INPUTS == 0 and has_amx("amx-int8")
 
 
@@ -254,7 +259,7 @@ def _zeros(panels: int) -> torch.Tensor:
 def panels_reference(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What `panels_linear` makes of `matrix`, in plain PyTorch: for tests."""
+    """Return what `panels_linear` makes from `matrix`, in plain PyTorch. For tests."""
     numbers, zeros = numbers_of(matrix), matrix.zeros
     groups = -(-matrix.inputs // matrix.group)
     unit = _unit(matrix.scales[:groups])
