@@ -19,7 +19,7 @@ from saccade.parallel import Shard
 
 
 class SharedExperts:
-    """Experts, and those that all rows go to, which are one wide MLP."""
+    """Experts, and one wide MLP, the shared experts that take all rows."""
 
     __slots__ = ("bias", "experts", "ops", "router", "routing", "shared")
 
@@ -45,7 +45,7 @@ class SharedExperts:
         )
 
     def __call__(self, x: Rows) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]"""
+        """Map x [T, hidden] to [T, hidden]."""
         assert isinstance(x, torch.Tensor)
         routes = route(self.ops.dense_linear(x, self.router), self.routing, self.bias)
         mixed = self.experts(x, routes)
@@ -78,7 +78,10 @@ def _layer(
 def deepseek_decoder(
     weights: Weights, text: DeepseekText, shard: Shard
 ) -> Decoder[CausalAttention | LatentAttention]:
-    """Raises CheckpointError where a tensor is missing or misshapen."""
+    """Build the decoder.
+
+    Raises CheckpointError where a tensor is missing or misshapen.
+    """
     return Decoder(
         weights,
         text.shape,

@@ -22,8 +22,9 @@ ONE: Grid = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SquareRules:
-    """Implements `ImageLayout`: an image is `side` x `side` pixels, of which the tower makes
-    `tokens` of `patches`.
+    """Implements `ImageLayout`.
+
+    An image is `side` x `side` pixels. The tower turns its `patches` into `tokens`.
     """
 
     side: int

@@ -27,8 +27,7 @@ ROPE_KINDS = ("default", "dynamic")
 
 @dataclass(frozen=True, slots=True)
 class InternVisionConfig:
-    """InternViT, which sees one tile of `side` x `side` pixels at a time, and the projector behind
-    it.
+    """InternViT, which sees one tile, `side` x `side` pixels, at a time, and its projector.
 
     merge x merge neighbouring patches become one token. `final_norm`: after the last block.
     """
@@ -59,22 +58,22 @@ class InternVisionConfig:
 
     @property
     def patches(self) -> int:
-        """Of a tile."""
+        """Patches per tile."""
         return (self.side // self.patch) ** 2
 
     @property
     def rows(self) -> int:
-        """That the blocks compute for a tile: its class token and its patches."""
+        """Rows that the blocks compute per tile: its class token and its patches."""
         return 1 + self.patches
 
     @property
     def tokens(self) -> int:
-        """Of a tile."""
+        """Tokens per tile."""
         return self.patches // self.merge**2
 
 
 def _square(section: Section, name: str, default: int) -> int:
-    """A side, where both are equal."""
+    """Return the side if both are equal."""
     sides = set(section.integers(name, default=(default,)))
     if len(sides) != 1 or min(sides) < 1:
         raise CheckpointError(f"{section.where}: {name} must be one figure, or two that are equal")

@@ -45,11 +45,10 @@ SHORTEST_EDGE = 4096
 class QwenVideo:
     """Implements `core.video.VideoRules`.
 
-    rules: how a frame becomes patches; `min_pixels` and `max_pixels` bound one frame, where `third`
-    all frames of a video together. third: timestamps stand before each pair, which has positions of
-    its own. cap: `cap_pixels_per_frame`, of which `max_video_tokens` is the measure.
-    tokens_per_second: places on the time axis; None: a pair is one. frame_tokens: of a frame at
-    most; 0: `rules` says all.
+    rules: how a frame becomes patches. `min_pixels` and `max_pixels` bound one frame, or with
+    `third` all frames together. third: timestamps stand before each pair, which has positions of
+    its own. cap: `cap_pixels_per_frame`, measured by `max_video_tokens`. tokens_per_second: steps
+    on the time axis. None: one per pair. frame_tokens: a frame's maximum. 0: `rules` alone decide.
     """
 
     rules: ImageRules
@@ -108,7 +107,7 @@ class QwenVideo:
         return (self.frames, *recipe.grid[1:])
 
     def _size(self, count: int, height: int, width: int, wishes: VideoWishes) -> tuple[int, int]:
-        """(height, width) of a frame after resizing."""
+        """Return a frame's (height, width) after resizing."""
         rules, unit = self.rules, self.rules.factor**2
         least, most = rules.min_pixels, rules.max_pixels
         count = max(count, 2)
@@ -162,14 +161,14 @@ class QwenVideo:
 
 
 def _arange(total: int, count: int) -> tuple[int, ...]:
-    """As `torch.arange(0, total, total / count).int()` has it, within the video."""
+    """Compute `torch.arange(0, total, total / count).int()`, within the video."""
     step = total / count
     places = (np.arange(math.ceil(total / step)) * step).astype(np.float32).astype(np.int64)
     return tuple(np.minimum(places, total - 1)[:count].tolist())
 
 
 def video_resize(count: int, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """(height, width) of each of `count` frames, whose pixels are bounded together.
+    """Return (height, width) for each of `count` frames, whose pixels are bounded together.
 
     Raises ImageError beyond an aspect ratio of 200.
     """
@@ -195,8 +194,10 @@ def video_resize(count: int, height: int, width: int, rules: ImageRules) -> tupl
 
 
 def read_video(checkpoint: Checkpoint, variant: Variant, image: ImageRules) -> QwenVideo | None:
-    """None where the checkpoint's videos are normalised in another way than its images, or have
-    patches of other numbers of frames: the tower knows one way.
+    """Return the checkpoint's rules for videos.
+
+    None where videos are normalised otherwise than its images, or have patches with other numbers
+    of frames: the tower knows one way.
     """
     third = variant == "qwen3_vl"
     section, unit = checkpoint.video, image.factor**2

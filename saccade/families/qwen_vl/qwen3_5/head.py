@@ -23,8 +23,9 @@ NAME = "mtp"
 
 
 class MultiTokenHead:
-    """Implements `nn.protocol.DraftHead`, with the language model's embedding, rotary tables and
-    head.
+    """Implements `nn.protocol.DraftHead`.
+
+    Shares the language model's embedding, rotary tables and head.
     """
 
     __slots__ = ("fuse", "layer", "norm", "state_norm", "text", "token_norm")

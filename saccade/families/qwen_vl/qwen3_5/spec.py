@@ -32,14 +32,17 @@ their config.json are those of the others' `text_config`.
 
 @dataclass(frozen=True, slots=True)
 class Qwen35Options(QwenOptions):
-    """mtp: the head that drafts is loaded."""
+    """mtp: load the MTP head, which drafts tokens."""
 
     mtp: Literal["on", "off"] = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Spec(QwenVLSpec):
-    """CPU facts of one Qwen3.5 checkpoint. drafts: the head that drafts is loaded."""
+    """CPU facts of one Qwen3.5 checkpoint.
+
+    drafts: the MTP head is loaded.
+    """
 
     hybrid: HybridConfig
     drafts: bool = False
