@@ -16,7 +16,10 @@ from saccade.nn.adapter_files import read_adapter
 
 
 def merge_adapter(model: Any, folder: Path) -> bool:
-    """False: `folder` has none. Raises CheckpointError for one that cannot be read."""
+    """Add the image adapter in `folder` to the model's matrices.
+
+    Returns False if there is none. Raises CheckpointError if it cannot be read.
+    """
     if not (folder / IMAGES_ADAPTER).is_dir():
         return False
     layers = {
