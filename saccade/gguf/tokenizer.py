@@ -26,7 +26,10 @@ PREFIX = "tokenizer.ggml."
 
 
 def make_tokenizer(file: GgufFile) -> dict[str, Any]:
-    """tokenizer.json. Raises CheckpointError for a vocabulary of another kind, or none."""
+    """Make tokenizer.json.
+
+    Raises CheckpointError if the vocabulary is missing or another kind.
+    """
     model = _text(file, "model")
     if model != "gpt2":
         raise file.refuse(f"{PREFIX}model {model!r} is not supported; gpt2 is")
@@ -81,7 +84,10 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
 
 
 def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
-    """tokenizer_config.json: the tokens by role, and the chat template. Raises CheckpointError."""
+    """Make tokenizer_config.json: the tokens by role, and the chat template.
+
+    Raises CheckpointError.
+    """
     tokens = _list(file, "tokens", str)
     settings: dict[str, Any] = {"tokenizer_class": "Qwen2TokenizerFast"}
     for role, name in (("eos_token", "eos"), ("pad_token", "padding"), ("bos_token", "bos")):
