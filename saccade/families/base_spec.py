@@ -1,7 +1,7 @@
 """Building blocks for families' specs: the answers that most families share.
 
 A spec holds values that answer for it: the shapes of its language model and tower, an
-`ImageLayout`, a `Placeholder`. A family writes these, its caches and cuts. Knows nothing of torch.
+`ImageLayout`, a `Placeholder`. A family writes these, its caches and cuts. Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A model's folder: its place, and the content of its JSON files.
+"""A model's folder: where it is, and what its JSON files hold.
 
-Owns the reading of `config.json`, `generation_config.json` and the image processor's file, and the
-wording of faults. Knows nothing of tensors (`runtime/weights/checkpoint_weights.py` reads tensors),
-nor of a family's use of fields.
+Owns how `config.json`, `generation_config.json` and the image processor's file are read, and how
+faults are worded. Leaves tensors to `runtime/weights/checkpoint_weights.py`, and the use of fields
+to families.
 """
 
 from __future__ import annotations

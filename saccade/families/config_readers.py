@@ -1,6 +1,6 @@
 """Fields that several families' config.json and image processors have in common, read and checked.
 
-Every function raises CheckpointError with the file and the field. Knows nothing of torch.
+Every function raises CheckpointError with the file and the field. Runs without torch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
 
 
 def read_heads(text: Section) -> tuple[int, int]:
-    """Return the number of query heads, and of key and value heads. Raises CheckpointError."""
+    """Return the numbers of query heads and of key and value heads. Raises CheckpointError."""
     heads = text.count("num_attention_heads")
     kv_heads = text.count("num_key_value_heads", default=heads)
     if heads % kv_heads:

@@ -1,4 +1,4 @@
-"""What a folder of families/ states of itself, as `FAMILY` in its `__init__.py`."""
+"""What a folder in families/ states about itself, as `FAMILY` in its `__init__.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What files say of the hybrid language model of Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`), what
-it keeps of each token or sequence, and how it is cut among ranks.
+"""The hybrid language model in Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`), as files say it.
 
-Knows nothing of torch.
+Also what it keeps per token or sequence, and how ranks share it. Runs without torch.
 """
 
 from __future__ import annotations

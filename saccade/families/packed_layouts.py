@@ -1,8 +1,8 @@
-"""Layouts of matrices of a few bits in a checkpoint, several numbers in each int32: AWQ, GPTQ, and
-compressed-tensors' pack-quantized.
+"""Layouts that pack several few-bit numbers into each int32: AWQ, GPTQ, and compressed-tensors'
+pack-quantized.
 
-Owns the names and shapes of the tensors that make up one matrix. Knows nothing of config.json
-(`quantization.py`), nor of numbers (`runtime/weights/unpack.py`).
+Owns the names and shapes of the tensors that make up one matrix. Leaves config.json to
+`quantization.py` and numbers to `runtime/weights/unpack.py`.
 """
 
 from __future__ import annotations

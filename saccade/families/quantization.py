@@ -1,8 +1,8 @@
-"""The quantisation of a checkpoint's matrices by config.json: block-wise FP8, compressed-tensors in
-int8, FP8 or packed ints, AWQ and GPTQ.
+"""How config.json says that a checkpoint's matrices are quantised.
 
-Owns the reading of `quantization_config` and the wording of refusals. Knows nothing of tensors:
-`runtime/weights/stored_scaled.py` and `runtime/weights/stored_packed.py` read tensors.
+Reads block-wise FP8, compressed-tensors in int8, FP8 or packed ints, AWQ and GPTQ. Owns how
+`quantization_config` is read, and how refusals are worded. Leaves tensors to
+`runtime/weights/stored_scaled.py` and `runtime/weights/stored_packed.py`.
 """
 
 from __future__ import annotations

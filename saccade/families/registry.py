@@ -1,6 +1,6 @@
-"""Architecture name -> family: each folder beside this file that states a `FAMILY`.
+"""Architecture name -> family: each folder next to this file that states a `FAMILY`.
 
-Imports the modules of the one family that is asked for; only `family_model` imports torch.
+Imports the modules of the one family that is asked for. Only `family_model` imports torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The JSON files of a checkpoint, made of what the metadata of its GGUF files says.
+"""A checkpoint's JSON files, made from the metadata in its GGUF files.
 
-Owns which metadata stand for which field, and what is taken where the files say nothing. The
-families read the result as any other checkpoint. Knows nothing of tokenizers (`tokenizer.py`).
+Owns which metadata stand for which field, and the defaults where files are silent. The families
+read the result like any other checkpoint. Leaves tokenizers to `tokenizer.py`.
 """
 
 from __future__ import annotations

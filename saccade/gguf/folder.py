@@ -1,8 +1,9 @@
-"""GGUF files as a checkpoint folder: JSON files made of their metadata, and a list of the files'
-places. All else reads the folder like any other.
+"""GGUF files as a checkpoint folder: JSON files made from their metadata, and a list of their
+paths.
 
-The folder lies in the user's cache and is named by its sources, so a start finds the folder of the
-last start. Owns the choice of files, of a folder or of a hub's repository.
+All else reads the folder like any other. It lies in the user's cache and is named by its sources,
+so a start finds the last start's folder. Owns which files are chosen in a folder or a hub
+repository.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The header of a GGUF file: its metadata, and its tensors' places.
+"""A GGUF file's header: its metadata, and its tensors' offsets.
 
 Every count and length is compared with the file's size before memory is taken. The package `gguf`
-knows the formats and their sizes; its own reader makes several arrays of each string, 300,000 in a
-vocabulary, and trusts the file's counts. Knows nothing of the tensors' meaning.
+knows the formats and their sizes. Its own reader makes several arrays per string, 300,000 in a
+vocabulary, and trusts the file's counts. Leaves the tensors' meaning to `names.py`.
 """
 
 from __future__ import annotations

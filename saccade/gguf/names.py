@@ -1,7 +1,7 @@
 """A checkpoint's tensors by transformers' names, and their sources in a GGUF file.
 
-The names, and the changes by llama.cpp's converter (Qwen3.5's norms, decays and order of heads),
-are the documented ones. Knows nothing of bytes (`runtime/weights/gguf_tensors.py` reads those).
+The names, and the changes by llama.cpp's converter (Qwen3.5's norms, decays and head order), are
+the documented ones. Leaves bytes to `runtime/weights/gguf_tensors.py`.
 """
 
 from __future__ import annotations

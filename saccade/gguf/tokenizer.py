@@ -1,6 +1,6 @@
-"""tokenizer.json and tokenizer_config.json, made of a GGUF file's metadata.
+"""tokenizer.json and tokenizer_config.json, made from a GGUF file's metadata.
 
-What llama.cpp calls `pre` names the rules that cut text before merges; each known one is here as
+What llama.cpp calls `pre` names the rules that cut text before merges. Each known one is here as
 the model's own tokenizer has it, with its normaliser. An unknown one is refused: other rules would
 give other tokens.
 """

@@ -1,7 +1,7 @@
-"""The shapes of DeepSeek-VL2's language model and tower, as `config.json` says them; and of the
-language model alone, DeepSeek-V2 (transformers' DeepseekV2ForCausalLM).
+"""The shapes of DeepSeek-VL2's language model and tower, as `config.json` says them.
 
-Knows nothing of torch.
+Also reads the language model alone, DeepSeek-V2 (transformers' DeepseekV2ForCausalLM). Runs without
+torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A DeepSeek-VL2 image: it keeps its shape, within the candidate size that it fills best, cut into
-tiles; and is shown once more as a whole, first.
+"""A DeepSeek-VL2 image: first shown as a whole, then cut into tiles.
 
-Knows nothing of torch.
+It keeps its shape, within the candidate size that it fills best. Runs without torch.
 """
 
 from __future__ import annotations

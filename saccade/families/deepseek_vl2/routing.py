@@ -1,4 +1,4 @@
-"""DeepSeekMoE's router: the experts of each row, and how much each counts."""
+"""DeepSeekMoE's router: each row's experts, and how much each counts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""DeepSeek-V2's language model, as DeepSeek-VL2 has it: attention over latents, or ordinary heads
-(tiny); first layers with an MLP, then experts of which some take every row.
+"""DeepSeek-V2's language model, as DeepSeek-VL2 has it.
+
+It attends over latents, or with ordinary heads (tiny). Its first layers have an MLP, then come
+experts, some for every row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""DeepSeek-VL2's SigLIP, the projector behind it, and the order of an image's tokens: the whole
-image, a learned separator, the tiles' lines across the whole grid; each line ends in a learned
-newline.
+"""DeepSeek-VL2's SigLIP, the projector behind it, and the order of an image's tokens.
+
+The whole image comes first, then a learned separator, then the tiles' lines across the whole grid.
+Each line ends in a learned newline.
 """
 
 from __future__ import annotations
@@ -126,9 +127,9 @@ class DeepseekTower:
 
 
 def lines(grid: Grid, edge: int) -> npt.NDArray[np.int64]:
-    """Return the source row for each token of an image.
+    """Return each image token's source row.
 
-    The rows are those of its tiles (edge x edge each), then of the whole image, a newline and a
+    Rows are those from its tiles (edge x edge each), then from the whole image, a newline and a
     separator.
     """
     rows, columns = grid

@@ -1,7 +1,7 @@
-"""The shapes of Gemma 3's language model and tower, as `config.json` says them for transformers'
-Gemma3ForConditionalGeneration and the text-only Gemma3ForCausalLM.
+"""The shapes of Gemma 3's language model and tower, as `config.json` says them.
 
-Knows nothing of torch.
+Serves transformers' Gemma3ForConditionalGeneration and the text-only Gemma3ForCausalLM. Runs
+without torch.
 """
 
 from __future__ import annotations

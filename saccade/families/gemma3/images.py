@@ -1,6 +1,6 @@
-"""A Gemma 3 image: one square, whatever its shape, of always as many tokens.
+"""A Gemma 3 image: one square, whatever its shape, always with as many tokens.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What can be said of a Gemma 3 checkpoint without tensors: sizes, prompts, windows.
+"""What a Gemma 3 checkpoint says without tensors: sizes, prompts, windows.
 
-An image's tokens see each other in both directions. Knows nothing of torch.
+An image's tokens see each other in both directions. Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The language model of Gemma 3: norms before and after attention and MLP, windows in most layers,
-each kind of layer with rotary tables of its own.
+"""Gemma 3's language model: norms before and after attention and MLP, windows in most layers.
 
-Norms hold what their weights are more than 1. Windows are the attention's to know
-(`AttentionShape`).
+Each kind of layer has its own rotary tables. Norms hold what their weights are more than 1. Windows
+are the attention's to know (`AttentionShape`).
 """
 
 from __future__ import annotations

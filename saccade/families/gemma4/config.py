@@ -1,7 +1,7 @@
-"""The shapes of Gemma 4's language model and tower, as `config.json` says them for transformers'
-Gemma4ForConditionalGeneration and the text-only Gemma4ForCausalLM.
+"""The shapes of Gemma 4's language model and tower, as `config.json` says them.
 
-Knows nothing of torch.
+Serves transformers' Gemma4ForConditionalGeneration and the text-only Gemma4ForCausalLM. Runs
+without torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A Gemma 4 image: it keeps its shape, and fills a budget of tokens.
+"""A Gemma 4 image: it keeps its shape, and fills a token budget.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The layers of Gemma 4's language model, each by its own shape, as `config.json` says it.
+"""The layers in Gemma 4's language model, each by its own shape, as `config.json` says it.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations

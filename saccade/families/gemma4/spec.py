@@ -1,6 +1,6 @@
-"""What can be said of a Gemma 4 checkpoint without tensors: sizes, prompts, windows.
+"""What a Gemma 4 checkpoint says without tensors: sizes, prompts, windows.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations

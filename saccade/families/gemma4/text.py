@@ -1,7 +1,7 @@
-"""The language model of Gemma 4: layers of two shapes, the last of which may see keys and values
-of earlier ones; a second embedding of each token goes into every layer.
+"""Gemma 4's language model: layers with two shapes, and a second token embedding for every layer.
 
-Windows are the attention's to know (`AttentionShape`), and the images that see themselves.
+The last layers may see keys and values from earlier ones. Windows are the attention's to know
+(`AttentionShape`), and the images that see themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Gemma 4's vision tower, for packed images of any mix of sizes: learned positions on two axes,
-rotary ones too, norms before and after attention and MLP, tokens that are means of patches.
+"""Gemma 4's vision tower, for packed images in any mix of sizes.
 
-A head's first half is turned by the column, its second half by the row. All that depends on an
-image's grid alone is its `GridFacts`.
+It has learned positions on two axes, rotary ones too, norms before and after attention and MLP, and
+tokens that are means over patches. The column rotates a head's first half, the row its second. All
+that depends on an image's grid alone is its `GridFacts`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The shapes of InternVL's language model and tower, as `config.json` says them for transformers'
-own class (InternVL 2.5, 3 and 3.5 with Qwen2 or Qwen3).
+"""The shapes of InternVL's language model and tower, as `config.json` says them.
 
-Knows nothing of torch.
+Serves transformers' own class (InternVL 2.5, 3 and 3.5 with Qwen2 or Qwen3). Runs without torch.
 """
 
 from __future__ import annotations

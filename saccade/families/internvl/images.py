@@ -1,8 +1,7 @@
-"""An InternVL image: resized to a grid of square tiles whose shape is closest to its own, and cut
-up; a thumbnail of the whole image follows several tiles.
+"""An InternVL image: resized to the grid with the closest shape, and cut into square tiles.
 
-The choice of the grid follows transformers' GotOcr2 image processor, and is tested against it.
-Knows nothing of torch.
+A thumbnail of the whole image follows if there are several tiles. The choice of the grid follows
+transformers' GotOcr2 image processor, and is tested against it. Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What can be said of an InternVL checkpoint without tensors: sizes, prompts, videos.
+"""What an InternVL checkpoint says without tensors: sizes, prompts, videos.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An InternVL checkpoint's videos: each frame is one tile, named by a line of text; sampling and
-the prompt follow transformers' InternVL processors, and are tested against them.
+"""An InternVL checkpoint's videos: each frame is one tile, named by a line of text.
 
-The one place that computes any of them. Knows nothing of torch.
+Sampling and the prompt follow transformers' InternVL processors, and are tested against them. Both
+are computed only here. Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""InternViT and the projector behind it, for packed tiles of any number of images.
+"""InternViT and the projector behind it, for packed tiles from any number of images.
 
-Each tile is a segment of its own: a class token, then its patches, in the order in which the merge
-x merge patches of a token stand together, so that shuffling pixels into channels is a view. Knows
-nothing of which image a tile is of.
+Each tile is its own segment: a class token, then its patches. The merge x merge patches in a token
+stand together, so that shuffling pixels into channels is a view. Which image a tile is from is left
+to callers.
 """
 
 from __future__ import annotations

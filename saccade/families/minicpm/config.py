@@ -1,5 +1,6 @@
-"""The shapes of MiniCPM-V 4.6's language model and tower, as `config.json` says them. The language
-model is read as Qwen3.5's, with one axis of positions. Knows nothing of torch.
+"""The shapes of MiniCPM-V 4.6's language model and tower, as `config.json` says them.
+
+The language model is read as Qwen3.5's, with one position axis. Runs without torch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class MergingTower:
     """SigLIP, and the layer behind which 2 x 2 patches become one.
 
     `insert` is that layer, where a token is 4 x 4 patches (`siglip.merge`). `siglip.side` is the
-    edge, in pixels, of the square of learned positions.
+    edge, in pixels, that the square of learned positions has.
     """
 
     siglip: SiglipConfig

@@ -1,7 +1,7 @@
-"""A MiniCPM-V 4.6 image: it keeps its shape; a large one is shown as a whole, and in a grid of
-slices. Sizes are in the arithmetic of transformers' image processor, to the last bit.
+"""A MiniCPM-V 4.6 image: it keeps its shape. A large one is shown as a whole, and in a grid of
+slices.
 
-Knows nothing of torch.
+Sizes follow transformers' image processor, to the last bit. Runs without torch.
 """
 
 from __future__ import annotations

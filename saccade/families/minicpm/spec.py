@@ -1,8 +1,8 @@
-"""What can be said of a MiniCPM-V 4.6 checkpoint without tensors: sizes, prompts, what is kept of
-each token or sequence.
+"""What a MiniCPM-V 4.6 checkpoint says without tensors: sizes, prompts, what is kept per token or
+sequence.
 
-An image's number among the images of a prompt stands before it as text, so that the image itself is
-the same at any place. Knows nothing of torch.
+An image's number among a prompt's images stands before it as text, so the image itself is the same
+at any place. Runs without torch.
 """
 
 from __future__ import annotations

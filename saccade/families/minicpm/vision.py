@@ -1,9 +1,9 @@
-"""MiniCPM-V 4.6's SigLIP: views of any size, learned positions found by a patch's place in its
-view; behind one of its layers attention within 2 x 2 patches, which then become one; and 2 x 2 of
-these become a token.
+"""MiniCPM-V 4.6's SigLIP, for views with any size.
 
-The rows of a token stand together, and within them those of each 2 x 2 patches, so that bringing
-them together is a view. Each view of an image is a segment of its own.
+A patch's place in its view gives its learned position. Behind one layer, 2 x 2 patches attend to
+each other and become one, and 2 x 2 of these become a token. A token's rows stand together, and
+within them the rows for each 2 x 2 patches, so bringing them together is a view. Each view of an
+image is its own segment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Qwen-VL image: it keeps its shape, in whole tokens, within bounds on its pixels.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations

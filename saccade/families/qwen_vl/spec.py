@@ -1,8 +1,8 @@
-"""What can be said of a Qwen-VL checkpoint without tensors: sizes, prompts, rotary positions.
+"""What a Qwen-VL checkpoint says without tensors: sizes, prompts, rotary positions.
 
 One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts): they differ in
-configuration only. Formulas of positions follow transformers' `get_rope_index` of these models, and
-are tested against them. Knows nothing of torch.
+configuration only. Formulas for positions follow these models' `get_rope_index` in transformers,
+and are tested against them. Runs without torch.
 """
 
 from __future__ import annotations

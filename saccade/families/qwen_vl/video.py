@@ -1,12 +1,14 @@
-"""A Qwen-VL checkpoint's videos: sampling, sizes, timestamps, prompt text and positions, all from
-its own video configuration. The one place that computes any of them.
+"""A Qwen-VL checkpoint's videos: sampling, sizes, timestamps, prompt text and positions.
 
-Formulas follow transformers' video processors of Qwen2-VL (which Qwen2.5-VL uses) and of Qwen3-VL
-(which Qwen3.5 uses), and are tested against them. Where a checkpoint has no video configuration,
-frames are bounded as qwen-vl-utils bounds them: 768 tokens each. Two things are as these models
-were trained, and as transformers 4 and vLLM have them, not as transformers 5 has: a video of
-Qwen3-VL has no vision tokens around all its pairs, and text after a video of Qwen2-VL or Qwen2.5-VL
-goes on behind the video's largest position (`QwenVLSpec.positions`). Knows nothing of torch.
+All follow from its own video configuration, and are computed only here. Formulas follow
+transformers' video processors for Qwen2-VL (which Qwen2.5-VL uses) and for Qwen3-VL (which Qwen3.5
+uses), and are tested against them. Where a checkpoint has no video configuration, frames are
+bounded as qwen-vl-utils bounds them: 768 tokens each.
+
+Two things are as these models were trained, and as transformers 4 and vLLM have them, unlike
+transformers 5. A Qwen3-VL video has no vision tokens around all its pairs. Text after a Qwen2-VL or
+Qwen2.5-VL video goes on behind the video's largest position (`QwenVLSpec.positions`). Runs without
+torch.
 """
 
 from __future__ import annotations

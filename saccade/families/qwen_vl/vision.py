@@ -1,4 +1,4 @@
-"""The vision tower of the Qwen-VL families, for packed images of any mix of sizes.
+"""The vision tower of the Qwen-VL families, for packed images in any mix of sizes.
 
 Qwen2-VL: LayerNorm, plain MLP. Qwen2.5-VL: RMSNorm, gated MLP, attention in windows but for a few
 layers. Qwen3-VL: LayerNorm, plain MLP, learned positions interpolated to the grid, and intermediate

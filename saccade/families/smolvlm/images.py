@@ -1,8 +1,7 @@
-"""A SmolVLM image: its longer edge is resized to one length, then both edges to whole tiles; the
-whole image in the size of one tile follows the tiles.
+"""A SmolVLM image: cut into tiles, followed by the whole image in one tile's size.
 
-The sizes follow transformers' Idefics3 image processor, and are tested against it. Knows nothing of
-torch.
+Its longer edge is resized to one length, then both edges to whole tiles. The sizes follow
+transformers' Idefics3 image processor, and are tested against it. Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What can be said of a SmolVLM checkpoint without tensors: sizes, and prompts in which text says
-each tile's row and column.
+"""What a SmolVLM checkpoint says without tensors: sizes, and prompts in which text says each tile's
+row and column.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SmolVLM's SigLIP: the places of its patches in the table of learned positions, the connector."""
+"""SmolVLM's SigLIP: where its patches find their learned positions, and the connector."""
 
 from __future__ import annotations
 

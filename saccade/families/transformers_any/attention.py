@@ -1,5 +1,6 @@
-"""Our paged attention in transformers' attention interface: what a decoder layer calls in place of
-its own. Knows nothing of models.
+"""Our paged attention in transformers' attention interface.
+
+A decoder layer calls it in place of its own. It is the same for all models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is asked of a model's layers before it is served: one token through all of them, each of
-which must ask once for attention, with the heads and the window that caches are made for.
+"""The check on a model's layers before it is served.
 
-Knows nothing of models.
+One token passes all layers. Each must ask once for attention, with the heads and the window that
+caches are made for. The check is the same for all models.
 """
 
 from __future__ import annotations

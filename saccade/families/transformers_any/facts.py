@@ -1,8 +1,8 @@
-"""The facts of a checkpoint that transformers' own modules serve: said by transformers, in a
-process of its own, and kept in the user's cache folder.
+"""The facts about a checkpoint that transformers' own modules serve.
 
-transformers loads torch, which neither front nor engine may. So what is asked of its configuration
-and its processor is asked of a child (`inspector.py`). Knows nothing of torch.
+transformers says them, in its own process, and they are kept in the user's cache folder. It loads
+torch, which neither front nor engine may. So a child (`inspector.py`) answers what is asked about
+its configuration and its processor. Runs without torch.
 """
 
 from __future__ import annotations

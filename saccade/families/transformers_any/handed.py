@@ -1,5 +1,7 @@
 """What a model hands its decoder, recorded from its own forward and from ours, and whether both are
-alike. Knows nothing of models, nor of how a prompt is made.
+alike.
+
+The same for all models and prompts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What models do to logits behind their heads' products: a factor, a soft cap. Knows nothing of
-which model it is.
+"""What models do to logits behind their heads' products: a factor, a soft cap.
+
+The same code serves all models.
 """
 
 from __future__ import annotations

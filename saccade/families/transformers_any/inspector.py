@@ -1,7 +1,7 @@
-"""The process that asks transformers about a checkpoint: which of its models it is, whether its
-promise can be kept, and what its processor makes of images of a size.
+"""The process that asks transformers about a checkpoint.
 
-Started by `facts.py`. Sees no bytes of images: sizes follow from blank ones.
+It learns which transformers model this is, whether its promise can be kept, and what its processor
+makes from images by size. Started by `facts.py`. Blank images are enough: sizes follow from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a decoder is handed beside the rows that stand for an image: features for its layers
-(deepstack), and rows that the model has learned for the marks around an image.
+"""What a decoder is handed besides an image's rows.
 
-Knows nothing of which model it is.
+It gets features for its layers (deepstack), and rows that the model has learned for the marks
+around an image. The same code serves all models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The adapter (LoRA) that a checkpoint keeps for its images in a folder of its own, beside the base
-weights: added to the model's matrices at load, as if it were asked for by all requests.
+"""The adapter (LoRA) that a checkpoint keeps for its images, in a folder next to the base weights.
 
-Knows nothing of which model it is.
+It is added to the model's matrices at load, as if all requests asked for it. The same code serves
+all models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The network of a checkpoint that transformers' own modules serve: its tower, an image at a time,
-its decoder layers over our paged attention, and our head.
+"""The network for a checkpoint that transformers' own modules serve.
 
-transformers reads the weights. Knows nothing of which model it is.
+It has their tower, an image at a time, their decoder layers over our paged attention, and our head.
+transformers reads the weights. The same code serves all models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether a server's answers are transformers' own: the questions, the child that answers them with
-transformers' own `generate` (`reference.py`), and the verdict.
+"""Whether a server's answers are transformers' own.
 
-Knows nothing of torch, nor of how a server answers.
+Owns the questions, the child that answers them with transformers' own `generate` (`reference.py`),
+and the verdict. Runs without torch, and leaves answering to the server.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SLACK = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 class ReferenceBoot:
     """A child's order: the checkpoint's folder, the number format, and the image processor.
 
-    processor: None: questions have no images. far: rotate all texts as those with more than `far`
-    tokens. None: as they are.
+    processor None: questions have no images. far: rotate all texts as those with more than `far`
+    tokens. None: leave rotations alone.
     """
 
     folder: str

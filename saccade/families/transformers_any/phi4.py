@@ -1,8 +1,7 @@
-"""Phi-4-multimodal's processor of images and text where there is no torchvision: transformers' own,
-without its half of sounds. Its few calls of torchvision are answered by torch, which computes them
-there, too.
+"""Phi-4-multimodal's processor for images and text where torchvision is missing.
 
-Knows nothing of formats of images.
+It is transformers' own, without its half for sounds. Its few torchvision calls are answered by
+torch, which computes them there, too. It sees decoded images only.
 """
 
 from __future__ import annotations

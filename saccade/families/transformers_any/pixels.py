@@ -1,6 +1,6 @@
 """Pixels as a checkpoint's own processor makes them: what image workers do for these models.
 
-Knows nothing of formats of images.
+Sees decoded images only.
 """
 
 from __future__ import annotations

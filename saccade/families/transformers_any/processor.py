@@ -1,7 +1,7 @@
-"""A checkpoint's own processor of images and text, as transformers makes it: in the process that
-says what becomes of sizes (`inspector.py`), and in image workers (`pixels.py`).
+"""A checkpoint's own processor for images and text, as transformers makes it.
 
-Knows nothing of formats of images.
+It runs in the process that says what becomes of sizes (`inspector.py`), and in image workers
+(`pixels.py`). It sees decoded images only.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""transformers' linear layers with our products: their matrices in the form in which these are
-fastest. Knows nothing of which model they are of.
+"""transformers' linear layers with our products: their matrices in their fastest form.
+
+The same code serves all models.
 """
 
 from __future__ import annotations

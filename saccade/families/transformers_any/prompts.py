@@ -1,7 +1,7 @@
-"""Prompts that a model is tried with at load: text alone, and text around images, as the model's
-own processor makes them, beside what is made of them here.
+"""Prompts that a model is tried with at load: text alone, and text around images.
 
-Knows nothing of what is compared.
+Each is built as the model's own processor makes it, and as it is made here. Leaves the comparison
+to `trial.py`.
 """
 
 from __future__ import annotations

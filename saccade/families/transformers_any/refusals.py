@@ -1,7 +1,7 @@
-"""What transformers' own modules cannot be served with: the properties of a model that our paged
-attention, our caches or our batches would change the answers of, each with its reason.
+"""The properties of a model that make transformers' own modules unservable, each with its reason.
 
-Reads configurations of transformers' classes. Imports nothing of transformers.
+Our paged attention, our caches or our batches would change such a model's answers. Reads
+configurations made by transformers' classes, without importing transformers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rotary embeddings that transformers turns otherwise as soon as a forward call has a longer text:
-here one way is kept from the load on, for a call has rows of several texts.
+"""Rotary embeddings that transformers changes as soon as a forward call has a longer text.
 
-Knows nothing of which model it is.
+Here one way is kept from the load on, since a call has rows from several texts. The same code
+serves all models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What can be said without tensors of a checkpoint that transformers' own modules serve.
+"""What a checkpoint that transformers' own modules serve says without tensors.
 
-Sizes, tokens and prompts are those that its configuration and its processor say (`facts.py`).
-Knows nothing of torch.
+Sizes, tokens and prompts are those that its configuration and its processor say (`facts.py`). Runs
+without torch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""transformers' vision tower, an image at a time: canvases of its processor's tensors to
-embeddings. Knows nothing of which model it is.
+"""transformers' vision tower, an image at a time: canvases with its processor's tensors become
+embeddings.
+
+The same code serves all models.
 """
 
 from __future__ import annotations

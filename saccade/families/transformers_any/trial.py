@@ -1,7 +1,7 @@
-"""The trial of a model at load: prompts through its own `generate`, and through what is computed
-here, must hand its decoder the same, and come to the same.
+"""The trial of a model at load.
 
-What cannot be tried is refused. Knows nothing of which model it is.
+Prompts go through its own `generate`, and through what is computed here. Both must hand its decoder
+the same, and come to the same. What cannot be tried is refused. The same code serves all models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What can be said of a Qwen3.5 checkpoint without tensors. Images, prompts and positions are
-Qwen3-VL's, whose extra levels the tower has not; the language model's layers keep keys and values,
-or a state per sequence. Knows nothing of torch.
+"""What a Qwen3.5 checkpoint says without tensors.
+
+Images, prompts and positions are Qwen3-VL's, but the tower lacks its extra levels. The language
+model's layers keep keys and values, or a state per sequence. Runs without torch.
 """
 
 from __future__ import annotations
