@@ -324,10 +324,9 @@ class VisionTower:
         )
 
     def _positions(self, row: np.ndarray, column: np.ndarray, grid: Grid) -> torch.Tensor | None:
-        """Return learned positions at the grid's patches [N, hidden], bilinear between the square's
-        corners.
+        """Return learned positions at the grid's patches [N, hidden].
 
-        None without a table.
+        They are bilinear between the corners in the learned square. None without a table.
         """
         table = self.position_table
         if table is None:

@@ -219,7 +219,10 @@ class Inspector:
         self._channel: Channel[Question, Answer] | None = None
 
     def ask(self, question: Question) -> Answer:
-        """Wait for the answer, for seconds if the child has to start. Raises CheckpointError."""
+        """Wait for the answer. It takes seconds if the child has to start.
+
+        Raises CheckpointError.
+        """
         if self._channel is None:
             boot = InspectorBoot(self._processor)
             self._child = Child.spawn(MODULE, boot, (), image_environment())
@@ -366,8 +369,8 @@ def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
 def _name(folder: Path, choices: str) -> str:
     """Return a digest over all that the facts follow from.
 
-    These are the JSON files except the weights' index, the chat templates, the processor's choices,
-    transformers' version, and this folder's code.
+    These are the JSON files (without the weights' index), the chat templates, the processor's
+    choices, transformers' version, and this folder's code.
     """
     code = Path(__file__).parent.glob("*.py")
     found = sorted([*folder.glob("*.json"), *folder.glob("*.jinja"), *code])
