@@ -1,7 +1,7 @@
-"""The kit that families' specs are made of: what most families answer alike is here, once.
+"""Building blocks for families' specs: the answers that most families share.
 
 A spec holds values that answer for it: the shapes of its language model and tower, an
-`ImageLayout`, a `Placeholder`. A family writes these, its caches and cuts. Knows nothing of torch.
+`ImageLayout`, a `Placeholder`. A family writes these, its caches and cuts. Runs without torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_TEMPLATES = Templates()
 
 
 class ImageLayout(Protocol):
-    """How images become canvases, and what these cost. Questions as in `FamilySpec`."""
+    """How images become canvases, and what these cost. Its methods answer as in `FamilySpec`."""
 
     @property
     def pixel_bounds(self) -> PixelBounds: ...
@@ -51,7 +51,7 @@ class ImageLayout(Protocol):
 
 
 class ImagePiece(NamedTuple):
-    """`length` rows of an image's embedding in the prompt, between the tokens around them."""
+    """`length` rows of an image's embedding in the prompt, with the tokens around them."""
 
     before: Ids
     length: int
@@ -60,10 +60,11 @@ class ImagePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """An image is `before`, a token for each row of its embedding, `after`.
+    """An image in the prompt: `before`, a token for each row of its embedding, `after`.
 
-    marks: tokens that stand for an image in templates; none: the model sees no images. row: stands
-    for each row; None: the mark does.
+    marks: tokens that stand for an image in templates. Empty: the model sees no images.
+
+    row: the token for each row. None: the mark itself.
     """
 
     marks: Ids
@@ -72,13 +73,13 @@ class Placeholder:
     after: Ids = ()
 
     def pieces(self, _number: int, image: Image) -> Sequence[ImagePiece]:
-        """Return what the image of that number in the prompt becomes, at least one piece."""
+        """Return the pieces that become image `_number` in the prompt. There is at least one."""
         return (ImagePiece(self.before, image.num_tokens, self.after),)
 
     def expand(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """As `FamilySpec.expand_prompt`."""
+        """Replace each mark by its image's tokens, as `FamilySpec.expand_prompt` says."""
         found = [at for at, token in enumerate(tokens) if token in self.marks]
         check_count(len(found), len(images))
         expanded: list[int] = []
@@ -98,7 +99,7 @@ class Placeholder:
         return tuple(expanded), tuple(spans)
 
     def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
-        """As `FamilySpec.widened`."""
+        """Return where prompt token `at` is after the expansion, as `FamilySpec.widened` says."""
         for number, group in groupby(spans, lambda span: span.image):
             of_image, pieces = list(group), self.pieces(number, images[number])
             start = of_image[0].start - len(pieces[0].before)
@@ -113,7 +114,7 @@ BLIND = Placeholder(())
 
 
 def check_count(placeholders: int, images: int) -> None:
-    """Raise InvalidRequest unless each image has a placeholder, and the other way round."""
+    """Raise InvalidRequest unless there are as many placeholders as images."""
     if placeholders != images:
         raise InvalidRequest(
             f"the prompt has {placeholders} image placeholders for {images} images",
@@ -122,7 +123,7 @@ def check_count(placeholders: int, images: int) -> None:
 
 
 class LanguageShape(Protocol):
-    """What a spec says of its language model."""
+    """What a spec says about its language model."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -136,7 +137,7 @@ class LanguageShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShapedText:
-    """A language model that has more than a `TextConfig`, its `shape`."""
+    """A language model with more fields than a `TextConfig`, which is its `shape`."""
 
     shape: TextConfig
 
@@ -154,7 +155,10 @@ class ShapedText:
 
 
 class TowerShape(Protocol):
-    """What a spec says of its vision tower. depth: blocks that every patch passes; 0: no tower."""
+    """What a spec says about its vision tower.
+
+    depth: blocks that every patch passes. 0: the model has no tower.
+    """
 
     @property
     def depth(self) -> int: ...
@@ -162,10 +166,10 @@ class TowerShape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseSpec:
-    """What most families answer alike of `core.family.FamilySpec`.
+    """The answers to `core.family.FamilySpec` that most families share.
 
-    A family adds `kv_spec` and `cuts`, and narrows the types of the values that it reads. Tokens of
-    images count their places in the prompt as text does.
+    A family adds `kv_spec` and `cuts`, and narrows the types that it reads. Image tokens count
+    their positions in the prompt as text does.
     """
 
     family: str
@@ -182,7 +186,7 @@ class BaseSpec:
     unproven = ""
 
     def with_options(self, options: Mapping[str, str]) -> Self:
-        """Refuse all options: a family that has some overrides this."""
+        """Refuse all options. A family with options overrides this."""
         read_options(FamilyOptions, self.family, options)
         return self
 
@@ -258,17 +262,17 @@ class BaseSpec:
     def positions(
         self, num_tokens: int, _spans: Sequence[Span], _blocks: Sequence[npt.NDArray[np.int64]]
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Places in the prompt."""
+        """Return each token's offset in the prompt [1, num_tokens], and the next position."""
         return np.arange(num_tokens)[None], num_tokens
 
 
 def fingerprint(*facts: object) -> bytes:
-    """Return 16 bytes that differ whenever the facts do: for `FamilySpec.settings`."""
+    """Return 16 bytes that differ whenever the facts do, for `FamilySpec.settings`."""
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
 
 
 class AttendingTower(Protocol):
-    """A tower of transformer blocks."""
+    """A tower built from transformer blocks."""
 
     @property
     def hidden(self) -> int: ...
@@ -281,7 +285,7 @@ class AttendingTower(Protocol):
 
 
 def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
-    """Return the cuts of a language model of `nn/decoder.py`, and of a tower like most."""
+    """Return the cuts for a language model from `nn/decoder.py` and a usual tower."""
     experts = text.experts if text.experts and text.experts.layers else None
     all_experts = experts is not None and len(experts.layers) == text.layers
     return Cuts(
@@ -306,8 +310,10 @@ def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
 
 @dataclass(frozen=True, slots=True)
 class FamilyOptions:
-    """The options of a family that has none. A family with options adds a field for each, whose
-    type is a Literal of the texts that users may give, or str where the checkpoint decides.
+    """The options of a family that has none.
+
+    A family with options adds a field for each. Its type is a Literal with the texts that users may
+    give, or str where the checkpoint decides.
     """
 
 
@@ -320,10 +326,12 @@ def read_options(
     options: Mapping[str, str],
     **values: Iterable[str],
 ) -> Chosen:
-    """Return what a user has chosen, NAME to VALUE, and defaults for the rest. values: those of
-    options whose type is str; none: the checkpoint has no such option.
+    """Return the options that a user has chosen, and defaults for the rest.
 
     Raises ConfigError, which lists the known options.
+
+    options: NAME to VALUE. values: the allowed values for options whose type is str. Empty: the
+    checkpoint has no such option.
     """
     types = get_type_hints(kind)
     known = {

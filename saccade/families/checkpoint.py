@@ -1,8 +1,8 @@
-"""A model's folder: its place, and the content of its JSON files.
+"""A model's folder: where it is, and what its JSON files hold.
 
-Owns the reading of `config.json`, `generation_config.json` and the image processor's file, and the
-wording of faults. Knows nothing of tensors (`runtime/weights/checkpoint_weights.py` reads tensors),
-nor of a family's use of fields.
+Owns how `config.json`, `generation_config.json` and the image processor's file are read, and how
+faults are worded. Leaves tensors to `runtime/weights/checkpoint_weights.py`, and the use of fields
+to families.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """The folder of `model`: "demo", a folder, or a Hugging Face hub id, downloaded on first use
-    (with hub's own progress bars).
+    """Return the folder of `model`: "demo", a folder, or a Hugging Face hub id.
+
+    A hub id is downloaded on first use, with the hub's own progress bars.
 
     Raises CheckpointError that names the remedy.
     """
@@ -61,7 +62,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
 
 def check_revision(model: str, path: Path, revision: str | None) -> None:
-    """Raises CheckpointError for a revision of what lies on this machine."""
+    """Raise CheckpointError if `revision` is given for a model on this machine."""
     if revision is not None and path.exists():
         raise CheckpointError(
             f"--revision {revision}: {model} is on this machine, and only a hub model has "
@@ -70,9 +71,10 @@ def check_revision(model: str, path: Path, revision: str | None) -> None:
 
 
 def digest_weights(folder: Path) -> str:
-    """A digest of all sources of a checkpoint's weights: the *.safetensors files, or files
-    elsewhere, an adapter for images, and config.json, byte for byte. At the speed of reading them;
-    on all cores.
+    """Return a digest over all sources of a checkpoint's weights, byte for byte.
+
+    The sources are the *.safetensors files, or files elsewhere, an adapter for images, and
+    config.json. Runs on all cores, as fast as they are read.
     """
     digest = blake3(max_threads=blake3.AUTO)
     files = weights_elsewhere(folder) or folder.glob("*.safetensors")
@@ -86,8 +88,9 @@ def digest_weights(folder: Path) -> str:
 
 
 def weights_elsewhere(folder: Path) -> list[Path]:
-    """The GGUF files behind a folder made for them; none for any other folder. Raises
-    CheckpointError for a file that is gone.
+    """Return the GGUF files behind a folder made for them, or an empty list.
+
+    Raises CheckpointError if a file is gone.
     """
     names = read_json(folder / ELSEWHERE, required=False).data.get("files", [])
     files = [Path(str(name)) for name in names]
@@ -111,7 +114,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """The hub's errors about a repository as CheckpointError that names the remedy."""
+    """Turn the hub's errors about a repository into CheckpointError that names the remedy."""
     from huggingface_hub import errors
 
     try:
@@ -135,10 +138,10 @@ def hub_errors(repo: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One JSON object of a file, read field by field. A field that is null counts as absent.
+    """One JSON object in a file, read field by field. A field that is null counts as absent.
 
-    Methods take alternative names for moved fields; the first present wins. Raise CheckpointError
-    naming file and field.
+    Methods take alternative names for moved fields, and the first present wins. They raise
+    CheckpointError naming file and field.
     """
 
     where: str
@@ -148,12 +151,12 @@ class Section:
         return self.data.get(name) is not None
 
     def filled(self, absent: Mapping[str, Any]) -> Section:
-        """Return this section with values for the fields that it does not have."""
+        """Return this section with values for its absent fields."""
         missing = {name: value for name, value in absent.items() if not self.has(name)}
         return Section(self.where, {**self.data, **missing})
 
     def section(self, name: str) -> Section:
-        """The object under `name`; empty if missing."""
+        """Return the object under `name`, or an empty section if it is missing."""
         value = self.data.get(name)
         if value is not None and not isinstance(value, dict):
             raise CheckpointError(f"{self.where}: {name} must be an object, not {value!r}")
@@ -168,13 +171,13 @@ class Section:
         return value
 
     def count(self, *names: str, default: int | None = None) -> int:
-        """An integer of at least 1."""
+        """Return an integer that is at least 1."""
         if (value := self.integer(*names, default=default)) < 1:
             raise CheckpointError(f"{self.where}: {names[0]} must be at least 1, not {value}")
         return value
 
     def layers(self, *names: str, default: int | None = None) -> int:
-        """How many layers: at least 1, at most MOST_LAYERS."""
+        """Return a layer count from 1 to MOST_LAYERS."""
         if (value := self.count(*names, default=default)) > MOST_LAYERS:
             raise CheckpointError(
                 f"{self.where}: {names[0]} must be at most {MOST_LAYERS}, not {value}"
@@ -188,7 +191,7 @@ class Section:
         return float(value)
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """A number above 0."""
+        """Return a number above 0."""
         if (value := self.number(*names, default=default)) <= 0:
             raise CheckpointError(f"{self.where}: {names[0]} must be above 0, not {value}")
         return value
@@ -206,7 +209,7 @@ class Section:
         return value
 
     def integers(self, *names: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """A list of integers; a single integer counts as a list of one."""
+        """Return a list of integers. A single integer counts as a list of one."""
         value = self._first(names, default)
         items = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
@@ -233,7 +236,7 @@ class Section:
 
 
 def _is_finite(value: object) -> bool:
-    """True for a number that is a float, or can become one."""
+    """Return True for a number that is a finite float or can become one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -257,23 +260,27 @@ class Checkpoint:
     video: Section
 
     def architecture(self) -> str:
-        """`architectures[0]` of config.json; else `model_type`."""
+        """Return `architectures[0]` from config.json, or else `model_type`."""
         names = self.config.data.get("architectures")
         if isinstance(names, list) and names and isinstance(names[0], str):
             return names[0]
         return self.config.text("model_type")
 
     def dtype(self, text: Section) -> str:
-        """The number format of the weights as config.json names it, at its top or in the language
-        model's section `text`; "bfloat16" if unnamed.
+        """Return the number format of the weights, "bfloat16" by default.
+
+        Files name it at the top of config.json or in `text`, the language model's section.
         """
         return self.config.text(
             "dtype", "torch_dtype", default=text.text("dtype", "torch_dtype", default="bfloat16")
         )
 
     def eos_token_ids(self, text: Section) -> tuple[int, ...]:
-        """Tokens that end an answer: generation_config.json's; failing these, config.json's, at its
-        top and in the language model's section `text`, and the tokenizer's.
+        """Return the tokens that end an answer.
+
+        They are in generation_config.json, or else in config.json, at its top and in the language
+        model's section `text`, and in the tokenizer's file. Raises CheckpointError if all are
+        silent.
         """
         if self.generation.has("eos_token_id"):
             return self.generation.integers("eos_token_id")
@@ -289,7 +296,7 @@ class Checkpoint:
         return tuple(dict.fromkeys(found))
 
     def _tokenizer_eos(self) -> list[int]:
-        """The id of tokenizer_config.json's `eos_token`, looked up among the added tokens."""
+        """Look up the id of tokenizer_config.json's `eos_token` among the added tokens."""
         settings = read_json(self.folder / "tokenizer_config.json", required=False)
         token = settings.data.get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
@@ -302,7 +309,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the JSON files of `folder`.
+    """Read the JSON files in `folder`.
 
     Raises CheckpointError naming the file.
     """
@@ -325,8 +332,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class PoolingFiles:
-    """A checkpoint's files, as sentence-transformers writes them, name embedding or ranking.
-    labels: token ids of a ranker's answers, yes and no; none if not named.
+    """The task, embedding or ranking, that sentence-transformers' files name.
+
+    labels: token ids for a ranker's answers, yes and no. Empty: the files name none.
     """
 
     task: Literal["embed", "rank"]
@@ -334,8 +342,9 @@ class PoolingFiles:
 
 
 def read_pooling(folder: Path) -> PoolingFiles | None:
-    """The checkpoint's trained task beside chats, if any. Raises CheckpointError for embeddings not
-    made of the last token.
+    """Return the task that the checkpoint was trained for beyond chats, if any.
+
+    Raises CheckpointError if embeddings are made from more than the last token.
     """
     for path in sorted(folder.glob("*_LogitScore/config.json")):
         scores = read_json(path)
@@ -354,7 +363,7 @@ def read_pooling(folder: Path) -> PoolingFiles | None:
 
 
 def read_json(path: Path, *, required: bool = True) -> Section:
-    """The object in a JSON file; empty for a missing optional file.
+    """Return the object in a JSON file, empty for a missing optional file.
 
     Raises CheckpointError naming the file.
     """

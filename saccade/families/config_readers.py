@@ -1,6 +1,6 @@
 """Fields that several families' config.json and image processors have in common, read and checked.
 
-Every function raises CheckpointError with the file and the field. Knows nothing of torch.
+Every function raises CheckpointError with the file and the field. Runs without torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a checkpoint's tokenizer.json. Raises CheckpointError."""
+    """Read the tokenizer in a checkpoint's tokenizer.json. Raises CheckpointError."""
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
@@ -41,12 +41,12 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def text_section(config: Section) -> Section:
-    """The section with the language model's fields."""
+    """Return the section with the language model's fields."""
     return config.section("text_config") if config.has("text_config") else config
 
 
 def refuse_unsupported(text: Section, *flags: str) -> None:
-    """Raises CheckpointError where one of `flags` is set, or another activation than silu."""
+    """Raise CheckpointError if one of `flags` is set, or the activation is other than silu."""
     for name in flags:
         if text.flag(name):
             raise CheckpointError(f"{text.where}: {name} is not supported")
@@ -55,14 +55,17 @@ def refuse_unsupported(text: Section, *flags: str) -> None:
 
 
 def require_flags(section: Section, *flags: str) -> None:
-    """Raise CheckpointError where one of `flags` is false."""
+    """Raise CheckpointError if one of `flags` is false."""
     for name in flags:
         if not section.flag(name, default=True):
             raise CheckpointError(f"{section.where}: {name} false is not supported")
 
 
 def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
-    """Return a token of images. Raise CheckpointError for one beyond the vocabulary."""
+    """Return a token that stands for images.
+
+    Raises CheckpointError if it is beyond the vocabulary.
+    """
     token = config.integer(*names, default=default)
     if not 0 <= token < vocab:
         raise CheckpointError(
@@ -72,7 +75,7 @@ def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
 
 
 def read_heads(text: Section) -> tuple[int, int]:
-    """Attention's heads of queries, and of keys and values. Raises CheckpointError."""
+    """Return the numbers of query heads and of key and value heads. Raises CheckpointError."""
     heads = text.count("num_attention_heads")
     kv_heads = text.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -92,8 +95,9 @@ def read_text_config(
     qk_norm: bool = False,
     experts: ExpertsConfig | None = None,
 ) -> TextConfig:
-    """Return a language model whose sizes have the names that most files give them. Raises
-    CheckpointError for a field that is missing or of another kind.
+    """Return a language model whose sizes have their usual names.
+
+    Raises CheckpointError if a field is missing or has the wrong kind.
     """
     heads, kv_heads = read_heads(text)
     return TextConfig(
@@ -115,15 +119,16 @@ def read_text_config(
 
 
 def read_head_dim(text: Section) -> int:
-    """Return `head_dim`, or what a head gets where all share `hidden_size`. Raises
-    CheckpointError.
-    """
+    """Return `head_dim`, or each head's equal share of `hidden_size`. Raises CheckpointError."""
     hidden, (heads, _) = text.count("hidden_size"), read_heads(text)
     return text.count("head_dim", default=hidden // heads)
 
 
 def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour, Colour]:
-    """`image_mean` and `image_std`, or these where they are absent. Raises CheckpointError."""
+    """Return `image_mean` and `image_std`, or `mean` and `std` by default.
+
+    Raises CheckpointError.
+    """
     means = processor.numbers("image_mean", default=mean)
     stds = processor.numbers("image_std", default=std)
     if len(means) != 3 or len(stds) != 3:
@@ -136,7 +141,10 @@ def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour,
 
 
 def experts_config(text: Section) -> ExpertsConfig:
-    """The layers with experts: as in transformers' `Qwen3MoeDecoderLayer`."""
+    """Return which layers have experts, as transformers' `Qwen3MoeDecoderLayer` decides.
+
+    Raises CheckpointError.
+    """
     count, top = text.integer(*EXPERT_COUNTS), text.integer("num_experts_per_tok")
     if not 1 <= top <= count:
         raise CheckpointError(
@@ -150,9 +158,9 @@ def experts_config(text: Section) -> ExpertsConfig:
 
 
 def read_rope(text: Section, *kinds: str) -> Section:
-    """What a file says of the rotary embedding, by either name of the section.
+    """Return the rotary embedding's section, under its old or new name.
 
-    kinds: those that are supported; by default, Qwen-VL's. Raises CheckpointError for others.
+    kinds: the supported types, by default Qwen-VL's. Raises CheckpointError for others.
     """
     kinds = kinds or ("default", "mrope")
     rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
@@ -165,15 +173,17 @@ def read_rope(text: Section, *kinds: str) -> Section:
 
 
 def read_theta(text: Section, rope: Section) -> float:
-    """The base of the rotary embedding: of `rope`, as `read_rope` found it, or of an older file's
-    `text`. Raises CheckpointError.
+    """Return the base of the rotary embedding.
+
+    It is in `rope`, as `read_rope` found it, or in an older file's `text`. Raises CheckpointError.
     """
     return rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
 
 
 def read_layer_types(text: Section, count: int, kinds: Collection[str]) -> tuple[str, ...]:
-    """The kind of each of `count` layers; none if the file does not list them. Raises
-    CheckpointError.
+    """Return the kind of each of `count` layers, or nothing if the file does not list them.
+
+    Raises CheckpointError.
     """
     if not text.has("layer_types"):
         return ()
@@ -187,8 +197,9 @@ def read_layer_types(text: Section, count: int, kinds: Collection[str]) -> tuple
 
 
 def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
-    """Long rope, as transformers' `_compute_yarn_parameters` reads it; None if `rope`, as
-    `read_rope` found it, is of another type. Raises CheckpointError.
+    """Read long rope as transformers' `_compute_yarn_parameters` does.
+
+    Returns None if `rope`, as `read_rope` found it, has another type. Raises CheckpointError.
     """
     if rope.text("rope_type", "type", default="default") != "yarn":
         return None
@@ -217,9 +228,10 @@ def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
 
 
 def read_resample(processor: Section, default: int) -> Resample:
-    """Return the way to resize. Raises CheckpointError.
+    """Return the resize filter.
 
-    Beside an older PyTorch, Lanczos becomes bicubic, as in transformers' `TorchvisionBackend`.
+    With an older PyTorch, Lanczos becomes bicubic, as in transformers' `TorchvisionBackend`. Raises
+    CheckpointError.
     """
     number = processor.integer("resample", default=default)
     if number not in RESAMPLES:
@@ -237,7 +249,7 @@ def _torch_release() -> tuple[int, int]:
 
 
 class SiglipDefaults(NamedTuple):
-    """Sizes that a tower's configuration does not name, as transformers' class has them."""
+    """Sizes from transformers' class, used where a tower's configuration is silent."""
 
     hidden: int
     heads: int
@@ -246,8 +258,9 @@ class SiglipDefaults(NamedTuple):
 
 
 def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -> SiglipConfig:
-    """SigLIP, merge x merge of whose patches become a token of `out` values. Raises
-    CheckpointError.
+    """Read a SigLIP tower, which merges merge x merge patches into a token with `out` values.
+
+    Raises CheckpointError.
     """
     side = vision.integer("image_size", default=absent.side)
     patch = vision.integer("patch_size", default=absent.patch)

@@ -1,4 +1,4 @@
-"""What a folder of families/ states of itself, as `FAMILY` in its `__init__.py`."""
+"""What a folder in families/ states about itself, as `FAMILY` in its `__init__.py`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model family, found without an import of its modules.
+    """A model family, found without importing its modules.
 
-    spec: the function that reads a checkpoint's `FamilySpec`; model: the `FamilyModel` of a spec;
-    each as "module:name". architectures: names in config.json. model_types: names in config.json
-    where it has no architectures, and what `FamilySpec.family` says. package: serves architectures
-    that no other family names, by this Python package, an extra of the same name.
+    spec: the function that reads a checkpoint's `FamilySpec`. model: the `FamilyModel` for a spec.
+    Both are written "module:name".
+
+    architectures: names in config.json. model_types: names in config.json where it has no
+    architectures, and the values of `FamilySpec.family`. package: a Python package, and an extra
+    with the same name, which serves architectures that no other family names.
     """
 
     spec: str

@@ -1,7 +1,6 @@
-"""What files say of the hybrid language model of Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`), what
-it keeps of each token or sequence, and how it is cut among ranks.
+"""The hybrid language model in Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`), as files say it.
 
-Knows nothing of torch.
+Also what it keeps per token or sequence, and how ranks share it. Runs without torch.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ FULL, LINEAR = "full_attention", "linear_attention"
 def read_hybrid(
     config: Section, text: Section, axes: Literal[1, 3] = 3
 ) -> tuple[TextConfig, HybridConfig]:
-    """The language model of a configuration, by its section `text`. axes: of positions. Raises
-    CheckpointError.
+    """Return the language model that a configuration's section `text` describes.
+
+    axes: the positions' axes. Raises CheckpointError.
     """
     refuse_unsupported(text, "attention_bias")
     if not text.flag("attn_output_gate", default=True):
@@ -65,8 +65,9 @@ def read_hybrid(
 def hybrid_caches(
     text: TextConfig, hybrid: HybridConfig, ranks: int
 ) -> tuple[AttentionShape | tuple[Cache, ...], ...]:
-    """The storage of each layer on one of `ranks` ranks: keys and values, or a state per
-    sequence.
+    """Return each layer's storage on one of `ranks` ranks.
+
+    A layer keeps keys and values, or a state per sequence.
     """
     delta = hybrid.delta
     shape = (delta.value_heads // ranks, delta.key_dim, delta.value_dim)
@@ -80,7 +81,7 @@ def hybrid_caches(
 
 
 def hybrid_cuts(text: TextConfig, delta: DeltaConfig) -> Divisible:
-    """Counts that must divide by the number of ranks."""
+    """Return the counts that must divide by the number of ranks."""
     return (
         (text.heads, "attention heads"),
         (delta.key_heads, "linear attention key heads"),
@@ -90,7 +91,7 @@ def hybrid_cuts(text: TextConfig, delta: DeltaConfig) -> Divisible:
 
 
 def _layers(text: Section, count: int) -> tuple[bool, ...]:
-    """The layers with full attention."""
+    """Return whether each layer has full attention."""
     if names := read_layer_types(text, count, (FULL, LINEAR)):
         full = tuple(name == FULL for name in names)
     else:
@@ -125,7 +126,7 @@ def _delta(text: Section) -> DeltaConfig:
 
 
 def _rope(text: Section, head_dim: int, axes: int) -> tuple[RopeConfig, int]:
-    """The rotary embedding, and how many values of a head it turns."""
+    """Return the rotary embedding, and how many values in a head it rotates."""
     rope = read_rope(text)
     part = rope.number(
         "partial_rotary_factor", default=text.number("partial_rotary_factor", default=0.25)

@@ -1,8 +1,8 @@
-"""Layouts of matrices of a few bits in a checkpoint, several numbers in each int32: AWQ, GPTQ, and
-compressed-tensors' pack-quantized.
+"""Layouts that pack several few-bit numbers into each int32: AWQ, GPTQ, and compressed-tensors'
+pack-quantized.
 
-Owns the names and shapes of the tensors that make up one matrix. Knows nothing of config.json
-(`quantization.py`), nor of numbers (`runtime/weights/unpack.py`).
+Owns the names and shapes of the tensors that make up one matrix. Leaves config.json to
+`quantization.py` and numbers to `runtime/weights/unpack.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ SUFFIXES: dict[Layout, dict[Role, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
-    """One stored tensor. stored: the formats that it may have, as safetensors calls them."""
+    """One stored tensor.
+
+    stored: the formats that it may have, by safetensors' names.
+    """
 
     suffix: str
     shape: tuple[int, ...]
@@ -44,9 +47,9 @@ class PackedPiece:
 class Packed:
     """value[o, i] = (stored[o, i] - zero[o, g]) * scale[o, g], g being input i's group.
 
-    group: neighbouring inputs that share a scale, 0: all. zeros: whether zero points are stored;
-    else each is the middle. zero_shift: is added to what is stored of them. order: whether each
-    input's group must be stored; where it need not be, it may.
+    group: neighbouring inputs that share a scale. 0: all. zeros: zero points are stored. Otherwise
+    each is the middle. zero_shift: added to stored zero points. order: each input's group must be
+    stored. Otherwise it may be.
     """
 
     layout: Layout
@@ -64,7 +67,7 @@ class Packed:
         return -(-inputs // self.group) if self.group else 1
 
     def pieces(self, outputs: int, inputs: int) -> dict[Role, PackedPiece]:
-        """The tensors of a matrix [outputs, inputs]."""
+        """Return the tensors that make up a matrix [outputs, inputs]."""
         each = 32 // self.bits
         count = self.groups(inputs)
         few_in, few_out = -(-inputs // each), -(-outputs // each)

@@ -1,8 +1,8 @@
-"""The quantisation of a checkpoint's matrices by config.json: block-wise FP8, compressed-tensors in
-int8, FP8 or packed ints, AWQ and GPTQ.
+"""How config.json says that a checkpoint's matrices are quantised.
 
-Owns the reading of `quantization_config` and the wording of refusals. Knows nothing of tensors:
-`runtime/weights/stored_scaled.py` and `runtime/weights/stored_packed.py` read tensors.
+Reads block-wise FP8, compressed-tensors in int8, FP8 or packed ints, AWQ and GPTQ. Owns how
+`quantization_config` is read, and how refusals are worded. Leaves tensors to
+`runtime/weights/stored_scaled.py` and `runtime/weights/stored_packed.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Stored = Literal["F8_E4M3", "I8"]
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The storage of one group's matrices [out, in]: value = stored * scale.
+    """How one group's matrices [out, in] are stored: value = stored * scale.
 
-    block: rows and columns per scale; 0: all. suffix: the scale's name, in place of `weight`.
-    int8_rows: made for products with rows quantised to int8, each by the row's largest value.
+    block: rows and columns per scale. 0: all. suffix: the scale's name, in place of `weight`.
+    int8_rows: made for products that quantise rows to int8, each by its largest value.
     """
 
     stored: Stored
@@ -44,15 +44,17 @@ class Scheme:
     int8_rows: bool = False
 
     def scales(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of the scales of a matrix of the given shape."""
+        """Return the rows and columns of the scales for a matrix with this shape."""
         rows, columns = (-(-size // of) if of else 1 for size, of in zip(shape, self.block))
         return rows, columns
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The quantised matrices, and their schemes. groups: (names or patterns, scheme); the first to
-    name a module holds, else the group of every linear layer. `ignored`: modules left out.
+    """The quantised matrices, and their schemes.
+
+    groups: (names or patterns, scheme). The first that names a module holds, or else the group for
+    every linear layer. `ignored`: modules left out.
     """
 
     method: str
@@ -60,7 +62,7 @@ class Quantization:
     ignored: tuple[str, ...]
 
     def scheme(self, *names: str) -> Scheme | Packed | None:
-        """The storage of the module of these names; None if not quantised."""
+        """Return the storage for the module with these names, or None if it is unquantised."""
         if any(_means(target, name) for target in self.ignored for name in names):
             return None
         for targets, scheme in self.groups:
@@ -69,14 +71,15 @@ class Quantization:
         return next((scheme for targets, scheme in self.groups if "Linear" in targets), None)
 
     def leftover(self, name: str) -> bool:
-        """True where tensor `name` belongs to a scheme's activations or KV cache, which are not
-        quantised as the checkpoint asks.
+        """Return True if tensor `name` belongs to a scheme's activations or KV cache.
+
+        These are not quantised as the checkpoint asks.
         """
         return name.endswith((".input_scale", ".output_scale", ".k_scale", ".v_scale"))
 
 
 def read_quantization(config: Section) -> Quantization | None:
-    """The content of config.json; None for an unquantised checkpoint.
+    """Return the quantisation that config.json describes, or None for an unquantised checkpoint.
 
     Raises CheckpointError for an unsupported method or setting, by name.
     """
@@ -108,7 +111,7 @@ def read_quantization(config: Section) -> Quantization | None:
 
 
 def _refuse_nested(section: Section) -> None:
-    """Raises CheckpointError for quantisation of only a part of the model."""
+    """Raise CheckpointError if only a part of the model is quantised."""
     for name, value in section.data.items():
         if name in NAMES and value is not None:
             method = value.get("quant_method") if isinstance(value, dict) else value
@@ -175,7 +178,7 @@ def _read_gptq(settings: Section) -> Quantization:
 
 
 def _packed_group(settings: Section, *names: str) -> int:
-    """Inputs per scale, 0: all."""
+    """Return the inputs per scale. 0: all."""
     size = settings.integer(*names)
     if size == 0 or size < -1:
         raise CheckpointError(f"{settings.where}: {names[0]} must be at least 1, or -1, not {size}")
@@ -272,7 +275,10 @@ def _block(weights: Section, strategy: str) -> tuple[int, int]:
 
 
 def _names(section: Section, field: str) -> tuple[str, ...]:
-    """A list of names and patterns. Raises CheckpointError where a pattern is none."""
+    """Return a list of names and patterns.
+
+    Raises CheckpointError if it is malformed or a pattern is invalid.
+    """
     values = section.data.get(field) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise CheckpointError(f"{section.where}: {field} must be a list of names, not {values!r}")
@@ -288,7 +294,7 @@ def _names(section: Section, field: str) -> tuple[str, ...]:
 
 
 def _means(target: str, name: str) -> bool:
-    """True if `target` names module `name`, a module around, or the last parts of the name."""
+    """Return True if `target` names module `name`, a module around it, or the name's last parts."""
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None
     return name == target or name.startswith(f"{target}.") or name.endswith(f".{target}")

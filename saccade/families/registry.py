@@ -1,6 +1,6 @@
-"""Architecture name -> family: each folder beside this file that states a `FAMILY`.
+"""Architecture name -> family: each folder next to this file that states a `FAMILY`.
 
-Imports the modules of the one family that is asked for; only `family_model` imports torch.
+Imports the modules of the one family that is asked for. Only `family_model` imports torch.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def _stated(package: ModuleType) -> Iterator[Family]:
 
 
 def architectures() -> tuple[str, ...]:
-    """Return the names in config.json of all architectures with a family of their own."""
+    """Return the config.json names of all architectures with a family of their own."""
     return tuple(name for family in families() for name in family.architectures)
 
 
 def find_family(name: str) -> Family:
-    """Return the family of an architecture or a model type, else the one for all others."""
+    """Return the family for an architecture or a model type, or else the one for all others."""
     for family in families():
         if name in family.architectures or name in family.model_types:
             return family
@@ -53,11 +53,13 @@ def find_family(name: str) -> Family:
 
 
 def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:
-    """The facts of the checkpoint in `folder`. `options`: the family's own, NAME=VALUE.
+    """Read the facts of the checkpoint in `folder`.
 
-    Raises CheckpointError; for an unknown architecture it lists the known ones, for a quantised
-    checkpoint that cannot be read the known methods. Raises ConfigError for an option that the
-    family does not have.
+    options: the family's own, NAME=VALUE.
+
+    Raises CheckpointError. For an unknown architecture it lists the known ones, for an unreadable
+    quantised checkpoint the known methods. Raises ConfigError for an option that the family does
+    not have.
     """
     checkpoint = read_checkpoint(folder)
     read_quantization(checkpoint.config)
@@ -84,6 +86,6 @@ def _read_options(options: Sequence[str]) -> dict[str, str]:
 
 
 def family_model(spec: FamilySpec) -> FamilyModel:
-    """The network half of the family that read `spec` (imports torch)."""
+    """Return the network half of the family that read `spec`. Imports torch."""
     model: FamilyModel = resolve_name(find_family(spec.family).model)(spec)
     return model

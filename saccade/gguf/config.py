@@ -1,7 +1,7 @@
-"""The JSON files of a checkpoint, made of what the metadata of its GGUF files says.
+"""A checkpoint's JSON files, made from the metadata in its GGUF files.
 
-Owns which metadata stand for which field, and what is taken where the files say nothing. The
-families read the result as any other checkpoint. Knows nothing of tokenizers (`tokenizer.py`).
+Owns which metadata stand for which field, and the defaults where files are silent. The families
+read the result like any other checkpoint. Leaves tokenizers to `tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ PLACES_PER_SECOND = 2
 
 @dataclass(slots=True)
 class MetadataFields:
-    """Metadata of one file under a prefix, read one by one. `missing` collects those that were not
-    there and have a default. Raise CheckpointError naming file and field.
+    """Metadata in one file under a prefix, read one by one.
+
+    `missing` collects those that were absent and have a default. Raises CheckpointError naming file
+    and field.
     """
 
     file: GgufFile
@@ -98,8 +100,9 @@ class MetadataFields:
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """config.json, generation_config.json and preprocessor_config.json. defaults: what no file
-    says, for people.
+    """config.json, generation_config.json and preprocessor_config.json.
+
+    defaults: what no file says, for people.
     """
 
     config: dict[str, Any]
@@ -109,10 +112,10 @@ class Configs:
 
 
 def make_configs(model: GgufFile, tower: GgufFile | None, tensors: set[str]) -> Configs:
-    """Of the language model's file (of a split one the first), its tower's, and the names of all
-    its tensors.
+    """Make the configs from a language model's file, its tower's, and all tensor names.
 
-    Raises CheckpointError naming file and field, for files that do not belong together too.
+    A split model gives its first file. Raises CheckpointError naming file and field, for files that
+    do not belong together too.
     """
     kind = projector(tower) if tower else ""
     architecture, model_type = _model(model, tower, kind)
@@ -282,7 +285,7 @@ def _defaults(fields: MetadataFields, kind: str) -> tuple[str, ...]:
 
 
 def _generation(model: GgufFile) -> tuple[dict[str, Any], Mapping[str, int]]:
-    """generation_config.json, and the vocabulary's tokens that stand for images or end answers."""
+    """Return generation_config.json, and the vocabulary's tokens for images and ends of answers."""
     tokens = model.metadata.get("tokenizer.ggml.tokens")
     listed: Sequence[Any] = tokens if isinstance(tokens, list) else ()
     wanted = {*ENDS, *SPECIAL.values()}

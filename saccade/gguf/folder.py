@@ -1,8 +1,9 @@
-"""GGUF files as a checkpoint folder: JSON files made of their metadata, and a list of the files'
-places. All else reads the folder like any other.
+"""GGUF files as a checkpoint folder: JSON files made from their metadata, and a list of their
+paths.
 
-The folder lies in the user's cache and is named by its sources, so a start finds the folder of the
-last start. Owns the choice of files, of a folder or of a hub's repository.
+All else reads the folder like any other. It lies in the user's cache and is named by its sources,
+so a start finds the last start's folder. Owns which files are chosen in a folder or a hub
+repository.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ logger = logging.getLogger("saccade")
 
 
 def resolve_checkpoint(model: str, options: ModelOptions) -> Path:
-    """The folder of `model`: "demo", a folder with a checkpoint, a hub id, or the folder made for
-    GGUF files: a file, a folder or a hub's repository.
+    """Return the folder of `model`.
+
+    `model` is "demo", a folder with a checkpoint, a hub id, or GGUF files, for which a folder is
+    made: a file, a folder or a hub repository.
 
     Raises CheckpointError that says what to do.
     """
@@ -59,7 +62,7 @@ def resolve_checkpoint(model: str, options: ModelOptions) -> Path:
 
 
 def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
-    """Make the folder of a language model's file (all files of a split one) and its tower's.
+    """Make the folder for a language model's file (a split one's files) and its tower's.
 
     Raises CheckpointError naming the file.
     """
@@ -83,7 +86,7 @@ def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
 
 
 def _json_files(parts: Sequence[GgufFile], tower: GgufFile | None) -> dict[str, str]:
-    """By name."""
+    """Return the JSON files' texts by name."""
     first = parts[0]
     configs = make_configs(first, tower, {name for each in parts for name in each.tensors})
     for each in (*parts, *((tower,) if tower else ())):
@@ -122,7 +125,7 @@ def _given(name: str) -> Path:
 
 
 def _parts(path: Path) -> list[Path]:
-    """All files of a split model, by any part; or the single file."""
+    """Return all files of a split model, by any part, or the single file."""
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file")
     if (found := SPLIT.fullmatch(path.name)) is None:
@@ -134,7 +137,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _neighbour(model: Path) -> Path | None:
-    """The tower beside a file, if any."""
+    """Return the tower beside a file, if any."""
     return _tower([name for name in _names(model.parent) if name != model.name], model.parent)
 
 
@@ -155,8 +158,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def choose(names: Sequence[str], wanted: str | None, where: str) -> str:
-    """The language model's file: `wanted`, or the one with `wanted` in the name (Q4_K_M); or the
-    only one. Of a split model the first. Raises CheckpointError that lists the files.
+    """Return the language model's file, a split model's first.
+
+    It is `wanted`, the one with `wanted` in the name (Q4_K_M), or the only one. Raises
+    CheckpointError that lists the files.
     """
     models = [name for name in names if TOWERS not in name.lower()]
     models = [name for name in models if not (cut := SPLIT.fullmatch(name)) or int(cut[2]) == 1]
@@ -175,7 +180,7 @@ def choose(names: Sequence[str], wanted: str | None, where: str) -> str:
 
 
 def _has_word(name: str, word: str) -> bool:
-    """True if a file's name has a quantisation's: Q4_K is not Q4_K_M."""
+    """Return True if a file's name has a quantisation's, where Q4_K is not Q4_K_M."""
     return re.search(rf"(?<![a-z0-9_]){re.escape(word)}(?![a-z0-9_])", name, re.I) is not None
 
 
@@ -192,8 +197,9 @@ def _wants_gguf(model: str, options: ModelOptions) -> bool:
 
 
 def _download(repo: str, options: ModelOptions) -> tuple[list[Path], Path | None]:
-    """The wanted files of a hub's repository, the language model's and the tower's, with the hub's
-    own progress bars. Raises CheckpointError.
+    """Fetch the language model's and the tower's files from a hub repository.
+
+    Shows the hub's own progress bars. Raises CheckpointError.
     """
     from huggingface_hub import HfApi, snapshot_download  # as in families/checkpoint.py
 

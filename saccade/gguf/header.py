@@ -1,8 +1,8 @@
-"""The header of a GGUF file: its metadata, and its tensors' places.
+"""A GGUF file's header: its metadata, and its tensors' offsets.
 
 Every count and length is compared with the file's size before memory is taken. The package `gguf`
-knows the formats and their sizes; its own reader makes several arrays of each string, 300,000 in a
-vocabulary, and trusts the file's counts. Knows nothing of the tensors' meaning.
+knows the formats and their sizes. Its own reader makes several arrays per string, 300,000 in a
+vocabulary, and trusts the file's counts. Leaves the tensors' meaning to `names.py`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ ENDED = "the file ends too early: it is cut off, download it again"
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a file. shape: outermost dimension first, as torch counts, in values; kind: its
-    format's name (Q4_K); start: of its bytes in the file.
+    """One tensor in a file.
+
+    shape: in values, outermost dimension first, as torch counts. kind: its format's name (Q4_K).
+    start: where its bytes begin in the file.
     """
 
     name: str
@@ -67,7 +69,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The content of one file's header."""
+    """What one file's header holds."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -85,10 +87,11 @@ class GgufFile:
 
 
 def read_header(path: Path) -> GgufFile:
-    """The header of a file: half a second for a large vocabulary. Of a split model's other parts
-    the metadata are the first's.
+    """Read a file's header, in half a second for a large vocabulary.
 
-    Raises CheckpointError naming the file for one that is no GGUF file, cut off or damaged;
+    Other parts of a split model get the first's metadata.
+
+    Raises CheckpointError naming the file if it is no GGUF file, cut off or damaged. Raises
     ConfigError without the package `gguf`.
     """
     formats = known_formats()
@@ -107,14 +110,14 @@ def read_header(path: Path) -> GgufFile:
 
 
 def part_of(path: Path, number: int) -> Path:
-    """A further part of a file's split model."""
+    """Return the path to part `number` of a file's split model."""
     found = SPLIT.fullmatch(path.name)
     assert found is not None
     return path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
 
 
 def known_formats() -> dict[int, tuple[str, int, int]]:
-    """Formats by number: name, values of a block, bytes of a block. Raises ConfigError."""
+    """Return formats by number: name, values per block, bytes per block. Raises ConfigError."""
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
@@ -125,7 +128,7 @@ def known_formats() -> dict[int, tuple[str, int, int]]:
 
 
 class _Reader:
-    """Reads one header from its beginning to its end."""
+    """Reads one header from beginning to end."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self._path = path
@@ -160,7 +163,7 @@ class _Reader:
         return GgufFile(self._path, metadata, placed)
 
     def _tensor(self, formats: Mapping[int, tuple[str, int, int]]) -> TensorInfo:
-        """The tensor with a start counted from that of all tensors."""
+        """Read a tensor, with a start counted from that of all tensors."""
         name = self._text()
         (count,) = self._take("I")
         if not 0 < count <= 4:
@@ -255,7 +258,7 @@ class _Reader:
 
 
 def _exact(kind: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Figures as meant: a float32 of 1e-6 is the shortest decimal of equal value."""
+    """Return figures as meant, a float32 as the shortest decimal with equal value (1e-6)."""
     if kind != FLOAT:
         return values
     return tuple(_shortest(value) for value in values)

@@ -1,7 +1,7 @@
 """A checkpoint's tensors by transformers' names, and their sources in a GGUF file.
 
-The names, and the changes by llama.cpp's converter (Qwen3.5's norms, decays and order of heads),
-are the documented ones. Knows nothing of bytes (`runtime/weights/gguf_tensors.py` reads those).
+The names, and the changes by llama.cpp's converter (Qwen3.5's norms, decays and head order), are
+the documented ones. Leaves bytes to `runtime/weights/gguf_tensors.py`.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ PATCH = "v.patch_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads of values in llama.cpp's own order: each of `keys` heads of keys serves `each` heads of
-    values of `size`, together in transformers, in turns in llama.cpp. axis: of the tensor, with
-    heads from `start` on.
+    """Value heads in llama.cpp's own order.
+
+    Each of `keys` key heads serves `each` value heads with `size` values. These lie together in
+    transformers, in turns in llama.cpp. axis: the tensor's, with heads from `start` on.
     """
 
     axis: int
@@ -76,8 +77,9 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor of the checkpoint, of `shape`: its sources along dimension `join` (None: a new one,
-    the third, with a slice for each), then edited.
+    """A tensor in the checkpoint, with `shape`: its sources, joined, then edited.
+
+    join: the dimension. None: a new one, the third, with a slice for each.
     """
 
     sources: tuple[TensorInfo, ...]
@@ -93,8 +95,9 @@ class Made:
 
 
 def made_tensors(file: GgufFile) -> dict[str, Made]:
-    """The checkpoint's tensors in this file, by name. Unknown tensors keep their own name; heads
-    that draft several tokens are left out.
+    """Return the checkpoint's tensors in this file, by name.
+
+    Unknown tensors keep their own name, and MTP heads are left out.
 
     Raises CheckpointError for a tensor with a part in another file.
     """
@@ -103,7 +106,7 @@ def made_tensors(file: GgufFile) -> dict[str, Made]:
 
 
 def layer_count(file: GgufFile) -> int:
-    """Layers of the language model, without drafting layers. Raises CheckpointError."""
+    """Count the language model's layers, without drafting layers. Raises CheckpointError."""
     arch = file.architecture
     names = (f"{arch}.block_count", f"{arch}.nextn_predict_layers")
     found = [file.metadata.get(name, 0) for name in names]
@@ -148,8 +151,9 @@ def _language(file: GgufFile) -> Iterator[tuple[str, Made]]:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Changes of Qwen3.5 by llama.cpp's converter: norms have one added, decays are -exp, heads of
-    values lie in turn.
+    """Changes to Qwen3.5 by llama.cpp's converter.
+
+    Norms have one added, decays are -exp, value heads lie in turn.
     """
 
     keys: int
@@ -159,7 +163,7 @@ class Hybrid:
 
     @classmethod
     def of(cls, file: GgufFile) -> Hybrid:
-        """Raises CheckpointError for a missing field."""
+        """Read the sizes from the metadata. Raises CheckpointError for a missing field."""
         names = ("group_count", "time_step_rank", "state_size", "inner_size")
         found = [file.metadata.get(f"{file.architecture}.ssm.{name}") for name in names]
         counts = [each for each in found if isinstance(each, int) and each > 0]
@@ -172,7 +176,7 @@ class Hybrid:
         return cls(keys, values, key_size, inner // values)
 
     def made(self, inner: str, tensor: TensorInfo) -> Made:
-        """A layer's tensor in transformers' form."""
+        """Return a layer's tensor in transformers' form."""
         name = inner.rpartition(".")[0] or inner
         edit: Edit = "none"
         if name.endswith("_norm") and name != "ssm_norm":
@@ -254,7 +258,7 @@ def _block(
 
 
 def _feed_forward(file: GgufFile, number: str) -> dict[str, str]:
-    """The names of a layer's matrices. Files of old converters swap up and down."""
+    """Return the names of a layer's matrices. Files from old converters swap up and down."""
     names = {
         "qwen2vl_merger": ("gate_proj", "fc1", "fc2"),
         "qwen2.5vl_merger": ("gate_proj", "up_proj", "down_proj"),
@@ -268,7 +272,10 @@ def _feed_forward(file: GgufFile, number: str) -> dict[str, str]:
 
 
 def projector(file: GgufFile) -> str:
-    """The way from the tower's rows to tokens, telling the family. Raises CheckpointError."""
+    """Return the way from the tower's rows to tokens, which tells the family.
+
+    Raises CheckpointError.
+    """
     for name in ("clip.projector_type", "clip.vision.projector_type"):
         if isinstance(found := file.metadata.get(name), str):
             if found in PROJECTORS:
@@ -283,13 +290,13 @@ PROJECTORS = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger")
 
 
 def deepstack_layers(file: GgufFile) -> tuple[int, ...]:
-    """Layers of the tower with rows as extra levels."""
+    """Return the tower's layers whose rows are extra levels."""
     found = file.metadata.get("clip.vision.is_deepstack_layers", [])
     return tuple(at for at, is_one in enumerate(found) if is_one) if isinstance(found, list) else ()
 
 
 def _sibling(file: GgufFile, tensor: TensorInfo, name: str) -> TensorInfo:
-    """The tensor joined with a second one of the same shape. Raises CheckpointError."""
+    """Return the second tensor to join with `tensor`, in the same shape. Raises CheckpointError."""
     found = file.tensors.get(name)
     if found is None:
         raise file.refuse(

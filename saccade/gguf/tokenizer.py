@@ -1,6 +1,6 @@
-"""tokenizer.json and tokenizer_config.json, made of a GGUF file's metadata.
+"""tokenizer.json and tokenizer_config.json, made from a GGUF file's metadata.
 
-What llama.cpp calls `pre` names the rules that cut text before merges; each known one is here as
+What llama.cpp calls `pre` names the rules that cut text before merges. Each known one is here as
 the model's own tokenizer has it, with its normaliser. An unknown one is refused: other rules would
 give other tokens.
 """
@@ -26,7 +26,10 @@ PREFIX = "tokenizer.ggml."
 
 
 def make_tokenizer(file: GgufFile) -> dict[str, Any]:
-    """tokenizer.json. Raises CheckpointError for a vocabulary of another kind, or none."""
+    """Make tokenizer.json.
+
+    Raises CheckpointError if the vocabulary is missing or another kind.
+    """
     model = _text(file, "model")
     if model != "gpt2":
         raise file.refuse(f"{PREFIX}model {model!r} is not supported; gpt2 is")
@@ -81,7 +84,10 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
 
 
 def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
-    """tokenizer_config.json: the tokens by role, and the chat template. Raises CheckpointError."""
+    """Make tokenizer_config.json: the tokens by role, and the chat template.
+
+    Raises CheckpointError.
+    """
     tokens = _list(file, "tokens", str)
     settings: dict[str, Any] = {"tokenizer_class": "Qwen2TokenizerFast"}
     for role, name in (("eos_token", "eos"), ("pad_token", "padding"), ("bos_token", "bos")):

@@ -1,7 +1,7 @@
-"""The shapes of DeepSeek-VL2's language model and tower, as `config.json` says them; and of the
-language model alone, DeepSeek-V2 (transformers' DeepseekV2ForCausalLM).
+"""The shapes of DeepSeek-VL2's language model and tower, as `config.json` says them.
 
-Knows nothing of torch.
+Also reads the language model alone, DeepSeek-V2 (transformers' DeepseekV2ForCausalLM). Runs without
+torch.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ SCORINGS: dict[str, Scoring] = {name: name for name in get_args(Scoring)}
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """DeepSeekMoE's router: each row goes to `top` experts, among those of its `top_groups` best of
-    `groups` groups. normalised: shares sum to one, before they are multiplied by `factor`. shared:
-    experts that take every row.
+    """DeepSeekMoE's router.
+
+    Each row goes to `top` experts, chosen within its `top_groups` best among `groups` groups.
+    normalised: shares sum to one before `factor` multiplies them. shared: experts that take every
+    row.
     """
 
     top: int
@@ -61,14 +63,17 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class DeepseekText(ShapedText):
-    """The language model. latent None: attention has ordinary heads. routing None: no experts."""
+    """The language model.
+
+    latent None: attention has ordinary heads. routing None: no experts.
+    """
 
     latent: LatentConfig | None
     routing: Routing | None
 
     @property
     def rotary_dim(self) -> int:
-        """Values of a head that are turned."""
+        """Values in a head that rope rotates."""
         return self.latent.turned if self.latent else self.shape.head_dim
 
 
@@ -79,7 +84,10 @@ NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
 
 
 def read_text(text: Section) -> DeepseekText:
-    """Raises CheckpointError naming file and field."""
+    """Read the language model.
+
+    Raises CheckpointError naming file and field.
+    """
     refuse_unsupported(text, "attention_bias", "mlp_bias")
     text = text.filled(ABSENT)
     (heads, _), hidden = read_heads(text), text.count("hidden_size")

@@ -1,7 +1,6 @@
-"""A DeepSeek-VL2 image: it keeps its shape, within the candidate size that it fills best, cut into
-tiles; and is shown once more as a whole, first.
+"""A DeepSeek-VL2 image: first shown as a whole, then cut into tiles.
 
-Knows nothing of torch.
+It keeps its shape, within the candidate size that it fills best. Runs without torch.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ MOST_TILES = 36
 
 @dataclass(frozen=True, slots=True)
 class CandidateRules:
-    """Implements `ImageLayout`: `candidates` are the sizes (width, height), whole tiles of `side` x
-    `side` pixels, of which the one that an image fills best is cut into tiles. The tower makes
-    `edge` x `edge` tokens of the `patches` of a tile.
+    """Implements `ImageLayout`.
 
-    The grid of an image is its rows and columns of tiles. On the canvas the tiles lie side by side,
-    the whole image under the first of the last row, and nothing beside that.
+    `candidates` are sizes (width, height) in whole tiles, each `side` x `side` pixels. The one that
+    an image fills best is cut into tiles. The tower turns a tile's `patches` into `edge` x `edge`
+    tokens.
+
+    An image's grid is its rows and columns of tiles. On the canvas the tiles lie side by side. The
+    whole image is under the first tile in the last row, and the rest there is empty.
     """
 
     side: int
@@ -71,8 +72,9 @@ class CandidateRules:
         return self._recipe((height, width), self._best((height, width), bounds.max_pixels))
 
     def _best(self, size: Size, most: int) -> Size:
-        """The candidate of which the image, within it, has most pixels (of its own at most); of
-        several the one that it leaves least of; of these the first.
+        """Return the candidate that holds most pixels of the image, at most its own number.
+
+        Ties go to the candidate with the least area left over, then to the first.
         """
         height, width = size
         best, chosen = (0, 0), (self.side, self.side)
@@ -107,7 +109,10 @@ class CandidateRules:
         return height // side - 1, width // side
 
     def num_tokens(self, grid: Grid) -> int:
-        """The whole image, a separator, the tiles; each line of tokens has one more for its end."""
+        """Count tokens: the whole image, a separator, the tiles.
+
+        Each line of tokens has one more for its end.
+        """
         edge, (rows, columns) = self.edge, grid
         return edge * (edge + 1) + 1 + rows * edge * (columns * edge + 1)
 
@@ -119,8 +124,9 @@ NO_IMAGES = CandidateRules(0, (), (HALF, HALF), 0, 0)
 
 
 def padded(size: Size, into: Size) -> ImageView:
-    """An image in its own shape, in the middle of a larger one: in Pillow's arithmetic
-    (`ImageOps.pad`).
+    """Place an image, in its own shape, in the middle of a larger one.
+
+    Uses Pillow's arithmetic (`ImageOps.pad`).
     """
     (height, width), (down, across) = size, into
     inner = into

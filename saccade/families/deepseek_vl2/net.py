@@ -13,8 +13,9 @@ from saccade.parallel import Shard
 
 class DeepseekModel(FamilyModel):
     """Names become `vision_model.*`, `projector.*`, `image_newline`, `view_seperator` (as the hub
-    has it), `language_model.*` and `lm_head.weight`. What makes keys and values of latents is not
-    quantised.
+    has it), `language_model.*` and `lm_head.weight`.
+
+    The matrices that turn latents into keys and values are not quantised.
     """
 
     spec: DeepseekSpec

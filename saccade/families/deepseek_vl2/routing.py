@@ -1,4 +1,4 @@
-"""DeepSeekMoE's router: the experts of each row, and how much each counts."""
+"""DeepSeekMoE's router: each row's experts, and how much each counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from saccade.kernels.reference.moe import Routes
 
 
 def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> Routes:
-    """Of router logits [T, E]. bias: added to scores where experts are chosen, and nowhere else."""
+    """Pick experts and shares for router logits [T, E].
+
+    bias: added to scores only where experts are chosen.
+    """
     wide = logits.float()
     scores = wide.softmax(-1) if routing.scoring == "softmax" else wide.sigmoid()
     chosen = scores if bias is None else scores + bias
@@ -23,7 +26,7 @@ def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> 
 
 
 def _within_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Scores [T, E], 0 outside of each row's best groups of experts."""
+    """Return the scores [T, E] with 0 outside each row's best groups."""
     groups = scores.view(len(scores), routing.groups, -1)
     best = groups.topk(2 if routing.method == "noaux_tc" else 1, dim=-1).values.sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool)

@@ -1,7 +1,6 @@
-"""What can be said of a DeepSeek-VL2 checkpoint without tensors: sizes, prompts, what is kept of
-each token.
+"""What a DeepSeek-VL2 checkpoint says without tensors: sizes, prompts, what is kept per token.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""DeepSeek-V2's language model, as DeepSeek-VL2 has it: attention over latents, or ordinary heads
-(tiny); first layers with an MLP, then experts of which some take every row.
+"""DeepSeek-V2's language model, as DeepSeek-VL2 has it.
+
+It attends over latents, or with ordinary heads (tiny). Its first layers have an MLP, then come
+experts, some for every row.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from saccade.parallel import Shard
 
 
 class SharedExperts:
-    """Experts, and those that all rows go to, which are one wide MLP."""
+    """Experts, and one wide MLP, the shared experts that take all rows."""
 
     __slots__ = ("bias", "experts", "ops", "router", "routing", "shared")
 
@@ -45,7 +47,7 @@ class SharedExperts:
         )
 
     def __call__(self, x: Rows) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]"""
+        """Map x [T, hidden] to [T, hidden]."""
         assert isinstance(x, torch.Tensor)
         routes = route(self.ops.dense_linear(x, self.router), self.routing, self.bias)
         mixed = self.experts(x, routes)
@@ -78,7 +80,10 @@ def _layer(
 def deepseek_decoder(
     weights: Weights, text: DeepseekText, shard: Shard
 ) -> Decoder[CausalAttention | LatentAttention]:
-    """Raises CheckpointError where a tensor is missing or misshapen."""
+    """Build the decoder.
+
+    Raises CheckpointError where a tensor is missing or misshapen.
+    """
     return Decoder(
         weights,
         text.shape,

@@ -1,6 +1,7 @@
-"""DeepSeek-VL2's SigLIP, the projector behind it, and the order of an image's tokens: the whole
-image, a learned separator, the tiles' lines across the whole grid; each line ends in a learned
-newline.
+"""DeepSeek-VL2's SigLIP, the projector behind it, and the order of an image's tokens.
+
+The whole image comes first, then a learned separator, then the tiles' lines across the whole grid.
+Each line ends in a learned newline.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ PROJECTOR = "projector.layers"
 
 
 class PaddedProjector:
-    """The merge x merge patches of a token, zeros beyond the last, to the language model's values.
-    Every rank has it whole.
+    """Turns a token's merge x merge patches into the language model's values.
+
+    Zeros pad the patches beyond the last. Every rank has the whole projector.
     """
 
     __slots__ = ("across", "down", "merge", "up")
@@ -49,7 +51,7 @@ class PaddedProjector:
         self.down = Linear.columns(weights, [last], out, bias=True)
 
     def __call__(self, patches: torch.Tensor) -> torch.Tensor:
-        """[tiles * patches, 1, hidden] -> [tiles * tokens, out]"""
+        """Map [tiles * patches, 1, hidden] to [tiles * tokens, out]."""
         across, merge = self.across, self.merge
         more = -across % merge
         whole = F.pad(patches.view(-1, across, across, patches.shape[-1]), (0, 0, 0, more, 0, more))
@@ -59,7 +61,7 @@ class PaddedProjector:
 
 
 class DeepseekTower:
-    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`."""
+    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
         "config",
@@ -93,13 +95,17 @@ class DeepseekTower:
         return patches // self.config.patches * self.edge**2
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """`restore` has, for each token, its row among the tiles', newline and separator."""
+        """Return the grid's facts.
+
+        `restore` gives each token its row among the tiles', newline and separator.
+        """
         order = torch.from_numpy(lines(grid, self.edge)).to(self.tower.device)
         return replace(self.tower.grid_facts(grid), restore=order)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """pixels uint8 [H, W, 3] -> [N, hidden]. The canvas has tiles side by side, the whole image
-        last, and nothing beside that.
+        """Turn pixels, uint8 [H, W, 3], into rows [N, hidden].
+
+        The canvas has tiles side by side, then the whole image, with nothing beside it.
         """
         side, used, (segments,) = self.side, self.config.side, facts.segments
         across = pixels.shape[1] // side
@@ -112,7 +118,7 @@ class DeepseekTower:
         return self.tower.blocks(pack)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """[M, out], of tiles, to [m, out] of each image, with newlines and separator."""
+        """Split the tiles' [M, out] into [m, out] for each image, with newlines and separator."""
         found = []
         for fact, part in zip(facts, split_images(self, embeddings, facts)):
             assert fact.restore is not None, "made by `grid_facts`"
@@ -121,8 +127,10 @@ class DeepseekTower:
 
 
 def lines(grid: Grid, edge: int) -> npt.NDArray[np.int64]:
-    """For each token of an image its row among those of its tiles (edge x edge each), of the whole
-    image, a newline and a separator.
+    """Return each image token's source row.
+
+    Rows are those from its tiles (edge x edge each), then from the whole image, a newline and a
+    separator.
     """
     rows, columns = grid
     count = rows * columns * edge**2

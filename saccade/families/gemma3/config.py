@@ -1,7 +1,7 @@
-"""The shapes of Gemma 3's language model and tower, as `config.json` says them for transformers'
-Gemma3ForConditionalGeneration and the text-only Gemma3ForCausalLM.
+"""The shapes of Gemma 3's language model and tower, as `config.json` says them.
 
-Knows nothing of torch.
+Serves transformers' Gemma3ForConditionalGeneration and the text-only Gemma3ForCausalLM. Runs
+without torch.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ LayerType = Literal["full_attention", "sliding_attention"]
 
 @dataclass(frozen=True, slots=True)
 class GemmaText(ShapedText):
-    """The language model. `shape.rope` is of layers that see all tokens, `local_rope` of those with
-    windows. windows: by layer, as `AttentionShape`'s. query_scalar: scores are divided by its
-    root.
+    """The language model.
+
+    `shape.rope` serves layers that see all tokens, `local_rope` those with windows. windows: by
+    layer, as in `AttentionShape`. query_scalar: scores are divided by its square root.
     """
 
     local_rope: RopeConfig
@@ -108,7 +109,7 @@ def read_text(config: Section, text: Section) -> GemmaText:
 
 
 def _layer_types(text: Section, layers: int) -> tuple[str, ...]:
-    """The kind of each layer: as listed, else every sixth sees all."""
+    """Return each layer's kind, as listed. By default every sixth sees all tokens."""
     every = text.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     kinds = ("full_attention", "sliding_attention")
     return read_layer_types(text, layers, THETAS) or tuple(
@@ -117,7 +118,7 @@ def _layer_types(text: Section, layers: int) -> tuple[str, ...]:
 
 
 def _rope(text: Section, kind: LayerType, head_dim: int) -> RopeConfig:
-    """Of one kind of layer, by either age's fields."""
+    """Read the rotary embedding for one kind of layer, from old or new fields."""
     full = kind == "full_attention"
     rope = text.section("rope_parameters").section(kind)
     if not rope.data and full:

@@ -1,6 +1,6 @@
-"""A Gemma 3 image: one square, whatever its shape, of always as many tokens.
+"""A Gemma 3 image: one square, whatever its shape, always with as many tokens.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ ONE: Grid = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SquareRules:
-    """Implements `ImageLayout`: an image is `side` x `side` pixels, of which the tower makes
-    `tokens` of `patches`.
+    """Implements `ImageLayout`.
+
+    An image is `side` x `side` pixels. The tower turns its `patches` into `tokens`.
     """
 
     side: int

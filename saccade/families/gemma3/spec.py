@@ -1,6 +1,6 @@
-"""What can be said of a Gemma 3 checkpoint without tensors: sizes, prompts, windows.
+"""What a Gemma 3 checkpoint says without tensors: sizes, prompts, windows.
 
-An image's tokens see each other in both directions. Knows nothing of torch.
+An image's tokens see each other in both directions. Runs without torch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def gemma3_spec(checkpoint: Checkpoint) -> Gemma3Spec:
 
 
 def _placeholder(checkpoint: Checkpoint, vocab: int) -> Placeholder:
-    """An image's first token stands for it in templates."""
+    """Return the placeholder. An image's first token stands for it in templates."""
     config = checkpoint.config
     begin = read_token(config, vocab, "boi_token_index", "boi_token_id", default=255999)
     row = read_token(config, vocab, "image_token_index", "image_token_id", default=262144)
@@ -75,7 +75,6 @@ def _placeholder(checkpoint: Checkpoint, vocab: int) -> Placeholder:
 
 
 def _written(checkpoint: Checkpoint, token: int) -> str:
-    """Return the text of an added token."""
     settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
     added = settings.section("added_tokens_decoder").section(str(token))
     return added.text("content", default=settings.text("boi_token", default=BOI))

@@ -1,8 +1,7 @@
-"""The language model of Gemma 3: norms before and after attention and MLP, windows in most layers,
-each kind of layer with rotary tables of its own.
+"""Gemma 3's language model: norms before and after attention and MLP, windows in most layers.
 
-Norms hold what their weights are more than 1. Windows are the attention's to know
-(`AttentionShape`).
+Each kind of layer has its own rotary tables. Norms hold what their weights are more than 1. Windows
+are the attention's to know (`AttentionShape`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from saccade.parallel import Shard
 
 
 class GemmaLayer:
-    """Attention, then an MLP, each on normalised input, normalised, and added to the stream."""
+    """Layer with attention, then an MLP, each with norms before and after, and a residual."""
 
     __slots__ = ("mixed_norm", "mixer", "mixer_norm", "mlp", "mlp_norm", "out_norm")
 
@@ -56,7 +55,7 @@ class GemmaLayer:
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The stream [T, hidden] is x + delta, before and after."""
+        """Run the layer. The stream [T, hidden] is x + delta, before and after."""
         normed: Rows
         if delta is None:
             normed = self.mixer_norm(x)
@@ -68,7 +67,10 @@ class GemmaLayer:
 
 
 class GemmaDecoder:
-    """Tokens and image rows to states, states to logits; implements `nn.protocol.LanguageModel`."""
+    """Turns tokens and image rows into states, and states into logits.
+
+    Implements `nn.protocol.LanguageModel`.
+    """
 
     __slots__ = ("embedding", "head", "hidden", "layers", "norm", "ropes", "scale", "windows")
 
@@ -89,7 +91,10 @@ class GemmaDecoder:
         )
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """States [T, hidden] after the last layer. Image rows are not scaled as tokens' are."""
+        """Return the states [T, hidden] after the last layer.
+
+        Token embeddings are scaled, image rows are not.
+        """
         x = self.embedding(batch.tokens).mul_(self.scale)  # [T, hidden]
         if batch.splice_rows.shape[0]:
             x.index_copy_(0, batch.splice_rows, batch.embeddings)
@@ -100,9 +105,9 @@ class GemmaDecoder:
         return x if delta is None else x + delta
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, hidden]."""
+        """Normalise states [R, hidden]."""
         return self.norm(states)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab_size] in float32."""
+        """Compute logits, [R, hidden] -> [R, vocab_size] in float32."""
         return self.head(self.normed(states)).float()

@@ -20,7 +20,7 @@ PROJECTOR = "multi_modal_projector"
 
 
 class MeanProjector:
-    """Every rank has it whole."""
+    """Averages patches into tokens and projects them. Every rank has the whole projector."""
 
     __slots__ = ("norm", "project")
 
@@ -32,14 +32,17 @@ class MeanProjector:
         self.project = Linear(weights.ops, DenseMatrix(matrix.t().contiguous()))
 
     def __call__(self, patches: torch.Tensor) -> torch.Tensor:
-        """[M, merge^2, hidden] -> [M, out]"""
+        """Map [M, merge^2, hidden] to [M, out]."""
         return self.project(self.norm(patches.mean(1)))
 
 
 def gemma3_tower(
     weights: Weights, config: SiglipConfig, rules: SquareRules, shard: Shard
 ) -> SiglipTower:
-    """Raises CheckpointError where a tensor is missing or misshapen."""
+    """Build the tower.
+
+    Raises CheckpointError where a tensor is missing or misshapen.
+    """
     row, column = merged_order(config.across, config.across, config.merge)
     order = torch.from_numpy(row * config.across + column)
     return SiglipTower(weights, config, rules.colours, order, MeanProjector(weights, config), shard)

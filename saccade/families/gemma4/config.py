@@ -1,7 +1,7 @@
-"""The shapes of Gemma 4's language model and tower, as `config.json` says them for transformers'
-Gemma4ForConditionalGeneration and the text-only Gemma4ForCausalLM.
+"""The shapes of Gemma 4's language model and tower, as `config.json` says them.
 
-Knows nothing of torch.
+Serves transformers' Gemma4ForConditionalGeneration and the text-only Gemma4ForCausalLM. Runs
+without torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from saccade.nn.text_config import ExpertsConfig
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """A second embedding, of `width` values for each layer and token of `vocab_size`."""
+    """A second embedding, with `width` values for each layer and each token in `vocab_size`."""
 
     width: int
     vocab_size: int
@@ -24,7 +24,7 @@ class PerLayer:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Tokens that are embedded as `padding` is, for others' rows replace them."""
+    """Tokens that are embedded as `padding`, since rows from elsewhere replace them."""
 
     tokens: tuple[int, ...]
     padding: int
@@ -32,9 +32,11 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Text:
-    """The language model. near, far: rotary embeddings of layers with windows, and of others.
-    both_ways: images see themselves in both directions in layers with windows. cap: soft, of
-    logits; None: none. experts: those beside MLPs, in all layers or none.
+    """The language model.
+
+    near, far: rotary embeddings for layers with windows, and for others. both_ways: images see
+    themselves in both directions in layers with windows. cap: a soft cap on logits, or None.
+    experts: those beside the MLPs, in all layers or none.
     """
 
     # sizes
@@ -60,7 +62,10 @@ class Gemma4Text:
 
 @dataclass(frozen=True, slots=True)
 class TowerHeads:
-    """The tower's attention. theta: of the rotary embedding on both axes."""
+    """The tower's attention.
+
+    theta: the rotary embedding's base on both axes.
+    """
 
     count: int
     dim: int
@@ -69,9 +74,11 @@ class TowerHeads:
 
 @dataclass(frozen=True, slots=True)
 class TowerConfig:
-    """The vision tower. merge x merge neighbouring patches become one token of `out` values.
-    places: learned positions on each axis. clipped: matrices clamp what goes in and comes out.
-    standardised: tokens are, by two learned rows.
+    """The vision tower.
+
+    merge x merge neighbouring patches become one token with `out` values. places: learned positions
+    on each axis. clipped: matrices clamp their inputs and outputs. standardised: two learned rows
+    standardise tokens.
     """
 
     depth: int
@@ -89,7 +96,7 @@ class TowerConfig:
 
     @property
     def unit(self) -> int:
-        """Pixels of a token's edge."""
+        """Pixels along a token's edge."""
         return self.patch * self.merge
 
 
@@ -160,7 +167,7 @@ def _experts(text: Section, layers: int) -> ExpertsConfig:
 
 
 def _silent(config: Section, text: Section, vocab: int) -> Silent:
-    """Placeholders of images, videos and sounds."""
+    """Return the placeholder tokens for images, videos and sounds."""
     padding = text.integer("pad_token_id", default=0)
     if not 0 <= padding < vocab:
         raise CheckpointError(

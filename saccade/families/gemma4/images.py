@@ -1,6 +1,6 @@
-"""A Gemma 4 image: it keeps its shape, and fills a budget of tokens.
+"""A Gemma 4 image: it keeps its shape, and fills a token budget.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ BUDGETS = (70, 140, 280, 560, 1120)
 
 @dataclass(frozen=True, slots=True)
 class BudgetRules:
-    """Implements `ImageLayout`: an image keeps its shape within `budget` tokens of `unit` x `unit`
-    pixels, `merge` x `merge` patches each. Its grid is its tokens down and across.
+    """Implements `ImageLayout`.
+
+    An image keeps its shape within `budget` tokens. A token is `unit` x `unit` pixels, `merge` x
+    `merge` patches. The grid is the tokens down and across.
     """
 
     budget: int
@@ -34,7 +36,7 @@ class BudgetRules:
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """A request that narrows these takes the next smaller budget."""
+        """Bounds on pixels. A request that narrows them takes the next smaller budget."""
         token = self.unit**2
         least = token * self._budgets[0]
         return PixelBounds(least, least, token * self.budget)
@@ -66,7 +68,7 @@ class BudgetRules:
         return self._canvas(*fit(height, width, budget, self.unit))
 
     def _canvas(self, rows: int, columns: int) -> ImageRecipe:
-        """Of so many tokens."""
+        """Return the canvas for `rows` x `columns` tokens."""
         canvas = whole((rows * self.unit, columns * self.unit), (rows, columns))
         return replace(canvas, resample=self.resample)
 
@@ -89,9 +91,10 @@ NO_IMAGES = BudgetRules(0, "bicubic", 0, 1)
 
 
 def fit(height: int, width: int, budget: int, unit: int) -> tuple[int, int]:
-    """Tokens down and across for an image that keeps its shape within a budget: as many as whole
-    tokens of `unit` pixels go into the shape that fills it, at least one. The arithmetic is
-    transformers', to the last bit.
+    """Return tokens down and across for an image that keeps its shape within a budget.
+
+    Each edge takes as many whole tokens, `unit` pixels each, as the shape that fills the budget
+    holds, and at least one. The arithmetic is transformers', to the last bit.
     """
     factor = math.sqrt(budget * unit**2 / (height * width))
     rows, columns = int(factor * height / unit), int(factor * width / unit)

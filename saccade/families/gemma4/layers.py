@@ -1,6 +1,6 @@
-"""The layers of Gemma 4's language model, each by its own shape, as `config.json` says it.
+"""The layers in Gemma 4's language model, each by its own shape, as `config.json` says it.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ ROPES = {FULL: ("proportional", 1e6, 0.25), NEAR: ("default", 1e4, 1.0)}
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """window: as `AttentionShape`'s. source: the layer whose keys and values this one sees: its
-    own, or an earlier one's. same_values: values are made of the keys' projection.
+    """One layer's shape.
+
+    window: as in `AttentionShape`. source: the layer whose keys and values this one sees, itself or
+    an earlier one. same_values: values are made from the keys' projection.
     """
 
     window: int | None
@@ -32,9 +34,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Of a head's angles the first are turned, a `share` of all; positions are divided by
-    `factor`.
-    """
+    """Rotates the first `share` of a head's angles. Positions are divided by `factor`."""
 
     theta: float
     share: float
@@ -42,7 +42,7 @@ class Rope:
 
 
 def read_layers(text: Section, heads: int) -> tuple[LayerShape, ...]:
-    """Raises CheckpointError."""
+    """Read each layer's shape. Raises CheckpointError."""
     count = text.layers("num_hidden_layers", default=30)
     kinds = _kinds(text, count)
     window = text.count("sliding_window", default=512)
@@ -79,13 +79,15 @@ def read_layers(text: Section, heads: int) -> tuple[LayerShape, ...]:
 
 
 def _kinds(text: Section, count: int) -> tuple[str, ...]:
-    """The kind of each layer: as listed, else every sixth sees all. The last always does."""
+    """Return each layer's kind, as listed. By default every sixth sees all tokens. The last always
+    does.
+    """
     usual = tuple(NEAR if (at + 1) % 6 else FULL for at in range(count))
     return (*(read_layer_types(text, count, ROPES) or usual)[:-1], FULL)
 
 
 def _source(text: Section, own: tuple[str, ...], kind: str) -> int:
-    """The last layer of the kind that has a cache."""
+    """Return the last layer of this kind that has a cache."""
     if kind not in own:
         raise CheckpointError(
             f"{text.where}: num_kv_shared_layers leaves no layer of kind {kind} with a cache"
@@ -94,7 +96,7 @@ def _source(text: Section, own: tuple[str, ...], kind: str) -> int:
 
 
 def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int]:
-    """Key/value heads and values of a head, of either age's fields."""
+    """Return the key/value heads and the values in a head, from old or new fields."""
     kv_heads = text.count("num_key_value_heads", default=4)
     dim = text.count("head_dim", default=256)
     if text.has("per_layer_config"):
@@ -111,14 +113,14 @@ def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int
 
 
 def _own_fields(layers: Section, at: int) -> Section:
-    """Of one layer, whose number may have zeros in front. Raises CheckpointError."""
+    """Return one layer's fields, whose number may have leading zeros. Raises CheckpointError."""
     if strange := [key for key in layers.data if not key.isdecimal()]:
         raise CheckpointError(f"{layers.where}: {strange[0]!r} is no number of a layer")
     return layers.section(next((key for key in layers.data if int(key) == at), str(at)))
 
 
 def read_ropes(text: Section) -> tuple[Rope, Rope]:
-    """Of layers with windows, and of the others. Raises CheckpointError."""
+    """Return the rope for layers with windows, and for the others. Raises CheckpointError."""
     return _rope(text, NEAR), _rope(text, FULL)
 
 

@@ -33,7 +33,7 @@ class Gemma4Model(FamilyModel):
         return Gemma4Decoder(weights, self.spec.text, shard)
 
     def harmless(self, name: str) -> bool:
-        """Count also the keys and values that some files have of layers that see another's."""
+        """Count also keys and values stored for layers that see another layer's."""
         if found := KEYS.match(name):
             layer, layers = int(found[1]), self.spec.text.layers
             return layer < len(layers) and layers[layer].source != layer

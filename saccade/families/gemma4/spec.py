@@ -1,6 +1,6 @@
-"""What can be said of a Gemma 4 checkpoint without tensors: sizes, prompts, windows.
+"""What a Gemma 4 checkpoint says without tensors: sizes, prompts, windows.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from saccade.families.gemma4.images import BUDGETS, NO_IMAGES, BudgetRules, read
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Options(FamilyOptions):
-    """max_soft_tokens: tokens of an image, at most; one of `BUDGETS`, as far as the tower has
+    """max_soft_tokens: an image's maximum tokens, one of `BUDGETS`, as far as the tower has
     positions. By default the image processor's.
     """
 

@@ -1,7 +1,7 @@
-"""The language model of Gemma 4: layers of two shapes, the last of which may see keys and values
-of earlier ones; a second embedding of each token goes into every layer.
+"""Gemma 4's language model: layers with two shapes, and a second token embedding for every layer.
 
-Windows are the attention's to know (`AttentionShape`), and the images that see themselves.
+The last layers may see keys and values from earlier ones. Windows are the attention's to know
+(`AttentionShape`), and the images that see themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STACK = "language_model"
 
 
 class PartialRope:
-    """Rotary tables for places in the prompt; a head's last values may stay as they are."""
+    """Rotary tables for positions in the prompt. A head's last values may stay unrotated."""
 
     __slots__ = ("inv_freq",)
 
@@ -38,13 +38,14 @@ class PartialRope:
         self.inv_freq[:turned] = 1.0 / rope.theta**steps / rope.factor
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        """positions [1, T]"""
+        """Compute the rotation for positions [1, T]."""
         return Rotation(*rotary_tables(positions[0].float()[:, None] * self.inv_freq))
 
 
 class Gemma4Attention:
-    """Queries, and keys and values where the layer has its own. All are normalised, values
-    without weights; scores are not divided by anything.
+    """Queries, and keys and values where the layer has its own.
+
+    All are normalised, values without weights. Scores are not scaled.
     """
 
     __slots__ = (
@@ -85,7 +86,7 @@ class Gemma4Attention:
         self.ones = torch.ones(shape.head_dim, dtype=weights.dtype, device=weights.device)
 
     def __call__(self, x: Rows, rotation: Rotation, attention: Attention) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]"""
+        """Map x [T, hidden] to [T, hidden]."""
         heads = self.qkv(x).unflatten(1, (-1, self.head_dim))
         if not self.owns:
             attended = attention.read(heads, rotation, self.norm, self.layer)
@@ -98,9 +99,7 @@ class Gemma4Attention:
 
 
 class LayerInput:
-    """Adds, to the stream behind a layer, what the layer's own embedding of each token says under
-    the stream's gate.
-    """
+    """Adds the layer's own token embedding to the stream behind the layer, gated by the stream."""
 
     __slots__ = ("gate", "norm", "widen")
 
@@ -113,12 +112,12 @@ class LayerInput:
         self.norm = RMSNorm(weights, f"{name}.post_per_layer_input_norm", hidden, text.rms_eps)
 
     def __call__(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden], own [T, width] -> [T, hidden]"""
+        """Add own [T, width] to x [T, hidden] -> [T, hidden]."""
         return x + self.norm(self.widen(self.gate(x) * own))
 
 
 class ExpertsBeside:
-    """Experts of the stream before the MLP, added to what the MLP makes, each normalised."""
+    """Experts that read the stream before the MLP. Adds both outputs, each normalised."""
 
     __slots__ = (
         "expert_scales",
@@ -152,7 +151,7 @@ class ExpertsBeside:
         self.out_norm = norm("post_feedforward_layernorm_2")
 
     def __call__(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """x, mixed (the MLP's) [T, hidden] -> [T, hidden]"""
+        """Add experts on x to mixed, the MLP's output, both [T, hidden] -> [T, hidden]."""
         scores = self.ops.dense_linear(self.ops.rms_norm(x, *self.router_norm), self.router)
         routes = self.ops.route(scores, self.top)
         shares = routes.shares * self.expert_scales[routes.experts]
@@ -161,7 +160,7 @@ class ExpertsBeside:
 
 
 class Gemma4Layer:
-    """Attention, then an MLP, each on normalised input, normalised, and added to the stream."""
+    """Layer with attention, then an MLP, each with norms before and after, and a residual."""
 
     __slots__ = (
         "beside",
@@ -203,7 +202,10 @@ class Gemma4Layer:
         rotation: Rotation,
         attention: Attention,
     ) -> torch.Tensor:
-        """x [T, hidden]; own [T, width]: the layer's embedding of each token -> [T, hidden]"""
+        """Map x [T, hidden] to [T, hidden].
+
+        own [T, width]: the layer's embedding for each token.
+        """
         mixed = self.mixed_norm(self.mixer(self.mixer_norm(x), rotation, attention))
         x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
         inner = self.mlp(normed)
@@ -217,8 +219,8 @@ class Gemma4Layer:
 
 
 class PerLayerEmbedding:
-    """What each layer is told of each token: a row of a table, and a projection of the stream's
-    first state.
+    """What each layer adds for each token: a table row and a projection of the stream's first
+    state.
     """
 
     __slots__ = ("norm", "project", "projected_scale", "scale", "table", "width")
@@ -238,14 +240,17 @@ class PerLayerEmbedding:
         self.projected_scale = text.hidden**-0.5
 
     def __call__(self, tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """tokens [T], x [T, hidden] -> [T, layers, width]"""
+        """Map tokens [T] and x [T, hidden] to [T, layers, width]."""
         told = self.table(tokens).mul_(self.scale).unflatten(1, (-1, self.width))
         seen = (self.project(x) * self.projected_scale).unflatten(1, (-1, self.width))
         return (self.norm(seen) + told) * 2.0**-0.5
 
 
 class Gemma4Decoder:
-    """Tokens and image rows to states, states to logits; implements `nn.protocol.LanguageModel`."""
+    """Turns tokens and image rows into states, and states into logits.
+
+    Implements `nn.protocol.LanguageModel`.
+    """
 
     __slots__ = (
         "cap",
@@ -280,8 +285,10 @@ class Gemma4Decoder:
         self.far = PartialRope(text.far, _head_dim(text, windows=False), device)
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """States [T, hidden] after the last layer. Image rows are not scaled as tokens' are; their
-        layers' own embeddings are those of padding.
+        """Return the states [T, hidden] after the last layer.
+
+        Token embeddings are scaled, image rows are not. The layers' own embeddings for image rows
+        are those of padding.
         """
         tokens = batch.tokens
         if len(self.silent):
@@ -297,21 +304,21 @@ class Gemma4Decoder:
         return x
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, hidden]."""
+        """Normalise states [R, hidden]."""
         return self.norm(states)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab_size] in float32."""
+        """Compute logits, [R, hidden] -> [R, vocab_size] in float32."""
         logits = self.head(self.normed(states)).float()
         return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
 
 def _head_dim(text: Gemma4Text, *, windows: bool) -> int:
-    """Of all layers of a kind; 2 if there are none."""
+    """Return the head size that all layers of a kind share, or 2 if there are none."""
     found = (each.head_dim for each in text.layers if (each.window is not None) == windows)
     return next(found, 2)
 
 
 def _rounded(scale: float, weights: Weights) -> float:
-    """As the model was trained."""
+    """Round `scale` to the weights' number format, as the model was trained."""
     return float(torch.tensor(scale).to(weights.dtype))

@@ -1,8 +1,8 @@
-"""Gemma 4's vision tower, for packed images of any mix of sizes: learned positions on two axes,
-rotary ones too, norms before and after attention and MLP, tokens that are means of patches.
+"""Gemma 4's vision tower, for packed images in any mix of sizes.
 
-A head's first half is turned by the column, its second half by the row. All that depends on an
-image's grid alone is its `GridFacts`.
+It has learned positions on two axes, rotary ones too, norms before and after attention and MLP, and
+tokens that are means over patches. The column rotates a head's first half, the row its second. All
+that depends on an image's grid alone is its `GridFacts`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Axes(NamedTuple):
 
 
 class ClippedLinear:
-    """A product whose inputs and outputs are clamped, where the checkpoint says how far."""
+    """A product with clamped inputs and outputs, where the checkpoint gives limits."""
 
     __slots__ = ("inputs", "outputs", "product")
 
@@ -56,7 +56,7 @@ class ClippedLinear:
         config: TowerConfig,
         make: Callable[[str], Linear | RowLinear],
     ) -> None:
-        """make: the product, from its name."""
+        """Build the product with `make`, which takes its name, and load its limits."""
         self.product = make(f"{name}.linear")
         self.inputs: tuple[float, float] | None = None
         self.outputs: tuple[float, float] | None = None
@@ -67,7 +67,7 @@ class ClippedLinear:
             )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out]"""
+        """Map x [N, in] to [N, out]."""
         if self.inputs is None or self.outputs is None:
             return self.product(x)
         return self.product(x.clamp(*self.inputs)).clamp_(*self.outputs)
@@ -78,7 +78,7 @@ def _limit(weights: Weights, name: str) -> float:
 
 
 class TowerMLP:
-    """down(act(gate(x)) * up(x))"""
+    """Computes down(act(gate(x)) * up(x))."""
 
     __slots__ = ("act", "down", "gate", "ops", "up")
 
@@ -98,12 +98,12 @@ class TowerMLP:
         self.act, self.ops = activation(config.activation), weights.ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, hidden] -> [N, hidden]"""
+        """Map x [N, hidden] to [N, hidden]."""
         return self.down(self.ops.activate(self.gate(x), self.act).mul_(self.up(x)))
 
 
 class TowerBlock:
-    """Attention, then an MLP, each on normalised input, normalised, and added to the stream."""
+    """Block with attention, then an MLP, each with norms before and after, and a residual."""
 
     __slots__ = (
         "dim",
@@ -153,7 +153,7 @@ class TowerBlock:
     def __call__(
         self, x: torch.Tensor, rotations: Sequence[Axes], cuts: Sequence[Cut], attention: Backend
     ) -> Pieces:
-        """As `nn.patches.block_pieces`, each cut with its rotation."""
+        """Run as `nn.patches.block_pieces` does, each cut with its rotation."""
 
         def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
             return self._project(rows, rotations[cut])
@@ -165,7 +165,7 @@ class TowerBlock:
         return y + self.out_norm(self.mlp(normed))
 
     def _project(self, x: torch.Tensor, rotation: Axes) -> torch.Tensor:
-        """x [N, hidden] -> queries, keys and values [N, 3 H, D]"""
+        """Project x [N, hidden] to queries, keys and values [N, 3 H, D]."""
         normed = self.norm(x)
         qkv = torch.cat(
             [
@@ -190,13 +190,14 @@ class UnitNorm:
         self.eps, self.ops = eps, weights.ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] -> [..., size]"""
+        """Normalise x [..., size]."""
         return self.ops.rms_norm(x, self.ones, self.eps)
 
 
 class Connector:
-    """Patches to tokens, their mean, made as large as they were trained to be, normalised and
-    multiplied. Every rank has it whole.
+    """Averages patches into tokens, rescales them as trained, normalises and projects them.
+
+    Every rank has the whole connector.
     """
 
     __slots__ = ("merge", "norm", "project", "root", "standard")
@@ -213,7 +214,7 @@ class Connector:
         self.project = Linear.columns(weights, [column], hidden, bias=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, hidden] -> [M, out]"""
+        """Map x [N, hidden] to [M, out]."""
         pooled = x.view(-1, self.merge, x.shape[1]).float().mean(1).to(x.dtype)
         tokens = pooled.float() * self.root
         if self.standard is not None:
@@ -223,7 +224,7 @@ class Connector:
 
 
 class Gemma4Tower:
-    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`."""
+    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
         "axis_cos",
@@ -296,5 +297,5 @@ class Gemma4Tower:
         return self.connector(x)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """[M, out] to [m, out] of each image, in reading order, as they are."""
+        """Split [M, out] into [m, out] for each image, unchanged and in reading order."""
         return [part.clone() for part in split_images(self, embeddings, facts)]

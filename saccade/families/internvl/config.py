@@ -1,7 +1,6 @@
-"""The shapes of InternVL's language model and tower, as `config.json` says them for transformers'
-own class (InternVL 2.5, 3 and 3.5 with Qwen2 or Qwen3).
+"""The shapes of InternVL's language model and tower, as `config.json` says them.
 
-Knows nothing of torch.
+Serves transformers' own class (InternVL 2.5, 3 and 3.5 with Qwen2 or Qwen3). Runs without torch.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ ROPE_KINDS = ("default", "dynamic")
 
 @dataclass(frozen=True, slots=True)
 class InternVisionConfig:
-    """InternViT, which sees one tile of `side` x `side` pixels at a time, and the projector behind
-    it.
+    """InternViT, which sees one tile, `side` x `side` pixels, at a time, and its projector.
 
     merge x merge neighbouring patches become one token. `final_norm`: after the last block.
     """
@@ -59,22 +57,22 @@ class InternVisionConfig:
 
     @property
     def patches(self) -> int:
-        """Of a tile."""
+        """Patches per tile."""
         return (self.side // self.patch) ** 2
 
     @property
     def rows(self) -> int:
-        """That the blocks compute for a tile: its class token and its patches."""
+        """Rows that the blocks compute per tile: its class token and its patches."""
         return 1 + self.patches
 
     @property
     def tokens(self) -> int:
-        """Of a tile."""
+        """Tokens per tile."""
         return self.patches // self.merge**2
 
 
 def _square(section: Section, name: str, default: int) -> int:
-    """A side, where both are equal."""
+    """Return the side if both are equal."""
     sides = set(section.integers(name, default=(default,)))
     if len(sides) != 1 or min(sides) < 1:
         raise CheckpointError(f"{section.where}: {name} must be one figure, or two that are equal")

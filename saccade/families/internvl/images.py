@@ -1,8 +1,7 @@
-"""An InternVL image: resized to a grid of square tiles whose shape is closest to its own, and cut
-up; a thumbnail of the whole image follows several tiles.
+"""An InternVL image: resized to the grid with the closest shape, and cut into square tiles.
 
-The choice of the grid follows transformers' GotOcr2 image processor, and is tested against it.
-Knows nothing of torch.
+A thumbnail of the whole image follows if there are several tiles. The choice of the grid follows
+transformers' GotOcr2 image processor, and is tested against it. Runs without torch.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ MOST_TILES = 256
 
 @dataclass(frozen=True, slots=True)
 class TileRules:
-    """Implements `ImageLayout`: `least` to `most` tiles of `side` x `side` pixels, of which the
-    tower makes `tokens` of `rows`. The grid of an image is its number of tiles, the thumbnail's
-    included.
+    """Implements `ImageLayout`.
+
+    An image has `least` to `most` tiles, each `side` x `side` pixels. The tower turns a tile's
+    `rows` into `tokens`. An image's grid is its number of tiles, including the thumbnail.
     """
 
     side: int
@@ -59,7 +59,7 @@ class TileRules:
         return self.rows
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        """The thumbnail counts nothing within the bounds."""
+        """Return the recipe within `bounds`, which leave out the thumbnail."""
         tile = self.side**2
         most = max(1, bounds.max_pixels // tile)
         within = replace(self, least=min(most, -(-bounds.min_pixels // tile)), most=most)
@@ -91,7 +91,7 @@ class TileRules:
         return grid[0] * self.tokens
 
     def num_patches(self, grid: Grid) -> int:
-        """Class tokens included."""
+        """Count patches, including class tokens."""
         return grid[0] * self.rows
 
 
@@ -100,8 +100,10 @@ def _with_thumbnail(tiles: int) -> int:
 
 
 def tile_grid(height: int, width: int, rules: TileRules) -> tuple[int, int]:
-    """(rows, columns) of tiles for an image of that size: of the shapes closest to its own the one
-    of fewest tiles, or a larger one of which the image fills more than half.
+    """Return (rows, columns) of tiles for an image of this size.
+
+    The shape closest to the image's own wins. Among equals, the fewest tiles win, unless the image
+    fills more than half of a larger grid.
     """
     shapes = sorted(
         (

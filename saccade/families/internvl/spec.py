@@ -1,6 +1,6 @@
-"""What can be said of an InternVL checkpoint without tensors: sizes, prompts, videos.
+"""What an InternVL checkpoint says without tensors: sizes, prompts, videos.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations
@@ -76,13 +76,14 @@ def _placeholder(checkpoint: Checkpoint) -> Placeholder:
 
 
 def _named(settings: Section) -> bool:
-    """True where the tokenizer's special tokens have names of their own, not only a list."""
+    """Return True if the tokenizer's special tokens have names, beyond a list."""
     return isinstance(settings.data.get("extra_special_tokens"), dict)
 
 
 def _added_tokens(folder: Path, settings: Section) -> dict[str, int]:
-    """Ids of added tokens by content: tokenizer_config.json's; where it lists none,
-    tokenizer.json's.
+    """Return added tokens' ids by content.
+
+    They are in tokenizer_config.json or, where it lists none, in tokenizer.json.
     """
     added = settings.section("added_tokens_decoder").data
     if added:

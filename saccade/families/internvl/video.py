@@ -1,7 +1,7 @@
-"""An InternVL checkpoint's videos: each frame is one tile, named by a line of text; sampling and
-the prompt follow transformers' InternVL processors, and are tested against them.
+"""An InternVL checkpoint's videos: each frame is one tile, named by a line of text.
 
-The one place that computes any of them. Knows nothing of torch.
+Sampling and the prompt follow transformers' InternVL processors, and are tested against them. Both
+are computed only here. Runs without torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InternVideo:
     marks = (MARK,)
 
     def sample(self, total: int, fps: float, wishes: VideoWishes) -> tuple[int, ...]:
-        """The middles of segments of equal length."""
+        """Return the frames in the middle of equal segments."""
         count = wishes.num_frames
         if count is None and wishes.fps is None:
             count = self.num_frames
@@ -72,8 +72,10 @@ class InternVideo:
 
 
 def read_video(checkpoint: Checkpoint, tiles: TileRules) -> InternVideo | None:
-    """None where the checkpoint's videos are normalised in another way, or have tiles of another
-    size, than its images: the tower knows one way.
+    """Return the checkpoint's rules for videos.
+
+    None where videos are normalised otherwise than its images, or have tiles of another size: the
+    tower knows one way.
     """
     section = checkpoint.video
     size = section.section("size")

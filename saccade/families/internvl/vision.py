@@ -1,8 +1,8 @@
-"""InternViT and the projector behind it, for packed tiles of any number of images.
+"""InternViT and the projector behind it, for packed tiles from any number of images.
 
-Each tile is a segment of its own: a class token, then its patches, in the order in which the merge
-x merge patches of a token stand together, so that shuffling pixels into channels is a view. Knows
-nothing of which image a tile is of.
+Each tile is its own segment: a class token, then its patches. The merge x merge patches in a token
+stand together, so that shuffling pixels into channels is a view. Which image a tile is from is left
+to callers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QK_NORM_EPS = 1e-6
 
 
 class WideNorm:
-    """RMS norm over the values of all heads together, which ranks share."""
+    """RMS norm over the values in all heads together, which ranks share."""
 
     __slots__ = ("hidden", "ops", "shard", "weight")
 
@@ -44,7 +44,7 @@ class WideNorm:
         self.shard = shard
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, hidden / ranks] -> the same"""
+        """Normalise x [N, hidden / ranks]."""
         if self.shard.size == 1:
             return self.ops.rms_norm(x, self.weight, QK_NORM_EPS)
         wide = x.float()
@@ -53,8 +53,8 @@ class WideNorm:
 
 
 class InternVisionBlock:
-    """Attention, then an MLP, each on normalised input, scaled by channel, and added to the
-    stream.
+    """Block with attention, then an MLP, each on normalised input, scaled by channel, and with a
+    residual.
     """
 
     __slots__ = ("heads", "mlp", "norm1", "norm2", "out", "qk_norms", "qkv", "scale", "scales")
@@ -86,7 +86,7 @@ class InternVisionBlock:
         self.scales = [weights.load(Part(f"{name}.lambda_{i}", (hidden,))) for i in (1, 2)]
 
     def __call__(self, x: torch.Tensor, cuts: Sequence[Cut], attention: Backend) -> Pieces:
-        """As `nn.patches.block_pieces`."""
+        """Run as `nn.patches.block_pieces` does."""
         return block_pieces(x, cuts, attention, self.scale, self._project, self._finish)
 
     def _project(self, rows: torch.Tensor, _cut: int) -> torch.Tensor:
@@ -101,7 +101,7 @@ class InternVisionBlock:
 
 
 class TileEmbed:
-    """The pixels of tiles to rows: class token and patches, with their learned positions."""
+    """Turns tiles' pixels into rows: class token and patches, with their learned positions."""
 
     __slots__ = ("config", "first", "kernel", "positions")
 
@@ -118,7 +118,7 @@ class TileEmbed:
         self.positions = table.index_select(0, order)  # [rows, hidden]
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 [tiles * side, side, 3] -> [tiles * rows, hidden]"""
+        """Turn pixels, uint8 [tiles * side, side, 3], into [tiles * rows, hidden]."""
         config = self.config
         patches = self.kernel(pixels).view(-1, config.patches, config.hidden)
         rows = torch.cat((self.first.expand(len(patches), -1, -1), patches), dim=1)
@@ -127,7 +127,7 @@ class TileEmbed:
 
 
 class Projector:
-    """Merged rows to the language model's."""
+    """Turns merged rows into the language model's."""
 
     __slots__ = ("down", "norm", "up")
 
@@ -144,13 +144,14 @@ class Projector:
         self.down = RowLinear(weights, f"{PROJECTOR}.linear_2", out, out, shard, bias=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[M, hidden * merge^2] -> [M, out_hidden]"""
+        """Map x [M, hidden * merge^2] to [M, out_hidden]."""
         return self.down(self.up(self.norm(x)))
 
 
 class InternVisionTower:
-    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`. Rows need no places: learned
-    positions are added before the first block.
+    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`.
+
+    Learned positions are added before the first block, so rows need no rotation.
     """
 
     __slots__ = (
@@ -214,7 +215,7 @@ class InternVisionTower:
         return self.projector(x.reshape(-1, config.hidden * config.merge**2))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Tile by tile; nothing stands between them."""
+        """Split the embeddings by image. An image's tiles follow each other directly."""
         return [part.clone() for part in split_images(self, embeddings, facts)]
 
 

@@ -1,5 +1,6 @@
-"""The shapes of MiniCPM-V 4.6's language model and tower, as `config.json` says them. The language
-model is read as Qwen3.5's, with one axis of positions. Knows nothing of torch.
+"""The shapes of MiniCPM-V 4.6's language model and tower, as `config.json` says them.
+
+The language model is read as Qwen3.5's, with one position axis. Runs without torch.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ MERGES = {"16x": 4, "4x": 2}
 
 @dataclass(frozen=True, slots=True)
 class MergingTower:
-    """SigLIP, and the layer behind which 2 x 2 patches become one, where a token is of 4 x 4
-    (`siglip.merge`). `siglip.side` is that of the square of learned positions, in pixels.
+    """SigLIP, and the layer behind which 2 x 2 patches become one.
+
+    `insert` is that layer, where a token is 4 x 4 patches (`siglip.merge`). `siglip.side` is the
+    edge, in pixels, that the square of learned positions has.
     """
 
     siglip: SiglipConfig
@@ -31,7 +34,7 @@ class MergingTower:
 
     @property
     def halves(self) -> bool:
-        """True if 2 x 2 patches become one within the tower."""
+        """Return True if 2 x 2 patches become one within the tower."""
         return self.siglip.merge == 4
 
     @property
@@ -41,14 +44,18 @@ class MergingTower:
 
     @property
     def depth(self) -> int:
-        """The tower's cost, in layers that all patches pass: two and a bit are those between."""
+        """The tower's cost, in layers that all patches pass.
+
+        Layers behind the merger count a quarter, rounded up together. The merger counts as one.
+        """
         after = self.layers_after
         return self.siglip.depth - after + (1 - -after // 4 if self.halves else 0)
 
 
 def read_text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
-    """Return the language model, whose positions are places in the prompt: the axes of Qwen3.5's
-    are all alike. Raises CheckpointError.
+    """Return the language model, whose positions are offsets in the prompt.
+
+    All axes of Qwen3.5's positions are alike here. Raises CheckpointError.
     """
     kind = text.text("model_type", default="qwen3_5_text")
     if kind != "qwen3_5_text":
@@ -89,7 +96,7 @@ def read_vision(config: Section, out: int) -> MergingTower:
 
 
 def read_mode(section: Section) -> str:
-    """Return how many patches become a token, of `MERGES`. Raises CheckpointError."""
+    """Return how many patches become a token, as a key in `MERGES`. Raises CheckpointError."""
     mode = section.text("downsample_mode", default="16x")
     if mode not in MERGES:
         raise CheckpointError(

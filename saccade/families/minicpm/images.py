@@ -1,7 +1,7 @@
-"""A MiniCPM-V 4.6 image: it keeps its shape; a large one is shown as a whole, and in a grid of
-slices. Sizes are in the arithmetic of transformers' image processor, to the last bit.
+"""A MiniCPM-V 4.6 image: it keeps its shape. A large one is shown as a whole, and in a grid of
+slices.
 
-Knows nothing of torch.
+Sizes follow transformers' image processor, to the last bit. Runs without torch.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ MOST_SLICES = 100
 
 @dataclass(frozen=True, slots=True)
 class SliceRules:
-    """Implements `ImageLayout`: an image of more than `scale` x `scale` pixels is shown as a whole,
-    in about so many, and in up to `most` slices of about so many each. merge x merge patches of
-    `patch` x `patch` pixels become a token.
+    """Implements `ImageLayout`.
 
-    The grid of an image is the tokens down and across of the whole; where there are slices, also
-    their rows and columns, and the tokens down and across of one. On the canvas the slices lie side
-    by side under the whole image, and nothing beside the narrower of both.
+    An image with more than `scale` x `scale` pixels is shown as a whole, in about that many pixels,
+    and in up to `most` slices with about that many each. merge x merge patches, `patch` x `patch`
+    pixels each, become a token.
+
+    An image's grid is the whole's tokens down and across. With slices, it also has their rows and
+    columns, and one slice's tokens down and across. On the canvas the slices lie side by side under
+    the whole image. The space beside the narrower of the two is empty.
     """
 
     scale: int
@@ -51,18 +53,18 @@ class SliceRules:
 
     @property
     def unit(self) -> int:
-        """Pixels along the edge of a token."""
+        """Pixels along a token's edge."""
         return self.patch * self.merge
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """In slices: each counts as `scale` x `scale` pixels, whatever its shape."""
+        """Bounds in whole slices. Each counts as `scale` x `scale` pixels, whatever its shape."""
         area = self.scale**2
         return PixelBounds(area, area, self.most * area)
 
     @property
     def largest_image(self) -> LargestImage:
-        """Bounds, not reached."""
+        """Upper bounds, which images stay below."""
         tokens = most_of_all(self.scale, self.unit, self.most, LONGEST_ASPECT)
         # Beside the narrower of the whole image and its slices lies as much again, at most.
         return LargestImage(2 * tokens * self.unit**2, tokens)
@@ -114,16 +116,16 @@ def _tokens(size: Size, unit: int) -> tuple[int, ...]:
 
 
 def view_tokens(grid: Grid) -> list[int]:
-    """Tokens of the whole image, then of each slice."""
+    """Count the tokens in the whole image, then in each slice."""
     whole = [grid[0] * grid[1]]
     return whole if len(grid) == 2 else whole + [grid[4] * grid[5]] * (grid[2] * grid[3])
 
 
 def slice_grid(size: Size, scale: int, least: int, most: int) -> tuple[int, int]:
-    """Rows and columns of slices, of about scale x scale pixels each; (0, 0): none.
+    """Return rows and columns of slices, about scale x scale pixels each. (0, 0): none.
 
-    The numbers of slices are those around the image's pixels, from `least` to `most`; the shape is
-    the one closest to the image's, and of several that of most rows.
+    The candidates are the counts around the image's pixels, from `least` to `most`. The shape
+    closest to the image's wins, and among equals the one with most rows.
     """
     height, width = size
     shape = math.log(width / height)
@@ -144,8 +146,10 @@ def slice_grid(size: Size, scale: int, least: int, most: int) -> tuple[int, int]
 
 
 def view_size(size: tuple[float, float], scale: int, unit: int, *, enlarge: bool) -> Size:
-    """Of a view of an image, or of a slice, in its own shape: of about scale x scale pixels, or of
-    as many as it has if they are fewer, unless `enlarge`; in multiples of `unit`.
+    """Return the size for a view of an image or a slice, in its own shape.
+
+    It has about scale x scale pixels. A smaller image keeps its own number, unless `enlarge`. Both
+    edges are multiples of `unit`.
     """
     height, width = size
     if height * width > scale * scale or enlarge:
@@ -156,19 +160,24 @@ def view_size(size: tuple[float, float], scale: int, unit: int, *, enlarge: bool
 
 
 def slice_size(size: Size, grid: tuple[int, int], scale: int, unit: int) -> Size:
-    """Of each slice of an image."""
+    """Return the size that each slice has."""
     height, width = (_multiple(edge, parts) / parts for edge, parts in zip(size, grid))
     return view_size((height, width), scale, unit, enlarge=True)
 
 
 def _multiple(length: float, of: int) -> int:
-    """The nearest one, of two the even one (Python's `round`), at least 1 x `of`."""
+    """Return the multiple of `of` nearest to `length`, at least `of`.
+
+    Ties go to the even multiple (Python's `round`).
+    """
     return max(round(length / of) * of, of)
 
 
 def most_tokens(scale: int, unit: int, longest: float) -> int:
-    """No view has more tokens, of unit x unit pixels, than this, if one edge of the image is at
-    most `longest` times the other.
+    """Return an upper bound for the tokens in a view.
+
+    A token is unit x unit pixels. longest: an edge of the image is at most this many times the
+    other.
     """
     # The height decides: within it, the widest view is that of the widest image.
     heights = range(int(scale / math.sqrt(longest)), int(scale * math.sqrt(longest)) + 2)
@@ -183,7 +192,7 @@ def most_tokens(scale: int, unit: int, longest: float) -> int:
 
 
 def most_of_all(scale: int, unit: int, most: int, longest: float) -> int:
-    """The same of an image and up to `most` slices together."""
+    """Return an upper bound for the tokens in an image and up to `most` slices together."""
     sliced = 0
     for count in range(2, most + 1):
         # A row, or a column, of as many slices might have been chosen.

@@ -29,6 +29,6 @@ class MiniCPMModel(FamilyModel):
         return hybrid_model(weights, self.spec.text, self.spec.hybrid, shard, own_head=True)
 
     def harmless(self, name: str) -> bool:
-        """Count also the merger within a tower that is to leave it out."""
+        """Count also the merger within a tower that leaves it out."""
         left_out = not self.spec.vision.halves and name.startswith(f"{TOWER}.vit_merger.")
         return left_out or super().harmless(name)

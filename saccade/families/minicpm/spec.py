@@ -1,8 +1,8 @@
-"""What can be said of a MiniCPM-V 4.6 checkpoint without tensors: sizes, prompts, what is kept of
-each token or sequence.
+"""What a MiniCPM-V 4.6 checkpoint says without tensors: sizes, prompts, what is kept per token or
+sequence.
 
-An image's number among the images of a prompt stands before it as text, so that the image itself is
-the same at any place. Knows nothing of torch.
+An image's number among a prompt's images stands before it as text, so the image itself is the same
+at any place. Runs without torch.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class MiniCPMOptions(FamilyOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicePlaceholder(Placeholder):
-    """An image is its number, the whole between two marks, each slice between two others.
+    """An image: its number, the whole between two marks, each slice between two others.
 
-    numbers[k]: before the k-th image of a prompt; none where images are not numbered. line: between
-    rows of slices.
+    numbers[k]: stands before the k-th image in a prompt. Empty: images are not numbered. line:
+    stands between rows of slices.
     """
 
     numbers: tuple[Ids, ...]
@@ -82,7 +82,10 @@ class SlicePlaceholder(Placeholder):
     def expand(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """As `Placeholder.expand`. Raises InvalidRequest for more images than have numbers, too."""
+        """Do as `Placeholder.expand` does.
+
+        Raises InvalidRequest, too, if there are more images than numbers.
+        """
         if self.numbers and len(images) > len(self.numbers):
             raise InvalidRequest(
                 f"the prompt has {len(images)} images; this model numbers at most "
@@ -143,7 +146,7 @@ def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
 
 
 def _placeholder(checkpoint: Checkpoint, vocab: int) -> SlicePlaceholder:
-    """As the tokenizer writes what transformers' processor puts around images."""
+    """Build the placeholder from the tokens that transformers' processor puts around images."""
     path = checkpoint.folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
 

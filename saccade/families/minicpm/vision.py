@@ -1,9 +1,9 @@
-"""MiniCPM-V 4.6's SigLIP: views of any size, learned positions found by a patch's place in its
-view; behind one of its layers attention within 2 x 2 patches, which then become one; and 2 x 2 of
-these become a token.
+"""MiniCPM-V 4.6's SigLIP, for views with any size.
 
-The rows of a token stand together, and within them those of each 2 x 2 patches, so that bringing
-them together is a view. Each view of an image is a segment of its own.
+A patch's place in its view gives its learned position. Behind one layer, 2 x 2 patches attend to
+each other and become one, and 2 x 2 of these become a token. A token's rows stand together, and
+within them the rows for each 2 x 2 patches, so bringing them together is a view. Each view of an
+image is its own segment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class FourToOne:
         act: Activation,
         shard: Shard,
     ) -> None:
-        """sizes: of a row; within; of what comes out."""
+        """Load the MLP.
+
+        sizes: the values in a row, within, and in an output row.
+        """
         hidden, inner, out = sizes
         self.norm = LayerNorm(weights, f"{name}.pre_norm", FOUR * hidden, eps)
         up = [Column(f"{name}.linear_1", inner, shard)]
@@ -57,12 +60,12 @@ class FourToOne:
         self.down = RowLinear(weights, f"{name}.linear_2", inner, out, shard, bias=True, inner=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, hidden] -> [N / 4, out]"""
+        """Map x [N, hidden] to [N / 4, out]."""
         return self.down(self.up(self.norm(x.view(len(x) // FOUR, -1))))
 
 
 class WindowMerger:
-    """Attention within each four rows, whose mean and MLP are then one row."""
+    """Attention within each four rows. Their mean and an MLP then make one row."""
 
     __slots__ = ("heads", "mlp", "norm", "out", "qkv", "scale")
 
@@ -80,7 +83,7 @@ class WindowMerger:
         self.mlp = FourToOne(weights, name, sizes, config.norm_eps, "gelu_tanh", shard)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, hidden] -> [N / 4, hidden]"""
+        """Map x [N, hidden] to [N / 4, hidden]."""
         qkv = self.qkv(self.norm(x)).view(len(x) // FOUR, FOUR, 3, self.heads, -1)
         queries, keys, values = qkv.permute(2, 0, 3, 1, 4)  # [W, H, 4, D] each
         seen = F.scaled_dot_product_attention(queries, keys, values, scale=self.scale)
@@ -89,8 +92,9 @@ class WindowMerger:
 
 
 class MiniCPMTower:
-    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`. Rows need no places: learned
-    positions are added before the first block.
+    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`.
+
+    Learned positions are added before the first block, so rows need no rotation.
     """
 
     __slots__ = (
@@ -134,7 +138,10 @@ class MiniCPMTower:
         return patches // self.config.siglip.merge**2
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """`order` has, for each token, its block of the canvas."""
+        """Return the grid's facts.
+
+        `order` gives each token its block on the canvas.
+        """
         merge, device = self.config.siglip.merge, self.positions.device
         counts = view_tokens(grid)
         places = [self._places(*grid[:2])]
@@ -150,7 +157,10 @@ class MiniCPMTower:
         )
 
     def _places(self, rows: int, columns: int) -> np.ndarray:
-        """The place in the table of each patch of a view of so many tokens."""
+        """Return each patch's row in the position table.
+
+        The view has `rows` x `columns` tokens.
+        """
         merge, across = self.config.siglip.merge, self.config.siglip.across
         size = rows * merge, columns * merge
         row, column = (nested(each, merge) for each in merged_order(*size, merge))
@@ -174,7 +184,10 @@ class MiniCPMTower:
         return self.connector(self.norm(x))
 
     def _merged(self, merger: WindowMerger, x: torch.Tensor, cuts: Sequence[Cut]) -> Pieces:
-        """cuts: of the rows that come out. Costs what `MergingTower.depth` has beside layers."""
+        """Run the merger, with cuts in its output rows.
+
+        Costs what `MergingTower.depth` counts beside layers.
+        """
         config, found = self.config, []
         each = FOUR * (config.depth - config.insert - 1) - config.layers_after
         for cut in cuts:
@@ -183,21 +196,23 @@ class MiniCPMTower:
         return together(found)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """View by view; nothing stands between them."""
+        """Split the embeddings by image. An image's views follow each other directly."""
         return [part.clone() for part in split_images(self, embeddings, facts)]
 
 
 def nested(patches: np.ndarray, merge: int) -> np.ndarray:
-    """[N] of patches whose merge x merge of a token stand together, row by row: with each 2 x 2 of
-    these together, too.
+    """Order patches [N] so that each 2 x 2 stand together within their token.
+
+    A token's merge x merge patches already stand together, row by row.
     """
     row, column = merged_order(merge, merge, 2)
     return patches.reshape(-1, merge**2)[:, row * merge + column].reshape(-1)
 
 
 def canvas_blocks(grid: Grid) -> np.ndarray:
-    """The block of the canvas, of a token's size, of each token [M]: of the whole image, then of
-    slice after slice.
+    """Return each token's block on the canvas [M], a block being a token's pixels.
+
+    The whole image comes first, then slice after slice.
     """
     rows, columns = grid[:2]
     if len(grid) == 2:
@@ -210,7 +225,7 @@ def canvas_blocks(grid: Grid) -> np.ndarray:
 
 
 def quarter(cut: Cut) -> Cut:
-    """The same of rows each of which stands for four."""
+    """Return the same cut for rows that each stand for four."""
     rows, keys = (slice(each.start // FOUR, each.stop // FOUR) for each in (cut.rows, cut.keys))
     if cut.rows == cut.keys:
         bounds, longest = cut.segments.bounds // FOUR, cut.segments.longest // FOUR
@@ -221,8 +236,9 @@ def quarter(cut: Cut) -> Cut:
 
 
 def _buckets(size: int, across: int) -> np.ndarray:
-    """The line of the square of learned positions nearest to each of `size` lines of patches, as
-    transformers' `get_vision_nearest_position_ids` finds it.
+    """Return the line in the square of learned positions nearest to each of `size` patch lines.
+
+    Follows transformers' `get_vision_nearest_position_ids`.
     """
     bounds = torch.arange(1 / across, 1.0, 1 / across)
     return torch.bucketize(torch.arange(size) / size, bounds, right=True).numpy()

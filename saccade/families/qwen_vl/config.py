@@ -1,8 +1,8 @@
 """The shapes of Qwen-VL's language model and tower, as `config.json` says them in old and new
-transformers layouts.
+layouts.
 
-Old: text fields at the top level, `rope_theta` and `rope_scaling`; new: `text_config` and
-`rope_parameters`. Knows nothing of torch.
+Old transformers layouts have text fields at the top level, `rope_theta` and `rope_scaling`. New
+ones have `text_config` and `rope_parameters`. Runs without torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Qwen-VL image: it keeps its shape, in whole tokens, within bounds on its pixels.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ LONGEST_SIDE = 16384
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """Implements `ImageLayout`: merge x merge patches of `patch` x `patch` pixels become a token.
-    `min_pixels`, `max_pixels` bound height * width after resizing.
+    """Implements `ImageLayout`.
 
-    The grid of an image is the frames on its canvas (a still image is one, a pair of a video two),
-    and patches along (height, width) of a frame.
+    merge x merge patches, `patch` x `patch` pixels each, become a token. `min_pixels` and
+    `max_pixels` bound height * width after resizing.
+
+    An image's grid is the frames on its canvas (one for a still image, two for a video's pair), and
+    a frame's patches along (height, width).
     """
 
     patch: int
@@ -75,12 +77,15 @@ class ImageRules:
         return whole(size, self.grid(*size))
 
     def settings(self, family: str, recipe: ImageRecipe) -> bytes:
-        """The bounds have no part in it but by the size that they lead to."""
+        """Return the fingerprint.
+
+        The bounds enter it through the size that they lead to.
+        """
         unit = (family, self.patch, self.merge, self.temporal_patch, self.mean, self.std)
         return fingerprint(unit, self.resample, recipe)
 
     def grid(self, height: int, width: int) -> Grid:
-        """Return the grid of a canvas of one frame."""
+        """Return the grid for a canvas with one frame."""
         assert height % self.factor == 0 and width % self.factor == 0
         return 1, height // self.patch, width // self.patch
 
@@ -96,8 +101,10 @@ NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
-    """(height, width) after resizing: multiples of the factor, pixel count within the rules, aspect
-    ratio about kept.
+    """Return (height, width) after resizing.
+
+    Both are multiples of the factor, with a pixel count within the rules. The aspect ratio is about
+    kept.
 
     Python's `round` (half to even) is part of the rule: transformers uses it too. Raises ImageError
     beyond an aspect ratio of 200.

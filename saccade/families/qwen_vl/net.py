@@ -14,7 +14,7 @@ from saccade.parallel import Shard
 
 class QwenVLModel(FamilyModel):
     """Names become `visual.*`, `language_model.*`, `lm_head.weight`, whatever the file's age calls
-    them. Heads that draft keep theirs.
+    them. MTP heads keep theirs.
     """
 
     spec: QwenVLSpec
@@ -37,5 +37,5 @@ class QwenVLModel(FamilyModel):
         return attention_decoder(weights, self.spec.text, shard)
 
     def harmless(self, name: str) -> bool:
-        """Count also a head in the file of a model whose configuration ties it."""
+        """Count also a head stored for a model whose configuration ties it."""
         return super().harmless(name) or (self.spec.text.tied and name == HEAD)

@@ -1,8 +1,8 @@
-"""What can be said of a Qwen-VL checkpoint without tensors: sizes, prompts, rotary positions.
+"""What a Qwen-VL checkpoint says without tensors: sizes, prompts, rotary positions.
 
 One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts): they differ in
-configuration only. Formulas of positions follow transformers' `get_rope_index` of these models, and
-are tested against them. Knows nothing of torch.
+configuration only. Formulas for positions follow these models' `get_rope_index` in transformers,
+and are tested against them. Runs without torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TEMPLATES = Templates(
 
 @dataclass(frozen=True, slots=True)
 class QwenOptions(FamilyOptions):
-    """patch_embed: the entry of pixels into the vision tower (`PatchEmbedding`)."""
+    """patch_embed: how pixels enter the vision tower (`PatchEmbedding`)."""
 
     patch_embed: PatchEmbedding = "auto"
 
@@ -102,11 +102,11 @@ class QwenVLSpec(BaseSpec):
     def positions(
         self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """mRoPE positions.
+        """Return the mRoPE positions [3, num_tokens], and the next position.
 
         An image takes as many steps as its longer side has merged patches, whatever its token
-        count. Pairs of a video whose `time` is set begin at one position, apart on the time axis;
-        what follows them goes on behind the largest (as in transformers 4).
+        count. A video's pairs, whose `time` is set, begin at one position, apart on the time axis.
+        What follows them goes on behind the largest (as in transformers 4).
         """
         positions = np.empty((3, num_tokens), dtype=np.int64)
         done = position = begin = 0
@@ -128,8 +128,9 @@ class QwenVLSpec(BaseSpec):
 
 
 def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: int) -> int:
-    """Fill [start, end) of all three axes with `position`, `position + 1`, ...; returns what comes
-    next.
+    """Fill [start, end) on all three axes with `position`, `position + 1`, ...
+
+    Returns the next position.
     """
     positions[:, start:end] = np.arange(position, position + end - start)
     return position + end - start
@@ -159,8 +160,11 @@ def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
 
 
 def read_placeholder(checkpoint: Checkpoint, usual: int) -> Placeholder:
-    """Return the tokens of an image and of a pair of a video's frames. usual: the first, where
-    config.json is silent. Raises CheckpointError.
+    """Return the tokens that stand for an image and for a pair of video frames.
+
+    Raises CheckpointError.
+
+    usual: the first token, where config.json is silent.
     """
     config = checkpoint.config
     image = config.integer("image_token_id", default=usual)

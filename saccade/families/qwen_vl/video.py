@@ -1,12 +1,14 @@
-"""A Qwen-VL checkpoint's videos: sampling, sizes, timestamps, prompt text and positions, all from
-its own video configuration. The one place that computes any of them.
+"""A Qwen-VL checkpoint's videos: sampling, sizes, timestamps, prompt text and positions.
 
-Formulas follow transformers' video processors of Qwen2-VL (which Qwen2.5-VL uses) and of Qwen3-VL
-(which Qwen3.5 uses), and are tested against them. Where a checkpoint has no video configuration,
-frames are bounded as qwen-vl-utils bounds them: 768 tokens each. Two things are as these models
-were trained, and as transformers 4 and vLLM have them, not as transformers 5 has: a video of
-Qwen3-VL has no vision tokens around all its pairs, and text after a video of Qwen2-VL or Qwen2.5-VL
-goes on behind the video's largest position (`QwenVLSpec.positions`). Knows nothing of torch.
+All follow from its own video configuration, and are computed only here. Formulas follow
+transformers' video processors for Qwen2-VL (which Qwen2.5-VL uses) and for Qwen3-VL (which Qwen3.5
+uses), and are tested against them. Where a checkpoint has no video configuration, frames are
+bounded as qwen-vl-utils bounds them: 768 tokens each.
+
+Two things are as these models were trained, and as transformers 4 and vLLM have them, unlike
+transformers 5. A Qwen3-VL video has no vision tokens around all its pairs. Text after a Qwen2-VL or
+Qwen2.5-VL video goes on behind the video's largest position (`QwenVLSpec.positions`). Runs without
+torch.
 """
 
 from __future__ import annotations
@@ -45,11 +47,10 @@ SHORTEST_EDGE = 4096
 class QwenVideo:
     """Implements `core.video.VideoRules`.
 
-    rules: how a frame becomes patches; `min_pixels` and `max_pixels` bound one frame, where `third`
-    all frames of a video together. third: timestamps stand before each pair, which has positions of
-    its own. cap: `cap_pixels_per_frame`, of which `max_video_tokens` is the measure.
-    tokens_per_second: places on the time axis; None: a pair is one. frame_tokens: of a frame at
-    most; 0: `rules` says all.
+    rules: how a frame becomes patches. `min_pixels` and `max_pixels` bound one frame, or with
+    `third` all frames together. third: timestamps stand before each pair, which has positions of
+    its own. cap: `cap_pixels_per_frame`, measured by `max_video_tokens`. tokens_per_second: steps
+    on the time axis. None: one per pair. frame_tokens: a frame's maximum. 0: `rules` alone decide.
     """
 
     rules: ImageRules
@@ -108,7 +109,7 @@ class QwenVideo:
         return (self.frames, *recipe.grid[1:])
 
     def _size(self, count: int, height: int, width: int, wishes: VideoWishes) -> tuple[int, int]:
-        """(height, width) of a frame after resizing."""
+        """Return a frame's (height, width) after resizing."""
         rules, unit = self.rules, self.rules.factor**2
         least, most = rules.min_pixels, rules.max_pixels
         count = max(count, 2)
@@ -162,14 +163,14 @@ class QwenVideo:
 
 
 def _arange(total: int, count: int) -> tuple[int, ...]:
-    """As `torch.arange(0, total, total / count).int()` has it, within the video."""
+    """Compute `torch.arange(0, total, total / count).int()`, within the video."""
     step = total / count
     places = (np.arange(math.ceil(total / step)) * step).astype(np.float32).astype(np.int64)
     return tuple(np.minimum(places, total - 1)[:count].tolist())
 
 
 def video_resize(count: int, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """(height, width) of each of `count` frames, whose pixels are bounded together.
+    """Return (height, width) for each of `count` frames, whose pixels are bounded together.
 
     Raises ImageError beyond an aspect ratio of 200.
     """
@@ -195,8 +196,10 @@ def video_resize(count: int, height: int, width: int, rules: ImageRules) -> tupl
 
 
 def read_video(checkpoint: Checkpoint, variant: Variant, image: ImageRules) -> QwenVideo | None:
-    """None where the checkpoint's videos are normalised in another way than its images, or have
-    patches of other numbers of frames: the tower knows one way.
+    """Return the checkpoint's rules for videos.
+
+    None where videos are normalised otherwise than its images, or have patches with other numbers
+    of frames: the tower knows one way.
     """
     third = variant == "qwen3_vl"
     section, unit = checkpoint.video, image.factor**2

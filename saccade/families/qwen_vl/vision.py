@@ -1,4 +1,4 @@
-"""The vision tower of the Qwen-VL families, for packed images of any mix of sizes.
+"""The vision tower of the Qwen-VL families, for packed images in any mix of sizes.
 
 Qwen2-VL: LayerNorm, plain MLP. Qwen2.5-VL: RMSNorm, gated MLP, attention in windows but for a few
 layers. Qwen3-VL: LayerNorm, plain MLP, learned positions interpolated to the grid, and intermediate
@@ -35,7 +35,7 @@ Norm = RMSNorm | LayerNorm
 
 
 class VisionBlock:
-    """Attention, then an MLP, each on normalised input and added to the stream."""
+    """Block with attention, then an MLP, each on normalised input and with a residual."""
 
     __slots__ = ("heads", "mlp", "norm1", "norm2", "ops", "out", "qkv", "scale")
 
@@ -60,7 +60,7 @@ class VisionBlock:
         cuts: Sequence[Cut],
         attention: Backend,
     ) -> Pieces:
-        """As `nn.patches.block_pieces`, each cut with its rotation."""
+        """Run as `nn.patches.block_pieces` does, each cut with its rotation."""
 
         def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
             qkv = self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1)
@@ -75,7 +75,7 @@ class VisionBlock:
 
 
 class PatchMerger:
-    """merge x merge neighbouring patches to one token of the language model.
+    """Merges merge x merge neighbouring patches into one token for the language model.
 
     `late_norm`: the norm sees merged rows.
     """
@@ -109,15 +109,16 @@ class PatchMerger:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, hidden] -> [M, out_hidden]"""
+        """Map x [N, hidden] to [M, out_hidden]."""
         tokens = x.shape[0] // self.unit
         x = self.norm(x.view(tokens, -1)) if self.late_norm else self.norm(x).view(tokens, -1)
         return self.down(self.up(x))
 
 
 class PatchEmbed:
-    """Pixels to rows: the checkpoint's 3-d convolution, whose stride is its kernel, as the matrix
-    that it is.
+    """Turns pixels into rows by the checkpoint's 3-d convolution.
+
+    Its stride is its kernel, so it is computed as a matrix product.
     """
 
     __slots__ = ("config", "dtype", "linear", "mean", "std")
@@ -133,7 +134,10 @@ class PatchEmbed:
         self.linear = Linear(weights.ops, DenseMatrix(matrix), bias)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 [F, H, W, 3], a still image or the frames of a pair -> [N, hidden]"""
+        """Turn pixels, uint8 [F, H, W, 3], into rows [N, hidden].
+
+        The frames are a still image's, or those in a pair.
+        """
         config = self.config
         return self.linear(
             patchify(
@@ -149,10 +153,11 @@ class PatchEmbed:
 
 
 class FoldedPatchEmbed:
-    """The same with the norm, and the frames of a still image, which are alike, folded into the
-    matrix; for the two frames of a pair of a video that differ, its slices stay apart.
+    """A `PatchEmbed` whose matrix also holds the norm and sums a still image's equal frames.
 
-    Bytes less 128 are exact in 16 bits, and products with them small; what the norm adds is kept,
+    For two frames in a video's pair that differ, the matrix's slices stay apart.
+
+    Bytes less 128 are exact in 16 bits, and products with them small. What the norm adds is kept,
     and added, in float32.
     """
 
@@ -181,7 +186,7 @@ class FoldedPatchEmbed:
         self.slices = Linear(weights.ops, DenseMatrix(apart.to(self.dtype)))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 [F, H, W, 3] -> [N, hidden]"""
+        """Turn pixels, uint8 [F, H, W, 3], into rows [N, hidden]."""
         if len(pixels) > 1 and bool((pixels[1:] == pixels[:1]).all()):
             pixels = pixels[:1]  # equal frames have the still image's bits
         linear = self.linear if len(pixels) == 1 else self.slices
@@ -198,7 +203,7 @@ def _patch_embed(
 
 
 class VisionTower:
-    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`."""
+    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
         "axis",
@@ -290,7 +295,7 @@ class VisionTower:
         return x
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Back in reading order."""
+        """Split the embeddings by image, back in reading order."""
         return [
             part.clone() if fact.restore is None else part.index_select(0, fact.restore)
             for part, fact in zip(split_images(self, embeddings, facts), facts)
@@ -319,8 +324,9 @@ class VisionTower:
         )
 
     def _positions(self, row: np.ndarray, column: np.ndarray, grid: Grid) -> torch.Tensor | None:
-        """The learned square of positions, bilinear between its corners, at the patches of the grid
-        [N, hidden].
+        """Return learned positions at the grid's patches [N, hidden].
+
+        They are bilinear between the corners in the learned square. None without a table.
         """
         table = self.position_table
         if table is None:
@@ -340,8 +346,9 @@ class VisionTower:
 
 
 def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """The two source places, with weights, of each of `place` in [0, size) on an axis of length
-    `side`; ends meet ends.
+    """Return two source offsets, with weights, for each `place` in [0, size).
+
+    The source axis has length `side`. Ends meet ends.
     """
     source = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
     low = np.floor(source)
@@ -351,11 +358,10 @@ def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np
 
 
 def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """An order [M] of merged tokens in which each window's stand together, and the windows' lengths
-    in patches.
+    """Return an order [M] that puts each window's merged tokens together, and window lengths.
 
-    `window` is in merged tokens. Windows of equal length are put next to each other, so that their
-    attention is one batched call; which order the windows have among themselves changes nothing.
+    Lengths are in patches, `window` is in merged tokens. Windows with equal length are neighbours,
+    so their attention is one batched call. The order among windows changes no result.
     """
     rows, columns = grid[1] // merge, grid[2] // merge
     row, column = np.indices((rows, columns)).reshape(2, -1)
@@ -383,7 +389,7 @@ def _mlp(weights: Weights, name: str, config: VisionConfig, shard: Shard) -> Lay
 def _convolution(
     weights: Weights, config: VisionConfig
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Matrix [hidden, 3 * frames * patch * patch] and bias."""
+    """Return the matrix [hidden, 3 * frames * patch * patch] and the bias."""
     kernel = (3, config.temporal_patch, config.patch, config.patch)
     matrix = weights.load(Part("visual.patch_embed.proj.weight", (config.hidden, *kernel))).view(
         config.hidden, -1

@@ -1,8 +1,7 @@
-"""A SmolVLM image: its longer edge is resized to one length, then both edges to whole tiles; the
-whole image in the size of one tile follows the tiles.
+"""A SmolVLM image: cut into tiles, followed by the whole image in one tile's size.
 
-The sizes follow transformers' Idefics3 image processor, and are tested against it. Knows nothing of
-torch.
+Its longer edge is resized to one length, then both edges to whole tiles. The sizes follow
+transformers' Idefics3 image processor, and are tested against it. Runs without torch.
 """
 
 from __future__ import annotations
@@ -35,12 +34,14 @@ RESIZED = "by torch"
 
 @dataclass(frozen=True, slots=True)
 class SplitRules:
-    """Implements `ImageLayout`: an image whose longer edge is resized to `edge` pixels is cut into
-    tiles of `side` x `side`, if `split`, of which the tower makes `tokens` of `patches`.
+    """Implements `ImageLayout`.
 
-    The grid of an image is its rows and columns of tiles, both 0 if it is shown as one. On the
-    canvas the tiles lie side by side, the whole image under the first of the last row, and nothing
-    beside that.
+    An image's longer edge is resized to `edge` pixels. With `split`, it is cut into `side` x `side`
+    tiles. The tower turns a tile's `patches` into `tokens`.
+
+    An image's grid is its rows and columns of tiles, both 0 if it is shown as one. On the canvas
+    the tiles lie side by side. The whole image is under the first tile in the last row, and the
+    rest there is empty.
     """
 
     side: int
@@ -77,7 +78,7 @@ class SplitRules:
         return self.patches
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        """The tiles of the longest edge whose tiles lie within the bounds."""
+        """Return the recipe with the longest edge whose tiles stay within the bounds."""
         size, side = (height, width), self.side
         for across in range(self.across, 1, -1):
             resized = longest_edge(size, min(self.edge, across * side))
@@ -88,7 +89,10 @@ class SplitRules:
         return self._recipe(longest_edge(size, edge), (side, side))
 
     def _recipe(self, resized: Size, cut: Size) -> ImageRecipe:
-        """resized: the image's size before it becomes whole tiles of `cut` pixels."""
+        """Return the recipe.
+
+        resized: the image's size before it becomes whole tiles, `cut` pixels together.
+        """
         side, resample = self.side, self.resample
         if not self.split or cut == (side, side):
             views: tuple[ImageView, ...] = (ImageView((side, side)),)
@@ -115,7 +119,10 @@ class SplitRules:
 
 
 def longest_edge(size: Size, edge: int) -> Size:
-    """The longer edge as given, the other in proportion and even, in transformers' arithmetic."""
+    """Return a size with the longer edge as given, the other in proportion and even.
+
+    The arithmetic is transformers'.
+    """
     height, width = size
     aspect = width / height
     if width >= height:
@@ -126,7 +133,7 @@ def longest_edge(size: Size, edge: int) -> Size:
 
 
 def whole_tiles(size: Size, side: int) -> Size:
-    """Both edges as multiples of `side`."""
+    """Return the size with both edges as multiples of `side`."""
     height, width = size
     aspect = width / height
     if width >= height:

@@ -1,7 +1,7 @@
-"""What can be said of a SmolVLM checkpoint without tensors: sizes, and prompts in which text says
-each tile's row and column.
+"""What a SmolVLM checkpoint says without tensors: sizes, and prompts in which text says each tile's
+row and column.
 
-Knows nothing of torch.
+Runs without torch.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ FAKE, IMAGE, OVERALL = "<fake_token_around_image>", "<image>", "<global-img>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TilePlaceholder(Placeholder):
-    """An image is a piece for each tile, of `tokens` rows, and one for the whole image.
+    """An image: a piece per tile, with `tokens` rows, and one for the whole image.
 
-    rows[row]: before the first tile of a row. places[row][column]: before another. before: before
-    the whole image, shown after its tiles; alone: shown without tiles.
+    rows[row]: before a row's first tile. places[row][column]: before another tile. before: before
+    the whole image, which follows its tiles. alone: before an image without tiles.
     """
 
     tokens: int
@@ -115,7 +115,7 @@ def _text(config: Section, text: Section) -> TextConfig:
 
 
 def _placeholder(checkpoint: Checkpoint, tiles: SplitRules) -> TilePlaceholder:
-    """As the tokenizer writes what transformers' processors put around tiles."""
+    """Build the placeholder from the tokens that transformers' processors put around tiles."""
     path = checkpoint.folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     for token in (FAKE, IMAGE):
@@ -138,5 +138,5 @@ def _placeholder(checkpoint: Checkpoint, tiles: SplitRules) -> TilePlaceholder:
 
 
 def _lines(rows: range) -> list[tuple[int, str]]:
-    """Each row, and the text that ends the one before it."""
+    """Return each row, and the text that ends the row before it."""
     return [(row, "\n" if row > 1 else "") for row in rows]

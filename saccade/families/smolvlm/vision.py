@@ -1,4 +1,4 @@
-"""SmolVLM's SigLIP: the places of its patches in the table of learned positions, the connector."""
+"""SmolVLM's SigLIP: where its patches find their learned positions, and the connector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from saccade.parallel import WHOLE, Shard
 def smolvlm_tower(
     weights: Weights, config: SiglipConfig, rules: SplitRules, shard: Shard
 ) -> SiglipTower:
-    """Raises CheckpointError where a tensor is missing or misshapen."""
+    """Build the tower.
+
+    Raises CheckpointError where a tensor is missing or misshapen.
+    """
     column = Column("connector.modality_projection.proj", config.out_hidden, WHOLE)
     # Every rank has it whole: a share would be gathered again at once.
     project = Linear.columns(weights, [column], config.hidden * config.merge**2, bias=False)
@@ -32,10 +35,10 @@ def smolvlm_tower(
 
 
 def _buckets(config: SiglipConfig) -> torch.Tensor:
-    """The place in the table of learned positions of each patch of a tile, in merged order.
+    """Return each patch's row in the table of learned positions, in merged order.
 
-    A patch's place is found as transformers finds it: by a fraction of the tile, whose rounding may
-    give a patch its neighbour's.
+    Found as transformers finds it: by a fraction of the tile, whose rounding may give a patch its
+    neighbour's.
     """
     across = config.across
     bounds = torch.arange(1 / across, 1.0, 1 / across)

@@ -1,5 +1,6 @@
-"""Our paged attention in transformers' attention interface: what a decoder layer calls in place of
-its own. Knows nothing of models.
+"""Our paged attention in transformers' attention interface.
+
+A decoder layer calls it in place of its own. It is the same for all models.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ TURNED = 2
 
 
 class PagedCall:
-    """One forward pass: the attention, and a rotation by nothing, for layers have turned queries
-    and keys themselves.
+    """One forward pass: the attention, and an identity rotation.
+
+    Layers have already rotated queries and keys.
     """
 
     __slots__ = ("attention", "dim", "still")
 
     def __init__(self, attention: Attention, dim: int, tokens: int, device: torch.device) -> None:
-        """dim: values of a head."""
+        """Build the identity rotation for `tokens` rows.
+
+        dim: values per head.
+        """
         self.attention = attention
         self.dim = dim
         ones = torch.ones((tokens, TURNED), device=device)
@@ -50,7 +55,10 @@ def paged_attention(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """([1, T, Hq, D], no weights). Raises Unservable for what our attention does not do."""
+    """Return ([1, T, Hq, D], no weights).
+
+    Raises Unservable for what our attention lacks.
+    """
     name = type(module).__name__
     for word, meant in more.items():
         if word not in NEUTRAL and meant is not None and meant is not False:

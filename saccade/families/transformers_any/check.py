@@ -1,7 +1,7 @@
-"""What is asked of a model's layers before it is served: one token through all of them, each of
-which must ask once for attention, with the heads and the window that caches are made for.
+"""The check on a model's layers before it is served.
 
-Knows nothing of models.
+One token passes all layers. Each must ask once for attention, with the heads and the window that
+caches are made for. The check is the same for all models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ OTHERWISE = 0
 
 
 def shown_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, **_: Any) -> Any:
-    """In place of a mask: how many tokens the last one of the longest text sees, [1, 1, 1, 1]."""
+    """Return how many tokens the last one sees in the longest text, [1, 1, 1, 1].
+
+    It stands in place of a mask. `OTHERWISE` stands for masks other than windows.
+    """
     context = config.max_position_embeddings
     nothing, places = torch.zeros((1, 1), dtype=torch.int64), torch.arange(context)[None]
     last = torch.tensor([[context - 2], [context - 1]])
@@ -49,7 +52,7 @@ def counted_attention(
     paged: PagedCall | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`paged_attention` with a `PromptAttention`, which is told of the layer's mask."""
+    """Run `paged_attention` with a `PromptAttention`, which records the layer's mask."""
     made = paged_attention(module, query, key, value, None, paged=paged, **more)
     assert paged is not None and isinstance(paged.attention, PromptAttention)
     sees = None if attention_mask is None else int(attention_mask.flatten()[0])
@@ -62,9 +65,11 @@ AttentionMaskInterface.register(NAME, shown_mask)
 
 
 class PromptAttention:
-    """An attention over one whole prompt, without pages, that counts its calls; implements
-    `nn.protocol.Attention`. layers: of each call, its layer and heads. sees: of each call, as
-    `shown_mask` says it; None: there is no mask.
+    """Attention over one whole prompt, without pages, that counts its calls. Implements
+    `nn.protocol.Attention`.
+
+    layers: each call's layer and heads. sees: each call's mask, as `shown_mask` says it. None: the
+    call has no mask.
     """
 
     def __init__(self, text: TextFacts) -> None:
@@ -118,8 +123,10 @@ class NoRecurrence:
 def counted_token(
     text: TextFacts, run: Callable[[torch.Tensor, torch.Tensor, PagedCall], torch.Tensor], x: Any
 ) -> torch.Tensor:
-    """Pass one token's embedding x [1, hidden] through all layers, whose attention is `NAME`'s; its
-    state [1, hidden]. Raises Unservable for a layer that asks for other caches than there are.
+    """Pass one token's embedding x [1, hidden] through all layers, and return its state [1,
+    hidden].
+
+    Layers attend by `NAME`. Raises Unservable if a layer asks for other caches than there are.
     """
     counted = PromptAttention(text)
     positions = torch.zeros((text.axes, 1), dtype=torch.int64, device=x.device)

@@ -1,8 +1,8 @@
-"""The facts of a checkpoint that transformers' own modules serve: said by transformers, in a
-process of its own, and kept in the user's cache folder.
+"""The facts about a checkpoint that transformers' own modules serve.
 
-transformers loads torch, which neither front nor engine may. So what is asked of its configuration
-and its processor is asked of a child (`inspector.py`). Knows nothing of torch.
+transformers says them, in its own process, and they are kept in the user's cache folder. It loads
+torch, which neither front nor engine may. So a child (`inspector.py`) answers what is asked about
+its configuration and its processor. Runs without torch.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ TensorKind = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class OwnProcessor:
-    """A checkpoint's own processor of images. folder: the checkpoint's. choices: a JSON object of
-    the fields in which the processor is to differ from its files.
+    """A checkpoint's own image processor.
+
+    folder: the checkpoint's. choices: a JSON object with the fields that differ from its files.
     """
 
     folder: str
@@ -65,7 +66,7 @@ class OwnProcessor:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorPixels:
-    """What image workers are told of a recipe (`pixels.py`): who makes which tensors."""
+    """What a recipe tells image workers (`pixels.py`): who makes which tensors."""
 
     processor: OwnProcessor
     tensors: tuple[PixelTensor, ...]
@@ -73,9 +74,10 @@ class ProcessorPixels:
 
 @dataclass(frozen=True, slots=True)
 class SizeFacts:
-    """An image of a size: its `tokens`, which stand in the prompt for the placeholder; the tensors
-    of its pixels; box: its rows' lengths along each axis of positions (empty: their places in the
-    prompt).
+    """What an image with this size becomes.
+
+    tokens: stand in the prompt for the placeholder. tensors: hold its pixels. box: its rows'
+    lengths along each position axis. Empty: positions are offsets in the prompt.
     """
 
     size: Size
@@ -86,8 +88,10 @@ class SizeFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The language model. axes: of positions. windows: by layer, as `AttentionShape`'s. near:
-    tokens that it turns by short factors, where it turns longer texts by long ones (longrope).
+    """The language model.
+
+    axes: the positions' axes. windows: by layer, as in `AttentionShape`. near: texts up to this
+    many tokens are rotated by short factors, longer ones by long factors (longrope).
     """
 
     vocab_size: int
@@ -104,9 +108,10 @@ class TextFacts:
 
 @dataclass(frozen=True, slots=True)
 class Deepstack:
-    """Features of an image that are added within the decoder. layers: those that get some.
-    by_number: features go by the number of their layer, and nothing stands in the image's tokens
-    before the first one.
+    """An image's features that are added within the decoder.
+
+    layers: those that get some. by_number: features go by their layer's number, and the image's
+    tokens are empty before the first one.
     """
 
     layers: tuple[int, ...]
@@ -114,15 +119,16 @@ class Deepstack:
 
     @property
     def levels(self) -> int:
-        """Rows of `hidden` values that an image's token has."""
+        """Rows of `hidden` values per image token."""
         return len(self.layers) + (not self.by_number)
 
 
 @dataclass(frozen=True, slots=True)
 class Joints:
-    """What a processor does where an image meets what stands beside it. spaced: it puts a space
-    behind an image that a word follows. shared: tokens that end one image and begin the next,
-    written once where the two stand side by side.
+    """What a processor does where an image meets its neighbours.
+
+    spaced: it puts a space behind an image that a word follows. shared: tokens that end one image
+    and begin the next, written once where two images touch.
     """
 
     spaced: bool = False
@@ -134,11 +140,14 @@ NO_JOINTS = Joints()
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The vision tower. Token ids: `placeholder` stands in a template for an image, `content` in a
-    prompt for each row of its embedding, and `seen` are those that experts of images take (empty:
-    there are none). kinds: name, format and number of dimensions of all the tensors that images of
-    any sizes become. deepstack: None: the decoder's layers get nothing of an image. mark: the
-    placeholder's text.
+    """The vision tower.
+
+    Token ids: `placeholder` stands for an image in a template, `content` for each row of its
+    embedding in a prompt. `seen` are the tokens that image experts take (empty: there are none).
+
+    kinds: name, format and number of dimensions for each tensor that images become, whatever their
+    size. deepstack: None: an image adds nothing to the decoder's layers. mark: the placeholder's
+    text.
     """
 
     placeholder: int
@@ -155,7 +164,10 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`images` None: the model takes text only."""
+    """The facts about a model.
+
+    `images` None: it takes text only.
+    """
 
     model_type: str
     architecture: str
@@ -165,26 +177,26 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class InspectorBoot:
-    """The order to an inspector at its start: of the checkpoint with this processor."""
+    """An inspector's order at its start: the checkpoint with this processor."""
 
     processor: OwnProcessor
 
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """Say `ModelFacts`."""
+    """Asks for `ModelFacts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskSize:
-    """Say `SizeFacts` of an upright image."""
+    """Asks for the `SizeFacts` of an upright image."""
 
     size: Size
 
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """The reason for no answer."""
+    """Why there is no answer."""
 
     why: str
 
@@ -196,8 +208,9 @@ INSPECTOR: Codec[Answer, Question] = Codec(Answer, Question)
 
 
 class Inspector:
-    """The child that answers for a checkpoint, started with the first question. It ends with this
-    process.
+    """The child that answers for a checkpoint.
+
+    It starts with the first question, and ends with this process.
     """
 
     def __init__(self, processor: OwnProcessor) -> None:
@@ -206,7 +219,10 @@ class Inspector:
         self._channel: Channel[Question, Answer] | None = None
 
     def ask(self, question: Question) -> Answer:
-        """Waits for the answer, seconds where the child has to start. Raises CheckpointError."""
+        """Wait for the answer. It takes seconds if the child has to start.
+
+        Raises CheckpointError.
+        """
         if self._channel is None:
             boot = InspectorBoot(self._processor)
             self._child = Child.spawn(MODULE, boot, (), image_environment())
@@ -231,7 +247,7 @@ class Inspector:
 
 
 class SizeBook:
-    """The facts of sizes, asked for once each, by any threads."""
+    """The facts about sizes, asked for once each, by any threads."""
 
     def __init__(self, inspector: Inspector, known: Mapping[Size, SizeFacts]) -> None:
         self._inspector = inspector
@@ -239,7 +255,10 @@ class SizeBook:
         self._lock = threading.Lock()
 
     def facts(self, size: Size) -> SizeFacts:
-        """Raises ImageError where the processor refuses the size."""
+        """Return the facts about a size.
+
+        Raises ImageError if the processor refuses it.
+        """
         if known := self._known.get(size):
             return known
         with self._lock:
@@ -258,7 +277,10 @@ class SizeBook:
 def content_spans(
     tokens: Sequence[int], content: int, start: int = 0, image: int = 0
 ) -> list[Span]:
-    """The runs of `content` among an image's tokens, which begin at `start` of the prompt."""
+    """Return the runs of `content` among an image's tokens.
+
+    The tokens begin at `start` in the prompt.
+    """
     spans: list[Span] = []
     row = 0
     for token, run in groupby(tokens):
@@ -279,8 +301,9 @@ ones the image before it has written.
 def with_images(
     tokens: Sequence[int], placeholder: int, images: Sequence[Sequence[int]], shared: int
 ) -> tuple[list[int], list[Segment]]:
-    """A prompt with the tokens of each image in place of its placeholder. shared: as in `Joints`.
-    images: as many as placeholders.
+    """Replace each placeholder in a prompt by its image's tokens.
+
+    shared: as in `Joints`. images: one per placeholder.
     """
     expanded: list[int] = []
     segments: list[Segment] = []
@@ -299,16 +322,17 @@ def with_images(
 
 
 def box_positions(box: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Positions [axes, rows] of an image's rows, from 0."""
+    """Return positions [axes, rows] for an image's rows, from 0."""
     return np.indices(box).reshape(len(box), -1)
 
 
 def counted(
     num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]], axes: int
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """Positions of several axes [axes, num_tokens], and the next: text counts on by one on all of
-    them; an image's rows, in one piece, stand at its block from there, and what follows behind the
-    largest of them.
+    """Return positions on several axes [axes, num_tokens], and the next position.
+
+    Text counts on by one on all axes. An image's rows, in one piece, stand at its block from there,
+    and what follows behind the largest.
     """
     positions = np.empty((axes, num_tokens), np.int64)
     done = position = 0
@@ -321,8 +345,9 @@ def counted(
 
 
 def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
-    """The kept facts, or the inspector's, which are kept then. Raises CheckpointError with the
-    reason for a checkpoint that cannot be served.
+    """Return the kept facts, or ask the inspector and keep its answer.
+
+    Raises CheckpointError with the reason if the checkpoint cannot be served.
     """
     folder = Path(processor.folder)
     path = cache_folder("transformers") / f"{_name(folder, processor.choices)}.json"
@@ -342,7 +367,9 @@ def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
 
 
 def _name(folder: Path, choices: str) -> str:
-    """Of all that the facts follow from: the JSON files but the weights' index, the processor's
+    """Return a digest over all that the facts follow from.
+
+    These are the JSON files (without the weights' index), the chat templates, the processor's
     choices, transformers' version, and this folder's code.
     """
     code = Path(__file__).parent.glob("*.py")
@@ -351,13 +378,13 @@ def _name(folder: Path, choices: str) -> str:
 
 
 def processing(folder: Path) -> str:
-    """A digest of all that the pixels of a checkpoint's processor follow from, but its choices."""
+    """Return a digest over all that a processor's pixels follow from, except its choices."""
     torchvision = str(find_spec("torchvision") is not None)
     return _digest(torchvision, [folder / name for name in PROCESSOR_FILES])
 
 
 def _digest(told: str, paths: Iterable[Path]) -> str:
-    """Of transformers' version, what is `told`, and files, as far as they are there."""
+    """Return a digest over transformers' version, `told`, and those files that exist."""
     digest = blake3(f"{version('transformers')} {told}".encode())
     for path in paths:
         if path.is_file():

@@ -1,5 +1,7 @@
 """What a model hands its decoder, recorded from its own forward and from ours, and whether both are
-alike. Knows nothing of models, nor of how a prompt is made.
+alike.
+
+The same for all models and prompts.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ NEUTRAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """One call. arguments: by name, but neutral ones. states: [T, hidden]; None: not computed.
+    """One call to a decoder.
 
-    A decoder that is handed tokens makes embeddings itself: if of tokens alone, they stand here.
+    arguments: by name, without neutral ones. states: [T, hidden]. None: not computed.
+
+    A decoder that is handed tokens makes embeddings itself. If it makes them from tokens alone,
+    they stand here.
     """
 
     arguments: Mapping[str, Any]
@@ -39,17 +44,17 @@ class Handed:
 
     @property
     def embeddings(self) -> torch.Tensor | None:
-        """[T, hidden]; None: the decoder makes them of tokens and images."""
+        """Return [T, hidden], or None if the decoder makes them from tokens and images."""
         made = self.arguments.get(EMBEDDINGS)
         return None if made is None else made[0]
 
 
 class Enough(Exception):
-    """The decoder need not compute."""
+    """Raised where the decoder need not compute."""
 
 
 class Watch:
-    """Records the first call of a decoder, as in `Handed`."""
+    """Records a decoder's first call, as in `Handed`."""
 
     def __init__(self, stop: bool, images: Collection[str]) -> None:
         self.arguments: Mapping[str, Any] | None = None
@@ -81,14 +86,16 @@ class Watch:
 
     @property
     def handed(self) -> Handed | None:
-        """None: the decoder was not called."""
+        """Return the call, or None if the decoder was not called."""
         return None if self.arguments is None else Handed(self.arguments, self.states)
 
 
 @contextmanager
 def watch(decoder: Any, *, stop: bool = False, images: Collection[str] = ()) -> Iterator[Watch]:
-    """Record what the decoder is handed within the block. stop: end the call before its layers, if
-    it is handed embeddings. images: names of the tensors of images.
+    """Record what the decoder is handed within the block.
+
+    `stop`: end the call before its layers, if it is handed embeddings. images: names of the image
+    tensors.
     """
     watched = Watch(stop, images)
     hooks = (
@@ -105,7 +112,7 @@ def watch(decoder: Any, *, stop: bool = False, images: Collection[str] = ()) -> 
 
 
 def find_difference(ours: Handed, theirs: Handed) -> str | None:
-    """Return the reason why our call is not the model's own; None: both are alike."""
+    """Return why our call differs from the model's own, or None if both are alike."""
     names = sorted(theirs.arguments.keys() - ours.arguments.keys() - {POSITIONS, MASK})
     if names:
         return f"its decoder is handed {', '.join(names)}, which nothing here passes"
@@ -127,8 +134,9 @@ def find_difference(ours: Handed, theirs: Handed) -> str | None:
 
 
 def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Return True if most rows of two [T, hidden] differ by rounding alone: in half formats a
-    router may send the others to other experts.
+    """Return True if most rows in two [T, hidden] differ by rounding alone.
+
+    In half formats a router may send the others to other experts.
     """
     if theirs.dtype == torch.float32:
         return alike(ours, theirs)
@@ -137,8 +145,9 @@ def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
-    """Return True if two values differ by rounding alone. within: this share of their size; None:
-    the one of the format of `theirs`.
+    """Return True if two values differ by rounding alone.
+
+    within: this share of their size. None: the share for the format that `theirs` has.
     """
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
         if ours.shape != theirs.shape:
@@ -156,7 +165,7 @@ def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
 
 
 def differing_rows(ours: torch.Tensor, theirs: torch.Tensor) -> Sequence[int]:
-    """Return the rows of two [T, hidden] that differ by more than rounding."""
+    """Return the rows where two [T, hidden] differ by more than rounding."""
     apart = (ours.float() - theirs.float()).norm(dim=1)
     many = apart > ROUNDING[theirs.dtype] * theirs.float().norm(dim=1)
     found: list[int] = many.nonzero()[:, 0].tolist()
@@ -168,13 +177,14 @@ def _says(name: str, value: Any) -> bool:
 
 
 def _is_zero(value: Any) -> bool:
-    """Return True for kinds of tokens that say no more than none do."""
+    """Return True for token kinds that are all zero, and so say as much as none do."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.any()
 
 
 def _same_places(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Return True for equal positions: [1, T], or [axes, 1, T], with the places in the text before
-    them or without.
+    """Return True if positions are equal.
+
+    They are [1, T], or [axes, 1, T], with or without the offsets in the text before them.
     """
     own, other = (each[:, 0] if each.dim() == 3 else each for each in (ours, theirs))
     other = other[len(other) - len(own) :] if len(other) > len(own) > 1 else other

@@ -1,5 +1,6 @@
-"""What models do to logits behind their heads' products: a factor, a soft cap. Knows nothing of
-which model it is.
+"""What models do to logits behind their heads' products: a factor, a soft cap.
+
+The same code serves all models.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AfterHead:
-    """factor: logits are multiplied by it; divisor: or divided; cap: soft. Neutral unless said."""
+    """What follows the head.
+
+    factor: multiplies logits. divisor: divides them. cap: a soft cap. Neutral by default.
+    """
 
     factor: float = 1.0
     divisor: float = 1.0
     cap: float | None = None
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """In the head's number format, as models do."""
+        """Apply it in the head's number format, as models do."""
         if self.factor != 1.0:
             logits = logits * self.factor
         if self.divisor != 1.0:
@@ -28,8 +32,9 @@ class AfterHead:
 
 
 def ways(text: Any) -> tuple[AfterHead, ...]:
-    """As a language model's configuration says it, and nothing: models of images and text leave out
-    what the language model alone does.
+    """Return what a language model's configuration says, and a neutral `AfterHead`.
+
+    Models for images and text leave out what the language model alone does.
     """
     said = text.to_dict()
     factor, divisor = said.get("logit_scale"), said.get("logits_scaling")

@@ -1,7 +1,7 @@
-"""The process that asks transformers about a checkpoint: which of its models it is, whether its
-promise can be kept, and what its processor makes of images of a size.
+"""The process that asks transformers about a checkpoint.
 
-Started by `facts.py`. Sees no bytes of images: sizes follow from blank ones.
+It learns which transformers model this is, whether its promise can be kept, and what its processor
+makes from images by size. Started by `facts.py`. Blank images are enough: sizes follow from them.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ AXES = 3
 
 
 class Questions:
-    """Answers for one checkpoint. Raises Unservable, or CheckpointError naming a field, where it
-    cannot be served.
+    """Answers for one checkpoint.
+
+    Raises Unservable, or CheckpointError naming a field, if it cannot be served.
     """
 
     def __init__(self, own: OwnProcessor) -> None:
@@ -118,7 +119,7 @@ class Questions:
         return ModelFacts(self._config.model_type, self._class.__name__, text, images)
 
     def _joints(self, image: SizeFacts) -> Joints:
-        """What the processor does where images of this size meet letters and each other."""
+        """Return what the processor does where such images meet letters and each other."""
         mark, tokens = self._processor.image_token, image.tokens
         blank = PIL.Image.new("RGB", image.size[::-1], (GREY, GREY, GREY))
         theirs = {}
@@ -143,7 +144,7 @@ class Questions:
         )
 
     def _written(self, text: str, image: SizeFacts, joints: Joints) -> list[int]:
-        """The tokens of a text with images in it, as they are written here."""
+        """Return the tokens that our code writes for a text with images."""
         mark = self._processor.image_token
         if joints.spaced:
             text = put_spaces(text, mark)
@@ -152,7 +153,7 @@ class Questions:
         return with_images(plain, self._placeholder, images, joints.shared)[0]
 
     def _seen_tokens(self) -> tuple[int, ...]:
-        """Those that the model's experts of images take, where it has such experts."""
+        """Return the tokens that the model's image experts take, if it has any."""
         if EXPERTS not in self._processor.model_input_names:
             return ()
         tokens = [*range(len(self._processor.tokenizer))]
@@ -160,7 +161,10 @@ class Questions:
         return tuple(token for token, kind in enumerate(kinds) if kind)
 
     def size(self, size: Size) -> SizeFacts:
-        """Raises Unservable for a size that the processor refuses."""
+        """Return the facts about a size.
+
+        Raises Unservable if the processor refuses it.
+        """
         blank = PIL.Image.new("RGB", (size[1], size[0]), (GREY, GREY, GREY))
         text = self._processor.image_token
         try:
@@ -181,8 +185,10 @@ class Questions:
 def box_of(
     rule: Callable[..., Any], made: Any, tokens: Sequence[int], content: int
 ) -> tuple[int, ...]:
-    """The shape in which a model's own positions of an image's rows lie, if they go by the rule of
-    `counted`: asked of a prompt with the image twice. rule: the model's `get_rope_index`.
+    """Return the shape in which a model's own positions for an image's rows lie.
+
+    A prompt with the image twice shows whether they follow the rule in `counted`. Raises Unservable
+    for another rule. rule: the model's `get_rope_index`.
     """
     try:
         kinds = made["mm_token_type_ids"][0].tolist()
@@ -205,7 +211,7 @@ def box_of(
 
 
 def rope_index(config: Any, text: Any) -> Any:
-    """The model's own rule for positions of several axes; None: they have one."""
+    """Return the model's own rule for positions with several axes, or None for one axis."""
     name = modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type)
     kind = getattr(transformers, name) if isinstance(name, str) else None
     if kind is not None and "get_rope_index" in dir(kind):
@@ -217,7 +223,7 @@ def rope_index(config: Any, text: Any) -> Any:
 
 
 def read_deepstack(config: Any) -> Deepstack | None:
-    """The features that the decoder's layers get of an image, as the configuration says it."""
+    """Return the features that the decoder's layers get from an image, by configuration."""
     said = config.to_dict()
     if pairs := said.get("deepstack_layer_map"):
         layers = {layer for _, layer in pairs} | {*(said.get("spatial_target_layers") or ())}
@@ -228,7 +234,7 @@ def read_deepstack(config: Any) -> Deepstack | None:
 
 
 def tensor_kinds(sizes: Sequence[SizeFacts]) -> tuple[TensorKind, ...]:
-    """Of all tensors of these sizes, by name."""
+    """Return the kinds of all tensors at these sizes, sorted by name."""
     found = {(t.name, t.dtype, len(t.shape)) for each in sizes for t in each.tensors}
     if len({name for name, *_ in found}) < len(found):
         raise Unservable("its processor makes tensors of other formats of images of other sizes")
@@ -236,7 +242,7 @@ def tensor_kinds(sizes: Sequence[SizeFacts]) -> tuple[TensorKind, ...]:
 
 
 def pixel_tensors(made: Any) -> list[PixelTensor]:
-    """The tensors of images in a processor's output."""
+    """Return the image tensors in a processor's output."""
     found = []
     for name in sorted(made.keys() - TEXT_KEYS):
         value = made[name]
@@ -264,7 +270,7 @@ def seeing_classes() -> set[str]:
 
 
 def find_class(config: Any) -> Any:
-    """The class of config.json's `architectures`, or of its model type."""
+    """Return the class that config.json's `architectures`, or its model type, names."""
     known = seeing_classes() | set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     names = [*map(str, config.architectures or ())]
     for mapping in (
@@ -297,7 +303,7 @@ def processor_of(own: OwnProcessor) -> Any:
 
 
 def content_token(config: Any) -> int:
-    """The token that stands for each row of an image."""
+    """Return the token that stands for each row of an image."""
     said = config.to_dict()
     if not isinstance(said.get("vision_config"), dict):
         raise Unservable("its images go through no tower that config.json names (vision_config)")
@@ -309,7 +315,7 @@ def content_token(config: Any) -> int:
 
 
 def serve(channel: Channel[Answer, Question], own: OwnProcessor) -> None:
-    """Answers until the asker has gone."""
+    """Answer until the asker has gone."""
     questions: Questions | None = None
     with suppress(Disconnected):
         while True:

@@ -1,7 +1,7 @@
-"""What a decoder is handed beside the rows that stand for an image: features for its layers
-(deepstack), and rows that the model has learned for the marks around an image.
+"""What a decoder is handed besides an image's rows.
 
-Knows nothing of which model it is.
+It gets features for its layers (deepstack), and rows that the model has learned for the marks
+around an image. The same code serves all models.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Learned:
     __slots__ = ("rows", "tokens")
 
     def __init__(self, found: Mapping[int, torch.Tensor]) -> None:
-        """found: a row [hidden] by token."""
+        """Keep `found`, a row [hidden] by token."""
         kept = sorted(found)
         self.tokens = torch.tensor(kept, device=found[kept[0]].device)
         self.rows = torch.stack([found[token] for token in kept]).clone()
 
     def put(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden], of these tokens [T]."""
+        """Put the rows into x [T, hidden], by its tokens [T]."""
         places, which = (tokens[:, None] == self.tokens).nonzero(as_tuple=True)
         return x.index_copy(0, places, self.rows[which].to(x.dtype))
 
 
 def one_tensor(made: Any) -> torch.Tensor:
-    """Features of one image, in one piece or in several, as [rows, hidden]."""
+    """Join one image's features, in one piece or in several, as [rows, hidden]."""
     if not isinstance(made, torch.Tensor):
         made = torch.cat([each.flatten(0, -2) for each in made])
     rows: torch.Tensor = made.flatten(0, -2)
@@ -41,8 +41,10 @@ def one_tensor(made: Any) -> torch.Tensor:
 
 
 def levels_of(deepstack: Deepstack, made: Any) -> list[torch.Tensor]:
-    """What a tower has made of one image for the decoder's first input, if it makes that, and for
-    each of its layers in turn: [rows, hidden] each.
+    """Return a tower's features for one image, [rows, hidden] each.
+
+    Those for the decoder's first input come first, if it makes them, then those for each layer in
+    turn.
     """
     if deepstack.by_number:
         found = {layer: one_tensor(each) for layer, each in made.deepstack_features}
@@ -51,7 +53,7 @@ def levels_of(deepstack: Deepstack, made: Any) -> list[torch.Tensor]:
 
 
 def own_rows(deepstack: Deepstack, batch: Batch, hidden: int) -> torch.Tensor:
-    """The rows [S, hidden] in place of an image's tokens."""
+    """Return the rows [S, hidden] that replace an image's tokens."""
     if deepstack.by_number:
         return batch.embeddings.new_zeros((len(batch.embeddings), hidden))
     return batch.embeddings[:, :hidden]
@@ -60,7 +62,7 @@ def own_rows(deepstack: Deepstack, batch: Batch, hidden: int) -> torch.Tensor:
 def for_layers(
     deepstack: Deepstack, batch: Batch, hidden: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The decoder's arguments with the features of all shown tokens, in the order of tokens."""
+    """Return the decoder's arguments with the features for all shown tokens, in token order."""
     order = batch.splice_rows.argsort()
     shown = torch.zeros(len(batch.tokens), dtype=torch.bool, device=batch.tokens.device)
     shown[batch.splice_rows] = True

@@ -1,7 +1,7 @@
-"""The adapter (LoRA) that a checkpoint keeps for its images in a folder of its own, beside the base
-weights: added to the model's matrices at load, as if it were asked for by all requests.
+"""The adapter (LoRA) that a checkpoint keeps for its images, in a folder next to the base weights.
 
-Knows nothing of which model it is.
+It is added to the model's matrices at load, as if all requests asked for it. The same code serves
+all models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from saccade.nn.adapter_files import read_adapter
 
 
 def merge_adapter(model: Any, folder: Path) -> bool:
-    """False: `folder` has none. Raises CheckpointError for one that cannot be read."""
+    """Add the image adapter in `folder` to the model's matrices.
+
+    Returns False if there is none. Raises CheckpointError if it cannot be read.
+    """
     if not (folder / IMAGES_ADAPTER).is_dir():
         return False
     layers = {

@@ -1,7 +1,7 @@
-"""The network of a checkpoint that transformers' own modules serve: its tower, an image at a time,
-its decoder layers over our paged attention, and our head.
+"""The network for a checkpoint that transformers' own modules serve.
 
-transformers reads the weights. Knows nothing of which model it is.
+It has their tower, an image at a time, their decoder layers over our paged attention, and our head.
+transformers reads the weights. The same code serves all models.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LONG = (
 
 
 class AnyText:
-    """transformers' decoder; implements `nn.protocol.LanguageModel`."""
+    """transformers' decoder. Implements `nn.protocol.LanguageModel`."""
 
     __slots__ = (
         "behind",
@@ -72,8 +72,9 @@ class AnyText:
     )
 
     def __init__(self, model: Any, tower: AnyTower | None, spec: AnySpec, ops: Ops) -> None:
-        """Raises CheckpointError where prompts come to something else than in the model's own
-        `generate`. tower: None: it takes text only.
+        """Build the decoder, and compare it with the model's own `generate`.
+
+        Raises CheckpointError if prompts come out differently. tower: None: it takes text only.
         """
         text, images = spec.facts.text, spec.facts.images
         self.hidden = text.hidden
@@ -107,7 +108,10 @@ class AnyText:
     def _checked(
         self, model: Any, spec: AnySpec, token: torch.Tensor, theirs: torch.Tensor
     ) -> AfterHead:
-        """Which way logits go on, where one token's are the model's own, `theirs`."""
+        """Return what follows the head, as one token's logits `theirs` show.
+
+        Raises Unservable if no known way gives them.
+        """
         attend_by(self.decoder, check.NAME)
         state = check.counted_token(spec.facts.text, self.run, self.embedding(token))
         plain = self.matrix.logits(self.ops, state)
@@ -122,7 +126,7 @@ class AnyText:
     def _compare(
         self, trials: Sequence[trial.OwnAnswer], tower: AnyTower | None, spec: AnySpec
     ) -> None:
-        """Raises Unservable where what was tried comes to something else here."""
+        """Raise Unservable if the trials come out differently here."""
         device = self.embedding.weight.device
         batches = []
         for each in trials:
@@ -148,14 +152,14 @@ class AnyText:
                 raise Unservable("its logits of a prompt are not those of its own generate")
 
     def _telling_token(self, spec: AnySpec) -> torch.Tensor:
-        """[1]: the one with the largest embedding that stands for no image."""
+        """Return [1]: the token with the largest embedding, except those for images."""
         sizes: torch.Tensor = self.embedding.weight.norm(dim=1)
         if images := spec.facts.images:
             sizes[[images.placeholder, images.content, *images.seen]] = 0.0
         return sizes.argmax()[None]
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """States [T, hidden], after the last norm."""
+        """Return the states [T, hidden] after the last norm."""
         x = self._embed(batch)
         call = PagedCall(attention, self.dim, len(x), x.device)
         more: dict[str, Any] = {}
@@ -166,7 +170,7 @@ class AnyText:
         return self.run(x, batch.positions, call, **more)
 
     def _embed(self, batch: Batch) -> torch.Tensor:
-        """[T, hidden]"""
+        """Compute the embeddings [T, hidden]."""
         x: torch.Tensor = self.embedding(batch.tokens)
         if self.learned is not None:
             x = self.learned.put(x, batch.tokens)
@@ -182,7 +186,7 @@ class AnyText:
     def run(
         self, x: torch.Tensor, positions: torch.Tensor, call: PagedCall, **more: Any
     ) -> torch.Tensor:
-        """x [T, hidden], positions [axes, T] -> [T, hidden]"""
+        """Run the decoder on x [T, hidden] at positions [axes, T] -> [T, hidden]."""
         places = positions if len(positions) == 1 else positions[:, None]
         made = self.decoder(
             inputs_embeds=x[None], position_ids=places, use_cache=False, paged=call, **more
@@ -191,35 +195,39 @@ class AnyText:
         return states
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """They are."""
+        """Return `states`: they are normalised."""
         return states
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab_size] in float32."""
+        """Compute logits, [R, hidden] -> [R, vocab_size] in float32."""
         return self.behind.apply(self.matrix.logits(self.ops, states)).float()
 
 
 def attend_by(decoder: Any, name: str) -> None:
-    """Not the tower, whose configuration may be a part of the decoder's."""
+    """Set the decoder's attention alone.
+
+    The tower keeps its own: its configuration may be a part of the decoder's.
+    """
     decoder.config._attn_implementation = {"": name}
 
 
 class AnyModel(FamilyModel):
-    """transformers finds tensors by its own names, and says which it passes over."""
+    """A model whose tensors transformers finds by its own names. It says which it passes over."""
 
     spec: AnySpec
 
     unused = ("",)
 
     def build_tower(self, weights: Weights, _encoder_shard: Shard) -> TowerAlone:
-        """The whole model is read, and its language half let go of."""
+        """Read the whole model, and let go of its language half."""
         model = self._read(weights)
         pack(model, model.get_output_embeddings(), weights.ops)
         return TowerAlone(self.spec, weights.ops, self._tower(model), weights.adapters)
 
     def build(self, weights: Weights, _shard: Shard, _encoder_shard: Shard) -> WholeNet:
-        """Raises CheckpointError where a tensor is missing, or a layer does what pages do not
-        hold.
+        """Build the network.
+
+        Raises CheckpointError if a tensor is missing, or a layer does what pages cannot hold.
         """
         spec, model = self.spec, self._read(weights)
         tower = self._tower(model) if spec.sees_images else None
@@ -274,5 +282,5 @@ class AnyModel(FamilyModel):
         return model
 
     def projection(self, _name: str) -> bool:
-        """Return False: nothing is quantised."""
+        """Return False: all matrices stay unquantised."""
         return False

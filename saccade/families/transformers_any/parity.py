@@ -1,7 +1,7 @@
-"""Whether a server's answers are transformers' own: the questions, the child that answers them with
-transformers' own `generate` (`reference.py`), and the verdict.
+"""Whether a server's answers are transformers' own.
 
-Knows nothing of torch, nor of how a server answers.
+Owns the questions, the child that answers them with transformers' own `generate` (`reference.py`),
+and the verdict. Runs without torch, and leaves answering to the server.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ SLACK = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class ReferenceBoot:
-    """The order to a child: the checkpoint's folder, the number format to compute in, and what
-    processes images, if any are asked about. far: texts of all lengths are turned as those of more
-    tokens are; None: as they are.
+    """A child's order: the checkpoint's folder, the number format, and the image processor.
+
+    processor None: questions have no images. far: rotate all texts as those with more than `far`
+    tokens. None: leave rotations alone.
     """
 
     folder: str
@@ -42,7 +43,10 @@ class ReferenceBoot:
 
 @dataclass(frozen=True, slots=True)
 class AskReference:
-    """Answer a prompt of these tokens, with `checkered` of `size` as its image; None: without."""
+    """Asks for the answer to these tokens.
+
+    size: the image is `checkered` at this size. None: there is none.
+    """
 
     tokens: tuple[int, ...]
     size: Size | None
@@ -51,8 +55,9 @@ class AskReference:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """transformers' greedy tokens, and how far each one's logit is above the next best. error: the
-    reason for none.
+    """transformers' greedy tokens, and each one's lead over the next best logit.
+
+    error: why there are none.
     """
 
     tokens: tuple[int, ...] = ()
@@ -65,18 +70,21 @@ REFERENCE: Codec[Expected, AskReference] = Codec(Expected, AskReference)
 
 
 class ReferenceChild:
-    """transformers' own `generate`, in a process that ends with this one, or with `close`."""
+    """transformers' own `generate`, in a child process.
+
+    It ends with this process, or with `close`.
+    """
 
     def __init__(
         self, folder: Path, dtype: str, processor: OwnProcessor | None, far: int | None
     ) -> None:
-        """As in `ReferenceBoot`."""
+        """Start the child. Parameters are those in `ReferenceBoot`."""
         boot = ReferenceBoot(str(folder), dtype, processor, far)
         self._child = Child.spawn(MODULE, boot, (), engine_environment())
         self._channel = Channel(self._child.socket, ASKER)
 
     def ask(self, question: AskReference) -> Expected:
-        """Waits. Raises CheckpointError."""
+        """Wait for the answer. Raises CheckpointError."""
         try:
             self._channel.send(question)
             answer = self._channel.receive()
@@ -94,14 +102,14 @@ class ReferenceChild:
 
 
 def checkered(size: Size) -> npt.NDArray[np.uint8]:
-    """An image uint8 [H, W, 3] with something to see everywhere."""
+    """Return an image, uint8 [H, W, 3], with something to see everywhere."""
     y, x = np.mgrid[0 : size[0], 0 : size[1]]
     planes = (x * 3 + y, x * y // 7, (x // 8 + y // 8) % 2 * 255)
     return (np.stack(planes, axis=-1) % 256).astype(np.uint8)
 
 
 def compare(ours: Sequence[int], expected: Expected, dtype: str, what: str) -> None:
-    """Raises CheckpointError at the first token that differs by more than rounding."""
+    """Raise CheckpointError at the first token that differs by more than rounding."""
     for place, (own, theirs) in enumerate(zip(ours, expected.tokens)):
         if own == theirs:
             continue

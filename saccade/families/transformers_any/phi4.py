@@ -1,8 +1,7 @@
-"""Phi-4-multimodal's processor of images and text where there is no torchvision: transformers' own,
-without its half of sounds. Its few calls of torchvision are answered by torch, which computes them
-there, too.
+"""Phi-4-multimodal's processor for images and text where torchvision is missing.
 
-Knows nothing of formats of images.
+It is transformers' own, without its half for sounds. Its few torchvision calls are answered by
+torch, which computes them there, too. It sees decoded images only.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MODES = {2: "bilinear", 3: "bicubic"}
 def resize(
     image: torch.Tensor, size: Sequence[int], mode: str = "bilinear", *, antialias: bool = True
 ) -> torch.Tensor:
-    """[3, H, W], uint8 or float32 -> [3, *size]"""
+    """Resize [3, H, W], uint8 or float32, to [3, *size]."""
     if tuple(image.shape[-2:]) == tuple(size):
         return image
     made = torch.nn.functional.interpolate(
@@ -37,7 +36,10 @@ def resize(
 
 
 def pad(image: torch.Tensor, edges: Sequence[int], fill: Sequence[int]) -> torch.Tensor:
-    """edges: left, top, right, bottom. fill: of each channel, alike."""
+    """Pad the image.
+
+    edges: left, top, right, bottom. fill: by channel, all alike.
+    """
     left, top, right, bottom = edges
     assert len(set(fill)) == 1, "channels are filled otherwise"
     return torch.nn.functional.pad(image, (left, right, top, bottom), value=fill[0])
@@ -47,7 +49,7 @@ def image_processor_class() -> Any:
     module: Any = sys.modules.get(IMAGES) or _import()
 
     class Phi4MultimodalImageProcessor(module.Phi4MultimodalImageProcessor):  # type: ignore[misc]
-        """Under its own name, which files of processors have."""
+        """Has its own name, which processors' files use."""
 
         def resize(
             self, image: torch.Tensor, size: Any, resample: int, antialias: bool = True
@@ -64,7 +66,10 @@ def image_processor_class() -> Any:
 
 
 def _import() -> ModuleType:
-    """With a module in place of torchvision's functions, for the time of the import."""
+    """Import it with a module in place of torchvision's functions.
+
+    That module is gone after the import.
+    """
     import_module(BACKENDS)  # it would take that module for torchvision
     standing = {name: ModuleType(name) for name in (*PACKAGES, FUNCTIONS)}
     functions = standing[FUNCTIONS]
@@ -83,7 +88,7 @@ def phi4_processor_class() -> Any:
     own: Any = transformers.Phi4MultimodalProcessor
 
     class Phi4MultimodalProcessor(own):  # type: ignore[misc]
-        """Its parts are those that it is made of: an image processor and a tokenizer."""
+        """Has two parts: an image processor and a tokenizer."""
 
         def __init__(self, image_processor: Any, tokenizer: Any, **more: Any) -> None:
             self.image_token, self.image_token_id = tokenizer.image_token, tokenizer.image_token_id
@@ -92,7 +97,10 @@ def phi4_processor_class() -> Any:
 
         @classmethod
         def _get_arguments_from_pretrained(cls, folder: str, *_: Any, **told: Any) -> list[Any]:
-            """told: of the image processor."""
+            """Load the parts.
+
+            told: for the image processor.
+            """
             tokenizers: Any = transformers.AutoTokenizer
             return [images.from_pretrained(folder, **told), tokenizers.from_pretrained(folder)]
 

@@ -1,6 +1,6 @@
 """Pixels as a checkpoint's own processor makes them: what image workers do for these models.
 
-Knows nothing of formats of images.
+Sees decoded images only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ all that is loaded late is loaded then.
 
 
 def warm_up(argument: str) -> None:
-    """Load the processor, and all that it loads when it is first used."""
+    """Load the processor, and all that it loads on first use."""
     quiet()
     processor = load_processor(_read(argument).processor)
     for side in WARM_SIDES:
@@ -28,7 +28,10 @@ def warm_up(argument: str) -> None:
 
 
 def draw(out: npt.NDArray[np.uint8], argument: str, pixels: npt.NDArray[np.uint8]) -> None:
-    """Write an upright image's tensors to its canvas. Raises ValueError."""
+    """Write an upright image's tensors to its canvas.
+
+    Raises ValueError if the model's processor refuses it.
+    """
     told = _read(argument)
     processor = load_processor(told.processor)
     try:

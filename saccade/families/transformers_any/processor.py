@@ -1,7 +1,7 @@
-"""A checkpoint's own processor of images and text, as transformers makes it: in the process that
-says what becomes of sizes (`inspector.py`), and in image workers (`pixels.py`).
+"""A checkpoint's own processor for images and text, as transformers makes it.
 
-Knows nothing of formats of images.
+It runs in the process that says what becomes of sizes (`inspector.py`), and in image workers
+(`pixels.py`). It sees decoded images only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NO_CHOICES = frozenset(
 
 @cache
 def load_processor(own: OwnProcessor) -> Any:
-    """Raises what transformers raises."""
+    """Load the checkpoint's own processor. Raises what transformers raises."""
     folder, choices = own.folder, json.loads(own.choices)
     if find_spec("torchvision") is not None:
         made: Any = transformers.AutoProcessor
@@ -63,12 +63,12 @@ def load_processor(own: OwnProcessor) -> Any:
 
 
 def known_choices(processor: Any) -> set[str]:
-    """The fields of its processor of images that a server may choose."""
+    """Return the image processor's fields that a server may choose."""
     return {*processor.image_processor.valid_kwargs.__annotations__} - NO_CHOICES
 
 
 def processor_class(name: str) -> Any:
-    """transformers' class of processors, as it works without torchvision."""
+    """Return transformers' processor class, as it works without torchvision."""
     if name == PHI4:
         return phi4_processor_class()
     if name != PIXTRAL:
@@ -80,7 +80,7 @@ def processor_class(name: str) -> Any:
 
 
 def stills_only(kind: Any) -> Any:
-    """A processor's class without its processor of videos, which needs torchvision."""
+    """Return a processor's class without its video processor, which needs torchvision."""
     attributes = kind.get_attributes()
     if VIDEO not in attributes:
         return kind
@@ -101,7 +101,7 @@ def stills_only(kind: Any) -> Any:
 
 
 def quiet() -> None:
-    """Let transformers say no more than errors in this process, and ask nothing."""
+    """Let transformers report only errors in this process, and ask nothing."""
     logging: Any = transformers.utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -109,22 +109,25 @@ def quiet() -> None:
 
 
 def said(error: Exception) -> str:
-    """The words of an error of transformers, but for its advice to run a checkpoint's code."""
+    """Return a transformers error's words.
+
+    `OWN_CODE` replaces advice to run a checkpoint's code.
+    """
     words = str(error)
     return OWN_CODE if "trust_remote_code" in words else words
 
 
 def ask(processor: Any, image: PIL.Image.Image) -> Any:
-    """What a processor makes of one image alone and its token."""
+    """Run a processor on one image alone and its token."""
     return ask_text(processor, processor.image_token, [image])
 
 
 def ask_text(processor: Any, text: str, images: list[PIL.Image.Image]) -> Any:
-    """What a processor makes of a text with the token of each image in it."""
+    """Run a processor on a text that has a token for each image."""
     return processor(images=images, text=[text], return_tensors="pt", add_special_tokens=False)
 
 
 def process(processor: Any, pixels: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
-    """The tensors that a processor makes of one image uint8 [H, W, 3]."""
+    """Return the tensors that a processor makes from one image, uint8 [H, W, 3]."""
     made = ask(processor, PIL.Image.fromarray(pixels))
     return {name: each.numpy() for name, each in made.items() if isinstance(each, torch.Tensor)}

@@ -1,5 +1,6 @@
-"""transformers' linear layers with our products: their matrices in the form in which these are
-fastest. Knows nothing of which model they are of.
+"""transformers' linear layers with our products: their matrices in their fastest form.
+
+The same code serves all models.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from saccade.kernels.reference.ops import Ops
 
 
 class PackedLinear(torch.nn.Module):
-    """In place of a `torch.nn.Linear`."""
+    """Stands in for a `torch.nn.Linear`."""
 
     def __init__(self, matrix: DenseMatrix, bias: torch.Tensor | None, ops: Ops) -> None:
-        """matrix: ready for products."""
+        """Build the layer.
+
+        matrix: ready for products.
+        """
         super().__init__()
         self.matrix = matrix
         self.bias = bias
@@ -25,7 +29,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out, in], made anew: for modules that look at it."""
+        """Return [out, in], made anew for modules that look at it."""
         return self.matrix.values.to_dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,8 +38,9 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack(model: Any, head: Any, ops: Ops) -> None:
-    """Replace all linear layers but the `head` whose matrices are multiplied faster in a form of
-    their own.
+    """Replace linear layers whose matrices are multiplied faster in a form of their own.
+
+    The `head` stays as it is.
     """
     for inner in list(model.modules()):
         for name, layer in list(inner.named_children()):

@@ -1,7 +1,7 @@
-"""Prompts that a model is tried with at load: text alone, and text around images, as the model's
-own processor makes them, beside what is made of them here.
+"""Prompts that a model is tried with at load: text alone, and text around images.
 
-Knows nothing of what is compared.
+Each is built as the model's own processor makes it, and as it is made here. Leaves the comparison
+to `trial.py`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ TEXTS = ("x", "y", "z", "x", "y")
 
 @dataclass(frozen=True, slots=True)
 class ProbePrompt:
-    """One prompt in both worlds. inputs: as the model's own forward takes it. canvases: of its
-    images, as towers take them here, each with its recipe.
+    """One prompt in both worlds.
+
+    inputs: as the model's own forward takes it. canvases: its images', as towers take them here,
+    each with its recipe.
     """
 
     tokens: tuple[int, ...]
@@ -45,7 +47,7 @@ class ProbePrompt:
 
 
 def text_prompt(spec: AnySpec) -> ProbePrompt:
-    """Tokens from all over the vocabulary, none of which has to do with images."""
+    """Build a prompt from tokens all over the vocabulary, without those for images."""
     images = spec.facts.images
     others = {*images.seen, *(t for each in images.sizes for t in each.tokens)} if images else set()
     usual = [token for token in range(spec.vocab_size) if token not in others]
@@ -58,19 +60,19 @@ def text_prompt(spec: AnySpec) -> ProbePrompt:
 
 
 def marks(spec: AnySpec) -> frozenset[int]:
-    """Tokens that stand around an image's rows, and in no text."""
+    """Return the tokens that stand around an image's rows, and in no text."""
     around = {token for each in (*spec.images.sizes, *spec.images.largest) for token in each.tokens}
     added = load_processor(spec.processor).tokenizer.added_tokens_decoder
     return frozenset(around & added.keys() - {spec.images.content})
 
 
 def few_sizes(spec: AnySpec) -> tuple[Size, ...]:
-    """The size of an image that becomes few tokens."""
+    """Return one size, whose image becomes few tokens."""
     return (_by_tokens(spec)[0].size,)
 
 
 def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
-    """Sizes of two images or more, small ones, which show all kinds of tokens around images."""
+    """Return two or more small sizes whose images show all kinds of tokens around them."""
     known = _by_tokens(spec)
     found, seen = [known[0]], set(known[0].tokens)
     for each in (known[1], *known[2:]):
@@ -81,8 +83,9 @@ def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
 
 
 def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
-    """The known sizes, those of the fewest tokens first, but those of one row last: some models'
-    own code takes one row for none.
+    """Return the known sizes, those with fewest tokens first.
+
+    Those with one row come last: some models' own code takes one row for none.
     """
     images = spec.images
     return sorted(
@@ -92,8 +95,9 @@ def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
 
 
 def image_prompt(spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype) -> ProbePrompt:
-    """Letters, and an image of each size between them. Raises Unservable where the processor's
-    own tokens are not ours, and what a processor raises.
+    """Build a prompt with letters, and an image at each size between them.
+
+    Raises Unservable if the processor's own tokens differ from ours, and what a processor raises.
     """
     processor = load_processor(spec.processor)
     pixels = [checkered(size) for size in sizes]

@@ -37,7 +37,7 @@ TYPES = "mm_token_type_ids"
 
 @torch.inference_mode()
 def answer(model: Any, own: OwnProcessor | None, question: AskReference) -> Expected:
-    """Greedy, of as many tokens as wanted."""
+    """Answer greedily, with as many tokens as wanted."""
     ids = torch.tensor([question.tokens])
     told = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if question.size is not None:

@@ -1,7 +1,7 @@
-"""What transformers' own modules cannot be served with: the properties of a model that our paged
-attention, our caches or our batches would change the answers of, each with its reason.
+"""The properties of a model that make transformers' own modules unservable, each with its reason.
 
-Reads configurations of transformers' classes. Imports nothing of transformers.
+Our paged attention, our caches or our batches would change such a model's answers. Reads
+configurations made by transformers' classes, without importing transformers.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ MASKS, MODELS = "create_masks_for_generate", "transformers.models."
 
 
 class Unservable(Exception):
-    """The reason that a checkpoint is not served."""
+    """Why a checkpoint is not served."""
 
 
 def refuse_type(config: Any, model: Any) -> None:
-    """Raises Unservable for a model type that is known not to work."""
+    """Raise Unservable for a model type that is known to fail."""
     if reason := REFUSED.get(config.model_type):
         raise Unservable(f"{model.__name__} is not served: {reason}")
     said = config.to_dict()
@@ -86,7 +86,7 @@ def refuse_type(config: Any, model: Any) -> None:
 
 
 def check_config(text: Any) -> None:
-    """Raises Unservable for a property that our attention or our head does not have."""
+    """Raise Unservable for a property that our attention or our head lacks."""
     said = text.to_dict()
     kinds = set(said.get("layer_types") or ())
     if others := sorted(kinds - {"full_attention", NEAR}):
@@ -103,15 +103,17 @@ def check_config(text: Any) -> None:
 
 
 def ropes(said: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rotary embeddings of a configuration: one, or one for each kind of layer."""
+    """Return a configuration's rotary embeddings: one, or one per kind of layer."""
     found = said.get("rope_parameters") or {}
     nested = [each for each in found.values() if isinstance(each, dict)]
     return nested or [found]
 
 
 def read_text(text: Any) -> TextFacts:
-    """Sizes of the language model, but its axes of positions. Raises CheckpointError naming a field
-    with a wrong value, and Unservable for a model that is not described by these.
+    """Read the language model's sizes, except its position axes.
+
+    Raises CheckpointError naming a field with a wrong value. Raises Unservable for a model that
+    these fail to describe.
     """
     said = text.to_dict()
     said |= {name: said.get(own) for name, own in text.attribute_map.items() if own in said}
@@ -143,8 +145,9 @@ def read_text(text: Any) -> TextFacts:
 
 
 def read_windows(said: dict[str, Any], layers: int, context: int) -> tuple[int | None, ...]:
-    """By layer, the last tokens that one sees; empty: all layers see all. Where kinds of layers are
-    not told, a window is all layers'.
+    """Return how many last tokens each layer sees. Empty: all layers see all.
+
+    If kinds of layers are not given, all layers share a window.
     """
     window, kinds = said.get("sliding_window"), said.get("layer_types")
     if window is None or window >= context or not said.get("use_sliding_window", True):

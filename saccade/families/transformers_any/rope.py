@@ -1,7 +1,7 @@
-"""Rotary embeddings that transformers turns otherwise as soon as a forward call has a longer text:
-here one way is kept from the load on, for a call has rows of several texts.
+"""Rotary embeddings that transformers changes as soon as a forward call has a longer text.
 
-Knows nothing of which model it is.
+Here one way is kept from the load on, since a call has rows from several texts. The same code
+serves all models.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from saccade.families.transformers_any.refusals import LONGROPE
 
 
 def keep_rope(decoder: Any, near: int, long: bool) -> None:
-    """Turn texts of all lengths as `decoder` turns those of up to `near` tokens, or (`long`) longer
-    ones. Raises CheckpointError where it has no such embedding.
+    """Have `decoder` rotate all texts as it does those up to `near` tokens.
+
+    `long`: as it does longer ones. Raises CheckpointError if it has no such embedding.
     """
     found = [each for each in decoder.modules() if vars(each).get("rope_type") == LONGROPE]
     if not found:

@@ -1,7 +1,7 @@
-"""What can be said without tensors of a checkpoint that transformers' own modules serve.
+"""What a checkpoint that transformers' own modules serve says without tensors.
 
-Sizes, tokens and prompts are those that its configuration and its processor say (`facts.py`).
-Knows nothing of torch.
+Sizes, tokens and prompts are those that its configuration and its processor say (`facts.py`). Runs
+without torch.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ class AnySpec:
     """Implements `core.family.FamilySpec`.
 
     An image's grid: (rows of its embedding, height, width, rows of its canvas), its box where
-    positions have axes, and the shapes of its tensors of all kinds, one behind another (0s: it has
-    none of this kind). processing: as `facts.processing` says it. long: tokens are turned by the
-    factors for long texts, whatever the length.
+    positions have axes, and its tensors' shapes by kind, one behind another (0s: it lacks this
+    kind).
+
+    processing: as `facts.processing` says it. long: tokens are rotated by the factors for long
+    texts, whatever the length.
     """
 
     folder: Path
@@ -81,10 +83,12 @@ class AnySpec:
     encoder_blocks = 1
 
     def with_options(self, options: Mapping[str, str]) -> AnySpec:
-        """This spec with rope=long or short (of models that turn long texts otherwise), and fields
-        in which the checkpoint's own image processor differs from its files, as JSON or a text.
+        """Return this spec with rope=long or short, and fields for the image processor.
 
-        Raises ConfigError where no option or field is so named.
+        Only models that rotate long texts otherwise have `rope`. Fields differ from the
+        checkpoint's own files, as JSON or a text.
+
+        Raises ConfigError if no option or field has the name.
         """
         choices, rope = dict(options), "short"
         if self.facts.text.near is not None:
@@ -218,7 +222,7 @@ class AnySpec:
         return fingerprint(*how, recipe.grid, told.tensors)
 
     def tensors(self, grid: Grid) -> tuple[PixelTensor, ...]:
-        """Those on an image's canvas."""
+        """Return the tensors on an image's canvas."""
         found, shapes = [], iter(grid[4 + self._box_axes :])
         for name, dtype, dims in self.images.kinds:
             shape = tuple(islice(shapes, dims))
@@ -230,7 +234,7 @@ class AnySpec:
         return grid[0]
 
     def num_patches(self, grid: Grid) -> int:
-        """Rows of the canvas: what they cost follows from their number, about."""
+        """Count the canvas's rows. Their cost follows from their number, about."""
         return grid[3]
 
     def expand_prompt(
@@ -266,7 +270,7 @@ class AnySpec:
 
     @property
     def _box_axes(self) -> int:
-        """Numbers of a box in a grid."""
+        """Numbers that a box takes in a grid."""
         return self.position_axes if self.position_axes > 1 else 0
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
@@ -277,15 +281,19 @@ class AnySpec:
     def positions(
         self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """On one axis: places in the prompt."""
+        """Return positions, and the next one.
+
+        On one axis they are offsets in the prompt.
+        """
         if not self._box_axes:
             return np.arange(num_tokens)[None], num_tokens
         return counted(num_tokens, spans, blocks, self.position_axes)
 
 
 def check_depths(config: Section) -> None:
-    """Raises CheckpointError for more layers than a model has: transformers would make all of them
-    before it misses their tensors.
+    """Raise CheckpointError if there are more layers than a model has.
+
+    transformers would make all of them before it misses their tensors.
     """
     parts = [name for name, value in config.data.items() if isinstance(value, dict)]
     for part in (config, *map(config.section, parts)):
@@ -302,7 +310,10 @@ def _json_or_text(value: str) -> Any:
 
 
 def _ask(processor: OwnProcessor) -> tuple[ModelFacts, SizeBook]:
-    """Raises CheckpointError with the reason for a checkpoint that cannot be served."""
+    """Ask for the model's facts.
+
+    Raises CheckpointError with the reason if it cannot be served.
+    """
     inspector = Inspector(processor)
     facts = read_facts(processor, inspector)
     known = {each.size: each for each in facts.images.sizes} if facts.images else {}
@@ -310,8 +321,9 @@ def _ask(processor: OwnProcessor) -> tuple[ModelFacts, SizeBook]:
 
 
 def transformers_spec(checkpoint: Checkpoint) -> AnySpec:
-    """Ask transformers about a checkpoint. Raises CheckpointError with its reason for one that
-    cannot be served.
+    """Ask transformers about a checkpoint.
+
+    Raises CheckpointError with its reason if it cannot be served.
     """
     check_depths(checkpoint.config)
     processor = OwnProcessor(str(checkpoint.folder))

@@ -1,5 +1,7 @@
-"""transformers' vision tower, an image at a time: canvases of its processor's tensors to
-embeddings. Knows nothing of which model it is.
+"""transformers' vision tower, an image at a time: canvases with its processor's tensors become
+embeddings.
+
+The same code serves all models.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from saccade.nn.protocol import GridFacts, Pack, Pieces
 class AnyTower:
     """Implements `nn.protocol.VisionNet`.
 
-    A pack's rows are the bytes of canvases; a canvas's places begin with the numbers of its grid,
-    so that `blocks` finds what it needs in the pack alone.
+    A pack's rows are the canvases' bytes. A canvas's places begin with its grid's numbers, so that
+    `blocks` finds what it needs in the pack alone.
     """
 
     __slots__ = ("device", "dtype", "features", "names", "spec")
@@ -66,7 +68,7 @@ class AnyTower:
         return torch.cat(found)
 
     def _encode(self, data: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Bytes of one canvas -> [rows, hidden]"""
+        """Encode one canvas's bytes -> [rows, hidden]."""
         inputs: dict[str, Any] = {}
         for each, start in placed(self.spec.tensors(grid)):
             if each.name in self.names:
@@ -94,7 +96,7 @@ class AnyTower:
         return rows
 
     def encode_canvas(self, recipe: ImageRecipe, canvas: npt.NDArray[np.uint8]) -> torch.Tensor:
-        """[rows, embedding_width]"""
+        """Encode one canvas -> [rows, embedding_width]."""
         data = torch.from_numpy(canvas).to(self.device).reshape(-1)
         return self._encode(data, recipe.grid)
 
@@ -104,7 +106,7 @@ class AnyTower:
 
 
 def features_of(model: Any) -> Any:
-    """The method that makes embeddings of images, by the names of their processor's tensors."""
+    """Return the method that makes image embeddings, by its processor's tensor names."""
     base = model.base_model
     if "embed_tokens_extend" in dir(base):
         return InPlaceOfTokens(base.embed_tokens_extend.image_embed).features
@@ -127,7 +129,7 @@ class InPlaceOfTokens:
         image_sizes: torch.Tensor,
         image_attention_mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Of one image."""
+        """Compute one image's features."""
         config = self.tower.config
         tokens = torch.full((1, rows), config.vision_config.image_token_id)
         made: torch.Tensor = self.tower(

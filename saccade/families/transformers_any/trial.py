@@ -1,7 +1,7 @@
-"""The trial of a model at load: prompts through its own `generate`, and through what is computed
-here, must hand its decoder the same, and come to the same.
+"""The trial of a model at load.
 
-What cannot be tried is refused. Knows nothing of which model it is.
+Prompts go through its own `generate`, and through what is computed here. Both must hand its decoder
+the same, and come to the same. What cannot be tried is refused. The same code serves all models.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ OURS = "what is computed here does not take a prompt"
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
-    """A prompt, and what the model's own `generate` made of it. logits: of the token behind it,
-    [V]; None: the decoder's layers were not run.
+    """A prompt, and what the model's own `generate` made from it.
+
+    logits: the next token's, [V]. None: the decoder's layers were not run.
     """
 
     prompt: ProbePrompt
@@ -46,7 +47,10 @@ class OwnAnswer:
 
 @contextmanager
 def refusing(spec: AnySpec, what: str) -> Iterator[None]:
-    """Raise whatever is raised within as the reason for which the model is not served."""
+    """Raise errors within the block as the reason why the model is not served.
+
+    Startup and memory errors pass unchanged.
+    """
     named = f"{spec.folder}: {spec.facts.architecture} is not served:"
     try:
         yield
@@ -59,7 +63,7 @@ def refusing(spec: AnySpec, what: str) -> Iterator[None]:
 
 
 def run_own(model: Any, spec: AnySpec) -> tuple[OwnAnswer, ...]:
-    """Run all prompts through the model's own `generate`: before anything of it is changed."""
+    """Run all prompts through the model's own `generate`, before anything in it is changed."""
     with refusing(spec, TEXT):
         trials = [_ask(model, text_prompt(spec), stop=False)]
     if spec.sees_images:
@@ -72,7 +76,10 @@ def run_own(model: Any, spec: AnySpec) -> tuple[OwnAnswer, ...]:
 
 
 def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
-    """stop: only look at what the decoder is handed."""
+    """Run one prompt through the model's own `generate`.
+
+    stop: only look at what the decoder is handed.
+    """
     settings: Any = transformers.GenerationConfig
     greedy = settings(
         max_new_tokens=1,
@@ -94,8 +101,9 @@ def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
 
 
 def batch_of(prompt: ProbePrompt, rows: torch.Tensor, device: torch.device) -> Batch:
-    """One whole prompt as a batch, for an attention without pages. rows: embeddings of its images,
-    [S, embedding_width].
+    """Build a batch from one whole prompt, for an attention without pages.
+
+    rows: its images' embeddings, [S, embedding_width].
     """
     places = [at for span in prompt.spans for at in range(span.start, span.end)]
     none = torch.zeros(0, dtype=torch.int64, device=device)
@@ -118,11 +126,12 @@ def batch_of(prompt: ProbePrompt, rows: torch.Tensor, device: torch.device) -> B
 def learned_rows(
     trials: Sequence[tuple[OwnAnswer, torch.Tensor]], marks: frozenset[int]
 ) -> dict[int, torch.Tensor]:
-    """Find the rows [hidden] that a model's own forward puts in place of tokens around an image,
-    the same for each image. trials: with our embeddings [T, hidden]. marks: the tokens that may
-    have them.
+    """Find the rows [hidden] that a model's own forward puts in place of tokens around an image.
 
-    Raises Unservable where another token has a row of its own, or a mark has several.
+    They are the same for each image. trials: with our embeddings [T, hidden]. marks: the tokens
+    that may have them.
+
+    Raises Unservable if another token has its own row, or a mark has several.
     """
     found: dict[int, torch.Tensor] = {}
     known = [

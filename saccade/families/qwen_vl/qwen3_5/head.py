@@ -1,7 +1,8 @@
-"""The head of a Qwen3.5 checkpoint that drafts (multi-token prediction): a layer of attention
-behind the language model, which guesses the token after next from a state and the next token.
+"""Qwen3.5's MTP head (multi-token prediction), which drafts tokens.
 
-Read off the published weights' names and vLLM's `qwen3_5_mtp.py`: transformers has no such module.
+An attention layer behind the language model guesses the token after next from a state and the next
+token. Read off the published weights' names and vLLM's `qwen3_5_mtp.py`, since transformers has no
+such module.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ NAME = "mtp"
 
 
 class MultiTokenHead:
-    """Implements `nn.protocol.DraftHead`, with the language model's embedding, rotary tables and
-    head.
+    """Implements `nn.protocol.DraftHead`.
+
+    Shares the language model's embedding, rotary tables and head.
     """
 
     __slots__ = ("fuse", "layer", "norm", "state_norm", "text", "token_norm")

@@ -24,7 +24,7 @@ LAYER = (
 
 
 class Qwen35Model(QwenVLModel):
-    """A model whose head that drafts is loaded if asked for."""
+    """A model whose MTP head is loaded if asked for."""
 
     spec: Qwen35Spec
 

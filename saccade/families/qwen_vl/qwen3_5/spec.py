@@ -1,6 +1,7 @@
-"""What can be said of a Qwen3.5 checkpoint without tensors. Images, prompts and positions are
-Qwen3-VL's, whose extra levels the tower has not; the language model's layers keep keys and values,
-or a state per sequence. Knows nothing of torch.
+"""What a Qwen3.5 checkpoint says without tensors.
+
+Images, prompts and positions are Qwen3-VL's, but the tower lacks its extra levels. The language
+model's layers keep keys and values, or a state per sequence. Runs without torch.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ their config.json are those of the others' `text_config`.
 
 @dataclass(frozen=True, slots=True)
 class Qwen35Options(QwenOptions):
-    """mtp: the head that drafts is loaded."""
+    """mtp: load the MTP head, which drafts tokens."""
 
     mtp: Literal["on", "off"] = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Spec(QwenVLSpec):
-    """CPU facts of one Qwen3.5 checkpoint. drafts: the head that drafts is loaded."""
+    """CPU facts of one Qwen3.5 checkpoint.
+
+    drafts: the MTP head is loaded.
+    """
 
     hybrid: HybridConfig
     drafts: bool = False
