@@ -13,7 +13,7 @@ def end_reason(
 ) -> FinishReason | None:
     """Return why the answer ends with its newest `token`, or None.
 
-    The ending token does not count towards `min_tokens`.
+    `min_tokens` counts the tokens before the ending one.
     """
     sampling = sequence.request.sampling
     ends = token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos)

@@ -23,9 +23,7 @@ Images = Many[Image]
 
 
 class Reach(NamedTuple):
-    """How far a chunk may go. `end` stops before `missing`, the first image that cannot be shown
-    yet.
-    """
+    """How far a chunk may go. `end` stops before `missing`, the first image still to come."""
 
     end: int
     missing: ImageKey | None

@@ -3,8 +3,8 @@
     add ──▶ waiting ──image on the device, room──▶ running ──copied──▶ told ──abort──▶ room is free
 
 Owns its sequences, and the part of the arena for embeddings waiting to be sent. Pixels have the
-rest, so that neither can block the other. `image_scheduler.py` decides about images as it does for
-a language model: an image is encoded once for any number of requests.
+rest, so that each leaves the other its room. `image_scheduler.py` decides about images as it does
+for a language model: an image is encoded once for any number of requests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class EncodeScheduler:
 
     @property
     def idle(self) -> bool:
-        """Return True if no request waits and the workers hold nothing for any."""
+        """Return True if every request has ended and the workers hold nothing for them."""
         return not (self._ids or self._flights or self.gallery.busy)
 
     def add(self, request: Request) -> list[Delta]:
@@ -117,7 +117,7 @@ class EncodeScheduler:
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request for an image that the front could not write to its slot."""
+        """End every request for an image that the front has failed to write to its slot."""
         return [
             self._finish(sequence, Delta(sequence.request.id, finish="error", error=error))
             for sequence in self.gallery.pixels_failed(key)
@@ -156,7 +156,7 @@ class EncodeScheduler:
         return builder, deliveries
 
     def _deliver(self, builder: PlanBuilder) -> list[_Delivery]:
-        """Deliver embeddings to requests with finished images, by turns, while the arena has room."""
+        """Deliver embeddings to requests with finished images, by turns, while room is left."""
         found: list[_Delivery] = []
         exceed = not (self.running or self._flights)
         for sequence in list(in_turn(self.waiting, self.running, self.limits.max_running)):

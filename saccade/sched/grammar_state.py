@@ -96,14 +96,14 @@ class Matcher:
 
     @property
     def must_end(self) -> bool:
-        """Return True if the answer is complete and nothing can follow.
+        """Return True if the answer is complete and must end here.
 
         The sequence then needs no further step, even for an end token.
         """
         return self._ended or (self._match.is_stopped() and not self._match.is_error())
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Advance by `tokens`, in order, or by none of them.
+        """Advance by all `tokens`, in order, or stay in place.
 
         Raises InvalidRequest if the grammar has become too complex, InternalError for a token
         outside its mask. Either ends one request.
@@ -444,8 +444,8 @@ class Matchers:
     def begin(self, grammar: str) -> Matcher:
         """Return a matcher before its first token. `grammar`: `text.grammar.Grammar.text`.
 
-        Call it from one thread at a time. Raises InvalidRequest if the grammar does not compile or
-        its first mask fails, which the front rules out. Such a grammar is dropped.
+        Call it from one thread at a time. Raises InvalidRequest if the grammar fails to compile or
+        to give its first mask, which the front rules out. Such a grammar is dropped.
         """
         prototype = self._prototypes.get(grammar)
         if prototype is None:

@@ -6,9 +6,9 @@
                                                                                   device ◀─▶ host
                         disk ──read──▶ reading ──▶ staged ──shown──▶ device         └──────▶ disk
 
-ahead: encoded, not yet shown by a plan. unsaved: encoded, not yet written to disk by a plan. Both
-begin when an encoding ends and end by themselves, each in its own time. Until then the embedding is
-held on the device, and may be shown.
+ahead: encoded, but still to be shown by a plan. unsaved: encoded, but still to be written to disk
+by a plan. Both begin when an encoding ends and end by themselves, each in its own time. Until then
+the embedding is held on the device, and may be shown.
 
 Owns asked, arrived, encoding, ahead and unsaved, and the arena's slots (`slots.py`).
 `cache/embeddings.py` owns the tiers and reads from disk. Knows nothing of pages.
@@ -16,8 +16,8 @@ Owns asked, arrived, encoding, ahead and unsaved, and the arena's slots (`slots.
 Everything is granted in order of need: running sequences, then waiting ones in turn order. This
 order rules out deadlock, because its first image may take anything lacking. It takes slots from
 pixels that came too early, and room from embeddings encoded ahead. The device's budget bows to a
-running sequence that can do nothing else. A slot being written, or read by the vision tower, stays
-taken until the front, or the workers, have reported the end.
+running sequence that would otherwise stand still. A slot being written, or read by the vision
+tower, stays taken until the front, or the workers, have reported the end.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class ImageScheduler:
 
     @property
     def busy(self) -> bool:
-        """Return True if the workers have work or memory left that no sequence shows."""
+        """Return True if the workers have work left, or memory left to release, apart from shown
+        images.
+        """
         work = self._unsaved() or self._moves or self._embeddings.staged
         return bool(work) or self.waits_for_workers
 
@@ -165,7 +167,7 @@ class ImageScheduler:
     # ---- the front and the workers have done something
 
     def pixels_ready(self, key: ImageKey, given: bool = False, pixels: bytes = b"") -> None:
-        """Take what the front has written to the image's slot, now that it writes no more.
+        """Take what the front has written to the image's slot, now that it is done.
 
         given: the slot holds an embedding made by another server, instead of pixels. pixels: their
         name, or empty if they were left unnamed.
@@ -182,7 +184,7 @@ class ImageScheduler:
         self.settle(key)
 
     def pixels_failed(self, key: ImageKey) -> list[Sequence]:
-        """Free the slot that the front could not fill. Returns the sequences that cannot go on.
+        """Free the slot that the front failed to fill. Returns the sequences that are stuck.
 
         An unwanted image, needed again by now, is asked for again.
         """
@@ -209,10 +211,7 @@ class ImageScheduler:
         self.settle(key)
 
     def encode_failed(self, key: ImageKey) -> list[Sequence]:
-        """Drop an image that the workers could not encode.
-
-        Returns the sequences that cannot go on.
-        """
+        """Drop an image that the workers failed to encode. Returns the sequences that are stuck."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
         self.slots.free(under_way.slot)
@@ -344,8 +343,8 @@ class ImageScheduler:
     def _begin(self, sequence: Sequence, start: int, image: Image, walk: Walk) -> bool:
         """Move a near image from arrived to encoding. `sequence` shows it from `start`.
 
-        Returns False if the sequence lacks the image no more, because another sequence has computed
-        those tokens.
+        Returns False if another sequence has computed those tokens, so that `sequence` can do
+        without the image.
         """
         here = self._under_way.get(image.key)
         horizon = sequence.position + AHEAD_CHUNKS * self._limits.longest_chunk
@@ -434,7 +433,7 @@ class ImageScheduler:
     def _take_room(self, image: Image) -> None:
         """Make room in the arena for the image needed first.
 
-        If no slot becomes free by itself, pixels that came too early go, the latest asked for
+        Where every slot would stay taken, pixels that came too early go, the latest asked for
         first. They will be asked for again.
         """
         if any(each.stage != "arrived" for each in self._under_way.values()):
@@ -469,8 +468,8 @@ class ImageScheduler:
         """Return True if the step has patches left for the image.
 
         A single image always fits, and more images fit up to the limit. An embedding from another
-        server needs no patches. An encoding begun while unawaited, and awaited by now, goes first,
-        though the workers cannot tell.
+        server is free. An encoding begun while unawaited, and awaited by now, goes first, though
+        the workers still take it for unawaited.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         if any(each.idle and self._awaited(each.image.key) for each in encoding):
@@ -482,8 +481,8 @@ class ImageScheduler:
     def _find_room(self, sequence: Sequence, start: int, image: Image, walk: Walk) -> bool:
         """Return True if the device has room for the embedding.
 
-        The device exceeds its budget for a running sequence that can do nothing else: for one image
-        per plan, the first missing one. A sequence without room is `cramped`.
+        The device exceeds its budget for a running sequence that would otherwise stand still: for
+        one image per plan, the first missing one. A sequence without room is `cramped`.
         """
         fits, builder = self._embeddings.fits, walk.builder
         if fits(image.num_tokens):
@@ -508,7 +507,7 @@ class ImageScheduler:
     ) -> None:
         """Give the room of embeddings encoded ahead to the first missing image.
 
-        Its own sequence's next images keep theirs, unless nothing under way could make room.
+        Its own sequence's next images keep theirs, if anything under way could still make room.
         """
         horizon = sequence.position + AHEAD_CHUNKS * self._limits.longest_chunk
         self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
@@ -556,7 +555,7 @@ class ImageScheduler:
         return sum(fresh.ahead for fresh in self._fresh.values())
 
     def _end_unsaved(self, key: ImageKey) -> None:
-        """End the unsaved state: a plan saves the embedding, or there is nothing to save."""
+        """End the unsaved state: a plan saves the embedding, or it stays unsaved for good."""
         fresh = self._fresh[key]
         fresh.unsaved = False
         self._let_go(key, fresh)
@@ -564,7 +563,7 @@ class ImageScheduler:
     def _end_ahead(self, key: ImageKey) -> None:
         """End the ahead state.
 
-        A plan shows the embedding, or no sequence needs it, or its room is needed sooner.
+        A plan shows the embedding, or every sequence is done with it, or its room is needed sooner.
         """
         fresh = self._fresh.get(key)
         if fresh is not None and fresh.ahead:

@@ -81,7 +81,7 @@ class SamePixels:
     def reclaim(self, sequence: Sequence) -> list[ImageKey]:
         """Have a sequence call images by their own names if the other embedding is gone.
 
-        Returns the names that it uses no more.
+        Returns the names that it has given up.
         """
         gone = [
             (own, other)

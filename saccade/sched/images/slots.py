@@ -1,7 +1,7 @@
 """The pixel arena's bytes by image: the allocator, and pixels kept for another use.
 
-Owns every byte of the arena. Knows keys and sizes, but neither who needs an image nor who writes
-it.
+Owns every byte of the arena. Knows only keys and sizes, and leaves the need for images and the
+writing to others.
 
 A slot is in use from `reserve` or `reuse` until `keep` or `free`. Kept pixels are a cache. They
 serve a later need for the image, and make room when room is needed.
@@ -28,8 +28,8 @@ server: its pixels take a fifth or less of that.
 class Notices:
     """News for the front.
 
-    want: images to decode, each into its slot. unwanted: images no longer needed while being
-    decoded. same: images with another's pixels.
+    want: images to decode, each into its slot. unwanted: images being decoded that are needed no
+    more. same: images with another's pixels.
     """
 
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
@@ -45,7 +45,7 @@ class Allocator:
         self._taken: dict[int, int] = {}  # offset -> length
 
     def allocate(self, nbytes: int) -> int | None:
-        """Return the offset of `nbytes` fresh bytes, or None while no hole is large enough."""
+        """Return the offset of `nbytes` fresh bytes, or None while every hole is too small."""
         wanted = aligned(nbytes)
         for index, (offset, length) in enumerate(self._holes):
             if length >= wanted:
@@ -92,7 +92,7 @@ class PixelSlots:
         return aligned(math.prod(image.canvas) * 3) <= self.size
 
     def reserve(self, image: Image) -> PixelSlot | None:
-        """Reserve a slot for writing, or return None if the slots in use leave no room.
+        """Reserve a slot for writing, or return None if the slots in use leave too little.
 
         Kept pixels make room.
         """

@@ -29,7 +29,7 @@ are better than an image that never ends."""
 
 
 class TowerPace:
-    """The tower's pace. `tower_budget`: patch-blocks per step, first `budget`, and at most `most`."""
+    """The tower's pace. `tower_budget`: patch-blocks per step, first `budget`, at most `most`."""
 
     def __init__(self, budget: int, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.tower_budget = budget

@@ -48,7 +48,7 @@ class Walk:
 
     match: looks up a waiting sequence in the prefix cache. asking, encoding: more images may be
     asked for, or begin to be encoded. first: every image so far was there. starved: the first
-    missing image, if the arena had no room for it. seen: images passed by the walk, all needed
+    missing image, if the arena was too full for it. seen: images passed by the walk, all needed
     sooner than the present image.
     """
 
