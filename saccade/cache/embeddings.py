@@ -317,7 +317,7 @@ class EmbeddingCache:
             self._lose(key)
 
     def unstage(self, key: ImageKey) -> Move:
-        """Drop a staged embedding. Returns the move."""
+        """Drop a staged embedding that is needed no more. Returns the move."""
         self._staged.remove(key)
         return Move(key, "staged", None, self._forget(key))
 

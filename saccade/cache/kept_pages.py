@@ -145,7 +145,7 @@ class KeptTier:
             self.book.take(name)
 
     def forget(self, name: bytes, *, reading: bool) -> None:
-        """Drop an unneeded page that is being read, or was just read."""
+        """Drop a page that is being read, or was just read, as it is needed no more."""
         if reading:
             self.book.release(name)
         self._place.pop(name, None)

@@ -1,6 +1,6 @@
 """Chunked prefill and images: the end of a chunk, and its images.
 
-Owns no state. Knows nothing of pages; asks the image scheduler for available images.
+Owns no state. Knows nothing of pages. Asks the image scheduler for available images.
 """
 
 from __future__ import annotations

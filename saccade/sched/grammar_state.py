@@ -1,8 +1,8 @@
 """The state of sequences in their grammars: the tokens that may come next, and the forced ones.
 
 Owns the matchers, found only in the engine process, their prototypes, and the mask for each
-sequence's next token. Knows nothing of schemas (a grammar is text checked by the front), of
-tensors, or of how masks are used.
+sequence's next token. Knows neither schemas (a grammar is text checked by the front) nor tensors,
+nor how masks are used.
 """
 
 from __future__ import annotations

@@ -367,7 +367,8 @@ class GenerationScheduler:
     def _admit_waiting(self, builder: PlanBuilder) -> None:
         """Admit waiting sequences by turns for slots and pages.
 
-        Sequences waiting only for images, or for an older twin's prefix, are passed over.
+        Passes over sequences that wait only for images, or for an older sequence to compute the
+        same prefix.
         """
         for sequence in in_turn(self.waiting, self.running, self.limits.max_running):
             if not self._slots or builder.tokens == 0:

@@ -1,9 +1,9 @@
 """When a sequence's state is saved, for models with states, and how long the snapshot lives.
 
 Owns which line is whose run's. The lines are the prefix cache's. Decides where chunks end for a
-snapshot's sake: at the last page boundary in each image, before each breakpoint, before the
-prompt's end, and at regular steps in long prompts. For an answer only the newest snapshot is kept,
-until the answer ends.
+snapshot's sake: at the last page boundary in each image, before each breakpoint and before the
+prompt's end. Long prompts have more such places, at equal distances. For an answer only the newest
+snapshot is kept, until the answer ends.
 
 A plan loads states before its rows and saves them after, and plans are carried out in order. So a
 line may be given to another snapshot while a plan in flight writes or reads it.

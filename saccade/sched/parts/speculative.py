@@ -4,10 +4,10 @@ Owns each run's draft tokens, and the lines of the workers' state memory for the
 them. `drafts.py` makes them. A draft token is accepted if the row before it counts and has drawn
 it. A run with draft tokens in flight waits for their result.
 
-In a row and the draft tokens behind it, the last leaves its state in the slot, and the states after
-the others are kept, a line each. Once they are drawn, the run goes on from the state after the last
-accepted token: its next plan copies that line to the slot, before any row. Plans are carried out in
-order, so a line is free once the plan that reads it is made, or once it is unneeded.
+A row and the draft tokens behind it make one state each. The last state is left in the slot, and
+each of the others is kept in a line. Once the tokens are drawn, the run goes on from the state
+after the last accepted token. Its next plan copies that line to the slot, before any row. Plans are
+carried out in order, so a line is free once the plan that reads it is made, or once it is unneeded.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ class SpeculativeDecoding(StepPart):
         speculation.lines = []
 
     def mask(self, sequence: Sequence, run: Run, row: Row) -> bytes | None:
-        """Return the mask of a row with draft tokens behind it, or of the next of these.
+        """Return the mask of a row with draft tokens behind it, or of one of these.
 
-        Returns None for a run without draft tokens. Raises InvalidRequest if the grammar has become
-        too complex.
+        They are asked for in order. Returns None for a run without draft tokens. Raises
+        InvalidRequest if the grammar has become too complex.
         """
         speculation = self._runs[run]
         if not speculation.guesses:
