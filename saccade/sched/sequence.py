@@ -130,8 +130,8 @@ class Sequence:
     scored: the first prompt token still to be scored or read, by the results so far. All tokens
     count as scored unless some are requested.
 
-    guide: the allowed form of the answer, or None for any text. told: answer tokens told in deltas,
-    or None before the first delta.
+    guide: the allowed form of the answer, or None for any text. told: answer tokens reported in
+    deltas, or None before the first delta.
     """
 
     __slots__ = (

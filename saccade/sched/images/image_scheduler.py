@@ -75,8 +75,9 @@ class ImageScheduler:
 
     @property
     def busy(self) -> bool:
-        """Return True if the workers have work left, or memory left to release, apart from shown
-        images.
+        """Return True if the workers have work to finish or memory to release.
+
+        Whatever a sequence shows is left out.
         """
         work = self._unsaved() or self._moves or self._embeddings.staged
         return bool(work) or self.waits_for_workers
@@ -365,7 +366,7 @@ class ImageScheduler:
         return True
 
     def tower(self, decodes: bool, beside: bool) -> int:
-        """Return `Plan.tower`, which is 0 also without an encoding.
+        """Compute `Plan.tower`, which is 0 also without an encoding.
 
         An unawaited image is encoded in parts. It rests `beside` awaited work, unless its room is
         wanted.

@@ -23,7 +23,9 @@ REMEMBERED = 1 << 15
 
 
 class SamePixels:
-    """`others`: images shown by another's embedding. `told`: those found since `take_told`.
+    """Images by their pixels.
+
+    `others`: images shown by another's embedding. `told`: those found since `take_told`.
 
     `lives`: True if an image's embedding is cached, or comes without anything from the front.
 

@@ -47,7 +47,7 @@ def why_not_in_prefix(
 
 
 def has_twin(sequence: Sequence, running: Iterable[Sequence], start: int, end: int) -> bool:
-    """Return True if a running sequence has yet to compute these tokens of the same prompt."""
+    """Return True if a running sequence has yet to compute `[start, end)` of the same prompt."""
     if end >= len(sequence.tokens):
         return False
     return any(

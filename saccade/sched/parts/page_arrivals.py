@@ -242,9 +242,9 @@ class PageArrivals:
     # ---- begin
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Return True with pages on their way to a waiting sequence.
+        """Return True if pages are on their way to a waiting sequence, or to an earlier one.
 
-        They may also be on their way to an earlier one that needs the same pages.
+        The earlier one needs the same pages.
         """
         if sequence in self._under_way:
             return True

@@ -99,7 +99,7 @@ class SnapshotScheduler(StepPart):
             builder.restore.append(StateCopy(line, run.slot))
 
     def cut(self, run: Run, end: int) -> int:
-        """Return where the state can be saved, up to `end`, or `end` itself."""
+        """Return where the state can be saved, up to `end`, or else `end`."""
         states = self._runs[run]
         index = bisect_right(states.points, run.planned)
         if index < len(states.points):
@@ -145,7 +145,7 @@ class SnapshotScheduler(StepPart):
             states.newest = save
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:  # noqa: ARG002
-        """Attach what was saved for computed tokens. The rest is free."""
+        """Attach what was saved for computed tokens, and free the rest."""
         states, node = self._runs.pop(run), run.node
         assert node is not None
         for save in states.planned:
