@@ -1,10 +1,10 @@
 """One tier of a cache: its items within a budget, and the next item to go when room is needed.
 
-Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998): an item's priority
-is the tier's floor at its last use, plus its worth per byte; an evicted item raises the floor to
-its own priority. So worth decides among items used at about the same time, and an unused item is
-overtaken by all other items in the end. Of equal worth, the least recently used goes first. Knows
-nothing of other tiers.
+Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998). An item's priority
+is the tier's floor at its last use, plus its worth per byte. An evicted item raises the floor to
+its own priority. So worth decides among items used at about the same time, and all other items
+overtake an unused one in the end. At equal worth, the least recently used goes first. Knows nothing
+of other tiers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ class _Item:
 
 
 class CacheTier(Generic[K]):
-    """Items by key. Held items are not evicted, even beyond the budget; nor are items in `pinned`,
-    whose owner reports each removal (`unpinned`).
+    """Items by key. Held items stay, even beyond the budget. So do items in `pinned`, whose owner
+    reports each removal (`unpinned`).
     """
 
     def __init__(self, budget_bytes: int, pinned: Container[K] = (), shared: bool = False) -> None:
-        """`shared`: other servers put and take, too; an evicted item is only forgotten."""
+        """Start empty.
+
+        `shared`: other servers put and take, too. Evicting an item then only forgets it.
+        """
         self._pinned = pinned
         self.shared = shared
         self.budget_bytes = budget_bytes
@@ -64,19 +67,19 @@ class CacheTier(Generic[K]):
         self.use(key, worth)
 
     def take(self, key: K) -> int:
-        """Remove an unheld item; returns its bytes."""
+        """Remove an unheld item. Returns its bytes."""
         assert key not in self.held
         nbytes = self._items.pop(key).nbytes
         self.used_bytes -= nbytes
         return nbytes
 
     def use(self, key: K, worth: float) -> None:
-        """`key` is used now."""
+        """Record a use of `key` and its new worth."""
         self._items[key].worth = worth
         self._refresh(key)
 
     def hold(self, key: K) -> None:
-        """Keep an item until as many `release`s."""
+        """Keep an item until it has been released as often as held."""
         item = self._items[key]
         item.holds += 1
         if item.holds == 1:
@@ -92,12 +95,12 @@ class CacheTier(Generic[K]):
             self._refresh(key)
 
     def unpinned(self, key: K) -> None:
-        """An item may be evicted again, as if just used."""
+        """Allow an item to be evicted again, as if just used."""
         self._refresh(key)
 
     def make_room(self, nbytes: int, keep: Collection[K] = ()) -> list[K]:
-        """Evict until `nbytes` more fit, or only held and pinned items are left; items in `keep` go
-        last.
+        """Evict until `nbytes` more fit, or only held and pinned items are left. Items in `keep` go
+        last. Returns the evicted keys.
         """
         evicted: list[K] = []
         kept: list[tuple[float, int, K]] = []
@@ -118,8 +121,8 @@ class CacheTier(Generic[K]):
         return evicted
 
     def clear(self, keep: Collection[K]) -> list[K]:
-        """Remove every item not in `keep`, which names all held items; returns their keys. Counts
-        as no eviction.
+        """Remove every item outside `keep`, which names all held items. Returns the removed keys.
+        These removals are left out of `evictions`.
         """
         gone = [key for key in self._items if key not in keep]
         for key in gone:

@@ -23,7 +23,7 @@ _START = attrgetter("start")
 
 
 def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
-    """The spans (ordered, disjoint) that share a token with `[start, end)`."""
+    """Yield the spans (ordered, disjoint) that share a token with `[start, end)`."""
     first = max(0, bisect_right(spans, start, key=_START) - 1)
     if first < len(spans) and spans[first].end <= start:
         first += 1
@@ -35,8 +35,8 @@ def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Tokens (a list that grows with the answer), spans over the prompt, and the cache's partition:
-    a salt and the fingerprint of an adapter.
+    """A sequence's tokens (a list that grows with the answer), the prompt's spans, and the cache's
+    partition: a salt and an adapter's fingerprint.
     """
 
     tokens: list[int]
@@ -50,7 +50,7 @@ class Content:
         return self.salt, self.adapter
 
     def shown(self, start: int, end: int) -> tuple[Stretch, ...]:
-        """Every run of image tokens in `[start, end)`."""
+        """Return every run of image tokens in `[start, end)`."""
         if not self.spans or start >= self.spans[-1].end:
             return ()
         stretches = []
@@ -68,6 +68,6 @@ class Content:
         return tuple(stretches)
 
     def page(self, index: int, size: int) -> PageKey:
-        """Everything that decides page `index`'s keys and values, given equal earlier pages."""
+        """Return what decides page `index`'s keys and values, given equal earlier pages."""
         start = index * size
         return tuple(self.tokens[start : start + size]), self.shown(start, start + size)

@@ -1,7 +1,7 @@
-"""The tier and the weight of each image's embedding, and the choice of embeddings to stay or to go
-when room is needed.
+"""The tier and the weight of each image's embedding. Decides which embeddings go when room is
+needed.
 
-Owns the bookkeeping; the tensors live with the workers, who carry out the `Move`s. Knows nothing of
+Owns the bookkeeping. The tensors live with the workers, who carry out the `Move`s. Knows nothing of
 tokens or sequences.
 
 Embeddings pinned by clients (`pins.py`) leave a tier last.
@@ -36,8 +36,9 @@ FIXED_TOKENS = 32
 
 
 def encode_cost(num_tokens: int) -> float:
-    """The cost of encoding an image, in tokens of a small image: linear layers, full attention, and
-    a fixed part.
+    """Compute the cost of encoding an image, in tokens of a small image.
+
+    The cost counts linear layers, full attention, and a fixed part.
     """
     return FIXED_TOKENS + num_tokens * (1 + num_tokens / QUADRATIC_TOKENS)
 
@@ -49,13 +50,13 @@ often it was shown since it came.
 
 
 def saved_encoding(num_tokens: int, popularity: float, _uses: int) -> float:
-    """Encoding saved per token, and so per byte, times the image's popularity."""
+    """Compute the encoding saved per token, and so per byte, times the image's popularity."""
     return popularity * encode_cost(num_tokens) / num_tokens
 
 
 @dataclass(slots=True)
 class _Known:
-    """An embedding in some tier. idle: wanted by nobody yet: first to go."""
+    """An embedding in some tier. idle: yet to be awaited, so first to go."""
 
     num_tokens: int
     uses: int = 0
@@ -77,9 +78,14 @@ class EmbeddingCache:
         pins: PinBook[ImageKey] | None = None,
         file_bytes: Callable[[int], int] = embedding_file_bytes,
     ) -> None:
-        """`on_disk`: (key, tokens) of embeddings saved by an earlier run, the least recently used
-        first. `pins`: an empty book, whose share is in bytes; None: no pins. `file_bytes`: bytes of
-        disk for an embedding of given bytes.
+        """Start with the embeddings that lie on disk.
+
+        `on_disk`: (key, tokens) of embeddings saved by an earlier run, the least recently used
+        first.
+
+        `pins`: an empty book, whose share is in bytes. None disables pins.
+
+        `file_bytes`: maps an embedding's bytes to its bytes on disk.
         """
         self._worth_of = worth
         self._file_bytes = file_bytes
@@ -115,7 +121,7 @@ class EmbeddingCache:
         return self._staged
 
     def locate(self, key: ImageKey) -> Place | None:
-        """The nearest place of the embedding; None if not cached."""
+        """Return the embedding's nearest place, or None if uncached."""
         if key in self.device:
             return "device"
         if key in self.host:
@@ -125,21 +131,21 @@ class EmbeddingCache:
         return "disk" if key in self.disk else None
 
     def num_tokens(self, key: ImageKey) -> int | None:
-        """The tokens of an embedding in some tier."""
+        """Return an embedding's tokens, or None if uncached."""
         known = self._known.get(key)
         return None if known is None else known.num_tokens
 
     def ready(self, key: ImageKey) -> bool:
-        """True if the embedding can be shown in the step being planned."""
+        """Return True if the embedding can be shown in the step being planned."""
         return key in self.device or key in self.host or key in self._staged
 
     def on_disk(self, key: ImageKey) -> bool:
-        """True if the embedding is on disk alone, and must be read."""
+        """Return True if the embedding is on disk alone, and must be read."""
         return key in self.disk and not self.ready(key)
 
     @property
     def tiers(self) -> dict[Tier, CacheTier[ImageKey]]:
-        """The tiers with any room, nearest first."""
+        """The tiers with a budget, nearest first. The device is always among them."""
         every: dict[Tier, CacheTier[ImageKey]] = {
             "device": self.device,
             "host": self.host,
@@ -159,12 +165,14 @@ class EmbeddingCache:
             self.misses[tier] += 1
 
     def why_missing(self, key: ImageKey) -> Missed:
-        """The reason why `key` is not resident."""
+        """Return why `key` is missing."""
         return self._seen.why_missing(key)
 
     def pin(self, key: ImageKey, *, idle: bool = False) -> None:
-        """A sequence shows `key`, on the device: the embedding stays until as many `unpin`s. idle:
-        unawaited, and no use.
+        """Keep `key` on the device for a sequence that shows it.
+
+        It stays until as many `unpin`s. idle: the sequence is unawaited, so this is left out of
+        `uses`.
         """
         if not idle:
             self._popularity.use(key, len(self._known))
@@ -186,9 +194,9 @@ class EmbeddingCache:
         self.device.release(key)
 
     def fits(self, num_tokens: int) -> bool:
-        """True if the device's budget allows so many tokens more.
+        """Return True if the device's budget allows `num_tokens` more.
 
-        If nothing is pinned, anything fits: an image may exceed the budget.
+        Anything fits unless embeddings are held: an image may exceed the budget.
         """
         return (
             not self.device.held
@@ -204,9 +212,9 @@ class EmbeddingCache:
         *,
         idle: bool = False,
     ) -> list[Move]:
-        """Make room for `key`, whose encoding begins. idle: for nobody who waits.
+        """Make room for `key`, whose encoding begins. Returns the necessary moves.
 
-        Returns the necessary moves; `keep` stay on the device if possible.
+        `keep` stay on the device if possible. idle: encoded before anyone waits for it.
         """
         assert not self.ready(key), "encoded though it is there"
         self._seen.add(key)
@@ -231,8 +239,9 @@ class EmbeddingCache:
         ]
 
     def save(self, key: ImageKey) -> tuple[list[Move], bool]:
-        """The moves that make room on disk for the newly encoded `key`, and True if the embedding
-        is worth that room.
+        """Make room on disk for the newly encoded `key`.
+
+        Returns the necessary moves, and True if the embedding is worth that room.
         """
         if key in self.disk or self._bytes_on(self.disk, key) > self.disk.budget_bytes:
             return [], False
@@ -245,8 +254,10 @@ class EmbeddingCache:
         ], key not in evicted
 
     def flush(self, disk: bool = True) -> list[Move]:
-        """Forget every unheld embedding, in every tier (on disk only with `disk`), and every pin.
-        Returns the moves. Embeddings held on the device, being read or staged stay, on disk too.
+        """Forget every unheld embedding in every tier, and every pin. Returns the moves.
+
+        The disk is cleared only with `disk`. Embeddings held on the device, being read or staged
+        stay, on disk too.
         """
         self._pinned.clear()
         keep = self.device.held | self.disk.held | self._staged
@@ -270,9 +281,9 @@ class EmbeddingCache:
         return self._pinned.nbytes
 
     def keep(self, key: ImageKey, client: str, seconds: int) -> None:
-        """Pin `key` for a client for so long, in whatever tier.
+        """Pin `key` for a client for `seconds`, in whatever tier.
 
-        Does nothing for an unknown embedding, or one larger than the client's part of the share.
+        Ignores an unknown embedding, and one larger than the client's part of the share.
         """
         if self.locate(key) is not None:
             self._pinned.pin([(key, self._bytes(key))], client, seconds)
@@ -289,15 +300,15 @@ class EmbeddingCache:
     # ---- reading from disk, in the background
 
     def fetch(self, key: ImageKey) -> Move:
-        """Begin to read `key`; `fetched` ends it."""
+        """Begin to read `key` from disk. `fetched` ends the read."""
         assert self.on_disk(key)
         self.disk.use(key, self._worth(key))
         self.disk.hold(key)
         return Move(key, "disk", "staged", self._known[key].num_tokens)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
-        """A read from disk has ended; if it failed, the embedding counts as gone, so that the disk
-        is not asked again and again.
+        """End a read from disk. After a failed read the embedding counts as gone, so that the read
+        is tried only once.
         """
         self.disk.release(key)
         if whole:
@@ -306,25 +317,28 @@ class EmbeddingCache:
             self._lose(key)
 
     def unstage(self, key: ImageKey) -> Move:
-        """Drop a staged embedding needed no more."""
+        """Drop a staged embedding that is needed no more. Returns the move."""
         self._staged.remove(key)
         return Move(key, "staged", None, self._forget(key))
 
     def not_saved(self, key: ImageKey) -> None:
-        """Writing has failed. A read under way will fail too."""
+        """Drop an embedding whose writing failed. A read under way will fail too, and `fetched`
+        then drops it.
+        """
         if key in self.disk and key not in self.disk.held:
             self._lose(key)
 
     def not_encoded(self, key: ImageKey) -> None:
-        """Drop an admitted, unheld embedding that was never made."""
+        """Drop an admitted, unheld embedding whose encoding failed."""
         self.device.take(key)
         self._forget(key)
 
     # ---- a disk that other servers write, too
 
     def seen_in_store(self, image: Image, there: bool) -> None:
-        """True if a look has found the embedding on a disk shared with other servers. `disk` then
-        lists the embeddings known to this server: forgetting removes no file.
+        """Record whether a look at a shared disk found the embedding (`there`).
+
+        `disk` then lists the embeddings known to this server, and forgetting one leaves its file.
         """
         key = image.key
         if not there:
@@ -349,7 +363,7 @@ class EmbeddingCache:
         return self._known[key].num_tokens * self.bytes_per_token
 
     def _bytes_on(self, shelf: CacheTier[ImageKey], key: ImageKey) -> int:
-        """Bytes of the embedding in a tier."""
+        """Return the embedding's bytes in a tier. Files on disk are larger."""
         return self._file_bytes(self._bytes(key)) if shelf is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
@@ -367,7 +381,7 @@ class EmbeddingCache:
         return moves
 
     def _demote(self, key: ImageKey) -> list[Move]:
-        """`key` has left the device: keep it on the host, if worth its room there."""
+        """Move `key` from the device to the host, if it is worth its room there."""
         if self._bytes(key) > self.host.budget_bytes:
             return [Move(key, "device", None, self._forget(key))]
         evicted = self._shelve(self.host, key)
@@ -382,12 +396,12 @@ class EmbeddingCache:
         )
 
     def _shelve(self, shelf: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
-        """Put `key` on `shelf`; returns the evicted keys, perhaps `key` itself."""
+        """Put `key` on `shelf`. Returns the evicted keys, perhaps `key` itself."""
         shelf.put(key, self._bytes_on(shelf, key), self._worth(key))
         return self._pinned.make_room(shelf, 0)
 
     def _forget(self, key: ImageKey) -> int:
-        """Drop all facts of `key` once it lies in no tier. Returns its tokens."""
+        """Drop all facts about `key` if it has left every tier. Returns its tokens."""
         num_tokens = self._known[key].num_tokens
         if self.locate(key) is None:
             self._pinned.forget(key)

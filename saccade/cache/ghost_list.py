@@ -1,6 +1,6 @@
 """Images encoded before, so that a miss can give its reason.
 
-Owns keys only; a bounded number of them. What one salt has seen is never told to another.
+Owns a bounded number of keys. What one salt has seen stays hidden from the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class GhostList:
         self._settings: OrderedDict[tuple[bytes, str], tuple[bytes, ...]] = OrderedDict()
 
     def add(self, key: ImageKey) -> None:
-        """`key` is being encoded."""
+        """Record that `key` is being encoded."""
         image = key.digest, key.salt
         others = tuple(each for each in self._settings.pop(image, ()) if each != key.settings)
         self._settings[image] = (*others[1 - KEYS_PER_DIGEST :], key.settings)
@@ -28,7 +28,7 @@ class GhostList:
             self._settings.popitem(last=False)
 
     def why_missing(self, key: ImageKey) -> Missed:
-        """The reason why the embedding of `key` is not resident."""
+        """Return why the embedding of `key` is missing."""
         settings = self._settings.get((key.digest, key.salt))
         if settings is None:
             return "never seen"

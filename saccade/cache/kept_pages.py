@@ -1,17 +1,17 @@
-"""KV pages, and states of sequences, kept beside the pool: by name, their places, and the writes,
-reads, placements and removals still to do.
+"""KV pages and sequences' states kept beside the pool: their places by name, and the writes, reads,
+placements and removals still to do.
 
-Owns the book; the bytes lie with the workers, who carry out the moves from `take_moves` at the
+Owns the book. The bytes lie with the workers, who carry out the moves from `take_moves` at the
 start of a plan, before anything is computed. Knows nothing of sequences, nor of the trie.
 
     device ──save──▶ host, disk ──fetch──▶ read ──place──▶ device         (stays below, too)
 
-A page may lie in several tiers; a page that leaves one tier is still in the rest. Pages of a chain
-nearer to the root are of more use, for nothing behind a missing page can be used: uses of a chain
-are counted from end to root, so that the end goes first.
+A page may lie in several tiers. A page that leaves one tier stays in the rest. In a chain, pages
+nearer to the root are more useful, as a missing page makes everything behind it useless. So a
+chain's uses are counted from its end to its root, and its end goes first.
 
-A client's pins hold in each tier within a share of the tier, for pages present or still to come:
-pins in the tiers outlast a pin on the device that has given way.
+In each tier, a client's pins hold within a share of the tier, for pages present or still to come.
+Pins in the tiers outlast a pin on the device that has given way.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ WORTH = 1.0
 
 
 class KeptTier:
-    """The book of one tier. counts: the fate of pages: saved, not saved, read, and the reasons
-    against.
+    """The book of one tier. counts: pages saved, unsaved and read, and why others were computed
+    instead.
     """
 
     def __init__(
@@ -51,8 +51,13 @@ class KeptTier:
         pins: PinBook[bytes],
         found: Iterable[tuple[bytes, int]] = (),
     ) -> None:
-        """size: the tier's bytes for so many bytes. pins: an empty book, whose share is in such
-        bytes. found: (name, such bytes) of pages left by an earlier run, the oldest first.
+        """Start with the pages that an earlier run left.
+
+        size: maps bytes to bytes in the tier.
+
+        pins: an empty book, whose share is in bytes in the tier.
+
+        found: (name, bytes in the tier) per page, the oldest first.
         """
         self.pinned = PinnedItems(pins)
         self.book = self.pinned.tier(budget_bytes)
@@ -72,16 +77,16 @@ class KeptTier:
 
     @property
     def moving(self) -> bool:
-        """True with anything for the next plan."""
+        """Return True with anything for the next plan."""
         return bool(self._save or self._place or self._fetch or self._drop or self._forget)
 
     @property
     def placing(self) -> Collection[bytes]:
-        """Pages read, on the way to their places in the next plan."""
+        """Pages that were read and go to their places in the next plan."""
         return self._place
 
     def take_moves(self) -> TierMoves:
-        """What the workers are to do, once."""
+        """Return the workers' moves, and clear them."""
         moves = TierMoves(
             tuple(self._drop),
             tuple(self._save.values()),
@@ -94,7 +99,7 @@ class KeptTier:
         return moves
 
     def keep(self, copy: PageCopy, nbytes: int) -> int:
-        """Write the page at a place, if not kept yet. Returns the bytes written."""
+        """Write a page to the tier, unless it is there or too large. Returns the bytes written."""
         name, size = copy.name, self._size(nbytes)
         if name in self.book or size > self.book.budget_bytes:
             return 0
@@ -110,19 +115,23 @@ class KeptTier:
         return nbytes
 
     def fetch(self, name: bytes, place: int, *, state: bool = False) -> None:
-        """Begin to read a page held in `book`, for the given place. `read`, `lost` or `forget` ends
-        it, and the hold.
+        """Begin to read a page held in `book`, for the given place.
+
+        `read`, `lost` or `forget` ends the read and the hold.
         """
         self._fetch[name] = PageCopy(name, place, state)
 
     def read(self, name: bytes, place: int, *, state: bool = False) -> None:
-        """A page was read, and goes to the given place in the next plan."""
+        """Record that a page was read. It goes to the given place in the next plan."""
         self.book.release(name)
         self.counts["read"] += 1
         self._place[name] = PageCopy(name, place, state)
 
     def lost(self, name: bytes, why: Happened, *, held: bool = True) -> None:
-        """A page could not be read, and counts as gone. `held`: until now, by a sequence."""
+        """Record a failed read. The page counts as gone.
+
+        `held`: a sequence has held the page until now.
+        """
         if held:
             self.book.release(name)
         self.counts[why] += 1
@@ -130,13 +139,13 @@ class KeptTier:
             self.book.take(name)
 
     def not_saved(self, name: bytes) -> None:
-        """A page could not be written. A read under way will fail too."""
+        """Record a failed write. A read under way will fail too."""
         self.counts["not saved"] += 1
         if name in self.book and name not in self.book.held:
             self.book.take(name)
 
     def forget(self, name: bytes, *, reading: bool) -> None:
-        """Nobody needs the page being read, or just read."""
+        """Drop a page that is being read, or was just read, as it is needed no more."""
         if reading:
             self.book.release(name)
         self._place.pop(name, None)
@@ -149,7 +158,7 @@ class KeptTier:
         self.pinned.pin(sized, client, seconds)
 
     def flush(self) -> None:
-        """Remove everything not being read just now."""
+        """Remove everything except the pages being read just now."""
         self._remove(self.book.clear(self.book.held))
 
     def _remove(self, names: Iterable[bytes]) -> None:
@@ -159,7 +168,7 @@ class KeptTier:
 
 
 class KeptPages:
-    """All tiers. `identity`: of `core.page_store.PageIdentity`."""
+    """All tiers of kept pages. `identity`: see `core.page_store.PageIdentity`."""
 
     def __init__(
         self,
@@ -172,9 +181,14 @@ class KeptPages:
         pinned_share: float = 0.0,
         clock: Clock = time.monotonic,
     ) -> None:
-        """`page_bytes`, `state_bytes`, `host_bytes`: of all ranks together; a tier without bytes is
-        none. `found`: (name, bytes of disk) of pages left by an earlier run, the oldest first.
-        `pinned_share`: of each tier.
+        """Create the tiers that have a budget.
+
+        `page_bytes`, `state_bytes`, `host_bytes`: totals over all ranks. The host tier needs at
+        least one page.
+
+        `found`: (name, bytes on disk) per page left by an earlier run, the oldest first.
+
+        `pinned_share`: the share of each tier that pins may take.
         """
         self.identity = identity
         self.page_bytes = page_bytes
@@ -189,7 +203,10 @@ class KeptPages:
             self.tiers["disk"] = KeptTier(disk_bytes, embedding_file_bytes, pins, found)
 
     def _in_pages(self, nbytes: int) -> int:
-        """Host memory is handed out by the page; a state's parts lie apart by some bytes."""
+        """Round up to whole pages, as host memory is handed out by the page.
+
+        A state gets one page more, because its parts lie some bytes apart.
+        """
         pages = -(-nbytes // self.page_bytes) + (nbytes != self.page_bytes)
         return pages * self.page_bytes
 
@@ -201,16 +218,16 @@ class KeptPages:
         return not any(len(tier.book) for tier in self.tiers.values())
 
     def where(self, name: bytes) -> PageTier:
-        """The quickest tier with the page."""
+        """Return the quickest tier with the page."""
         return next(place for place, tier in self.tiers.items() if name in tier)
 
     @property
     def moving(self) -> bool:
-        """True with moves for the next plan."""
+        """Return True with moves for the next plan."""
         return any(tier.moving for tier in self.tiers.values())
 
     def take_moves(self) -> PageMoves:
-        """The workers' moves, once."""
+        """Return the workers' moves in all tiers, and clear them."""
         host, disk = (
             self.tiers[place].take_moves() if place in self.tiers else NO_MOVES
             for place in PAGE_TIERS
@@ -220,8 +237,9 @@ class KeptPages:
     def keep(
         self, name: bytes, page: int, line: int | None, tiers: Iterable[PageTier] = PAGE_TIERS
     ) -> int:
-        """Write the content of `page`, and the state after the page from `line`, to the tiers
-        without them. Returns the bytes written.
+        """Write `page`, and the state after it from `line`, to the tiers without them.
+
+        Returns the bytes written.
         """
         written = self._keep(PageCopy(name, page), self.page_bytes, tiers)
         if line is not None:
@@ -236,15 +254,17 @@ class KeptPages:
         return sum(self.tiers[place].keep(copy, nbytes) for place in tiers if place in self.tiers)
 
     def used(self, names: Sequence[bytes]) -> None:
-        """A chain was of use; from the first page on."""
+        """Record a use of a chain, from its first page on."""
         for tier in self.tiers.values():
             for name in reversed(names):
                 if name in tier:
                     tier.book.use(name, WORTH)
 
     def pin(self, chain: Sequence[tuple[bytes, bool]], client: str, seconds: int) -> None:
-        """Pin a chain for a client in every tier for so long, from its first page on as far as the
-        client's part of the tier's share goes. With each page, whether a state is kept after it.
+        """Pin a chain for a client in every tier for `seconds`, from its first page on.
+
+        In each tier the pin goes as far as the client's part of the share. Each page comes with
+        True if a state is kept after it.
         """
         items: list[tuple[bytes, int]] = []
         for name, state in chain:
@@ -263,11 +283,14 @@ class KeptPages:
 
     @property
     def pinned(self) -> bool:
-        """True with a pin in any tier."""
+        """Return True with a pin in any tier."""
         return any(len(tier.pinned) for tier in self.tiers.values())
 
     def flush(self, disk: bool) -> None:
-        """Remove all pins and everything not being read just now; on disk only with `disk`."""
+        """Remove all pins, and everything except the pages being read just now.
+
+        The disk is cleared only with `disk`.
+        """
         for place, tier in self.tiers.items():
             tier.pinned.clear()
             if disk or place != "disk":

@@ -1,10 +1,12 @@
-"""Names of KV pages, for places that outlive the trie: 256 bits, chained from the root, that differ
-wherever anything differs which a page's keys and values depend on.
+"""Names of KV pages, for places that outlive the trie.
+
+A name has 256 bits and is chained from the root. It differs wherever anything differs that a page's
+keys and values depend on.
 
     root (identity of the server's pages, salt, adapter) ◀── first page ◀── second page ...
 
-Knows nothing of where pages lie. All numbers have one width, and texts their lengths before them,
-so that no two contents are written alike.
+Knows nothing of where pages lie. All numbers have one width, and texts stand behind their lengths,
+so that different contents are written differently.
 """
 
 from __future__ import annotations
@@ -22,15 +24,16 @@ def _text(value: bytes) -> bytes:
 
 
 def root_name(identity: bytes, salt: str, adapter: str = "") -> bytes:
-    """Of the empty prefix. identity: of `core.page_store.PageIdentity`. adapter: its
-    fingerprint.
+    """Return the name of the empty prefix.
+
+    identity: see `core.page_store.PageIdentity`. adapter: its fingerprint.
     """
     told = b"root" + _text(identity) + _text(salt.encode()) + _text(adapter.encode())
     return blake2b(told, digest_size=NAME_BYTES).digest()
 
 
 def page_name(parent: bytes, key: PageKey) -> bytes:
-    """Of the page with that content after the one called `parent`."""
+    """Return the name of the page with content `key` after the page `parent`."""
     tokens, shown = key
     name = blake2b(b"page" + parent, digest_size=NAME_BYTES)
     name.update(pack(f"<{1 + len(tokens)}q", len(tokens), *tokens))
@@ -42,5 +45,5 @@ def page_name(parent: bytes, key: PageKey) -> bytes:
 
 
 def state_name(page: bytes) -> bytes:
-    """Of the state that a sequence has after the page, for models that keep one."""
+    """Return the name of a sequence's state after the page, for models that keep one."""
     return blake2b(b"state" + page, digest_size=NAME_BYTES).digest()

@@ -1,9 +1,9 @@
-"""The pool of KV pages: the free pages, and the number of holders of each other page.
+"""The pool of KV pages: the free pages, and how many holders each other page has.
 
 Owns page numbers and reference counts. Knows nothing of tokens, sequences or tensors.
 
-Free pages are kept as maximal runs, so that a sequence usually gets consecutive pages and attention
-can read its keys as one slice.
+Free pages are kept as maximal runs. So a sequence usually gets consecutive pages, and attention can
+read its keys as one slice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DUMMY_PAGE = 0
 
 
 class PagePool:
-    """`num_pages` pages of `page_size` tokens; page 0 is the dummy page.
+    """`num_pages` pages of `page_size` tokens. Page 0 is the dummy page.
 
     Taking or releasing n pages costs O(n + log runs).
     """
@@ -37,11 +37,11 @@ class PagePool:
         self._add_run(1, self.capacity)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold `tokens` tokens."""
+        """Return how many pages hold `tokens` tokens."""
         return -(-tokens // self.page_size)
 
     def take(self, n: int, after: int | None = None) -> list[int]:
-        """`n` free pages, each with one reference, following page `after` if possible.
+        """Take `n` free pages, each with one reference, following page `after` if possible.
 
         Needs `n <= free`.
         """
@@ -59,13 +59,13 @@ class PagePool:
         return taken
 
     def retain(self, pages: Iterable[int]) -> None:
-        """Add a holder to each page; no page may be free."""
+        """Add a holder to each page. Every page must have one already."""
         for page in pages:
             assert self.refs[page] > 0
             self.refs[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Remove a holder from each page; pages without holders are free again."""
+        """Remove a holder from each page. Pages without holders are free again."""
         start = end = 0
         for page in pages:
             assert page != DUMMY_PAGE and self.refs[page] > 0
@@ -79,9 +79,7 @@ class PagePool:
         self._add_run(start, end - start)
 
     def audit(self, holders: Iterable[Iterable[int]]) -> None:
-        """Assert that free and held pages are all pages, each counted as often as `holders` hold
-        it.
-        """
+        """Assert that each page is free or held, and counted as often as `holders` hold it."""
         held = Counter(chain.from_iterable(holders))
         free: set[int] = set()
         for start, length in self._runs.items():
@@ -96,8 +94,10 @@ class PagePool:
         assert self.refs[1:] == expected[1:], "a reference count is wrong"
 
     def _open_run(self, n: int) -> int:
-        """The best begin of a new run of `n` pages: in the longest free run, leaving its left
-        neighbour half of the spare pages.
+        """Return where a new run of `n` pages should begin.
+
+        It begins in the longest free run, and leaves that run's left neighbour half the spare
+        pages.
         """
         while self._runs.get(self._longest[0][1]) != -self._longest[0][0]:
             heapq.heappop(self._longest)
@@ -110,7 +110,7 @@ class PagePool:
         return start + margin
 
     def _cut(self, start: int, n: int) -> range:
-        """Up to `n` pages from the front of the free run at `start`."""
+        """Cut up to `n` pages from the front of the free run at `start`."""
         length = self._remove_run(start)
         n = min(n, length)
         self._add_run(start + n, length - n, merge=False)

@@ -1,9 +1,8 @@
-"""What is pinned of a cache whose items have sizes and lie in tiers: until when, for whom, and what
-goes from a tier where nothing else is left that could.
+"""The pinned items of a cache whose items have sizes and lie in tiers: until when, and for whom.
 
-Owns the pins and their charges in bytes, and makes the cache's tiers, which ask it what they may
-evict. Knows nothing of an item's nature, nor where it lies: a pin holds wherever the item is, and
-whenever it comes.
+Owns the pins and their charges in bytes. Makes the cache's tiers, which ask it what they may evict,
+and decides which pinned item leaves a full tier. Knows neither what an item is nor where it lies: a
+pin holds wherever the item is, and whenever it comes.
 """
 
 from __future__ import annotations
@@ -27,10 +26,13 @@ class _Pinned:
 
 
 class PinnedItems(Generic[K]):
-    """As a container: the items that somebody has pinned. nbytes: of all these, each once."""
+    """The pinned items of a cache, as a container. nbytes: their bytes, each item counted once."""
 
     def __init__(self, book: PinBook[K]) -> None:
-        """`book`: an empty one, whose share is in bytes."""
+        """Start without pins or tiers.
+
+        `book`: an empty one, whose share is in bytes.
+        """
         self.book = book
         self.nbytes = 0
         self._items: dict[K, _Pinned] = {}
@@ -43,14 +45,15 @@ class PinnedItems(Generic[K]):
         return len(self._items)
 
     def tier(self, budget_bytes: int, *, shared: bool = False) -> CacheTier[K]:
-        """A new tier, which evicts nothing that is pinned."""
+        """Create a tier that keeps what is pinned."""
         tier: CacheTier[K] = CacheTier(budget_bytes, self, shared)
         self._tiers.append(tier)
         return tier
 
     def pin(self, items: Sequence[tuple[K, int]], client: str, seconds: int) -> None:
-        """Pin items of such bytes for a client for so long, from the first on as many as its part
-        of the share has room for. The first give way last.
+        """Pin (key, bytes) items for a client for `seconds`, the first ones first.
+
+        Stops where the client's part of the share is full. The first items give way last.
         """
         self.end_due()
         sums = list(accumulate(nbytes for _, nbytes in items))
@@ -77,7 +80,7 @@ class PinnedItems(Generic[K]):
             self._end(client, key)
 
     def forget(self, key: K) -> None:
-        """Drop all pins of an item."""
+        """Drop all pins on an item."""
         item = self._items.get(key)
         for client in tuple(item.clients) if item else ():
             self._end(client, key)
@@ -88,7 +91,7 @@ class PinnedItems(Generic[K]):
             self._end(client, key)
 
     def make_room(self, tier: CacheTier[K], nbytes: int, keep: Collection[K] = ()) -> list[K]:
-        """`CacheTier.make_room`, evicting pinned items where nothing else is left."""
+        """Make room as `CacheTier.make_room` does. Evicts pinned items if that is too little."""
         self.end_due()
         evicted = tier.make_room(nbytes, keep)
         while tier.used_bytes + nbytes > tier.budget_bytes:

@@ -1,13 +1,13 @@
 """The pins of one cache: by client, by item, and for how long.
 
 Owns pins by client and item, their times, and each client's cost in the cache's own unit (pages,
-bytes). Knows nothing of an item's nature: the cache charges for items, and releases them when the
+bytes). Knows nothing of an item's nature. The cache charges for items, and releases them when the
 book says so.
 
-All pins together cost at most `share`. A client beyond its part (the share divided by the number of
-clients with pins, plus unused parts) loses its own oldest pins; an excess over the share is taken
-from the client with the most. So a flood of one client's pins takes nothing from a client within
-its part. Of one client's pins the least recently set, or hit, goes first.
+All pins together cost at most `share`. A client's part is the share divided by the number of
+clients with pins, plus unused parts. A client beyond its part loses its own oldest pins. An excess
+over the share is taken from the client with the most. So a flood of pins from one client spares
+every client within its part. Among a client's pins, the least recently set, or hit, goes first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Pin:
 
 
 class PinBook(Generic[K]):
-    """Pins of items. The caller of `set` charges for the item, and the caller of `drop` refunds the
+    """Pins on items. The caller of `set` charges for the item, and the caller of `drop` refunds the
     charge.
 
     given_way: pins that ended early to make room.
@@ -58,16 +58,17 @@ class PinBook(Generic[K]):
         return item in self._pins.get(client, ())
 
     def room(self, client: str) -> int:
-        """The most that all pins of a client may cost: its part of the share, or the rest left by
-        other clients.
+        """Return the most that all of a client's pins may cost.
+
+        This is its part of the share, or what other clients leave if that is more.
         """
         others = self.charged.total() - self.charged[client]
         clients = len(self._pins.keys() | {client})
         return max(self.share // clients, self.share - others)
 
     def set(self, client: str, item: K, seconds: int) -> bool:
-        """Pin an item from now on; True if the pin is new. A pin's end never moves to an earlier
-        time.
+        """Pin an item from now on. Returns True if the pin is new. A pin's end only ever moves
+        later.
         """
         pins = self._pins.setdefault(client, {})
         before = pins.get(item)
@@ -78,14 +79,14 @@ class PinBook(Generic[K]):
         return before is None
 
     def hit(self, client: str, item: K) -> None:
-        """Renew a client's pin after a hit. Does nothing without a pin."""
+        """Renew a client's pin after a hit, if it has one."""
         pin = self._pins.get(client, {}).get(item)
         if pin is not None:
             pin.until = max(pin.until, self.clock() + pin.seconds)
             self._touch(client, item)
 
     def drop(self, client: str, item: K) -> None:
-        """The pin has ended."""
+        """Remove a pin that has ended."""
         pins = self._pins[client]
         del pins[item]
         self._length -= 1
@@ -93,13 +94,13 @@ class PinBook(Generic[K]):
             del self._pins[client]
 
     def charge(self, client: str, cost: int) -> None:
-        """The pins of a client cost so much more, or less."""
+        """Add `cost`, which may be negative, to what a client's pins cost."""
         self.charged[client] += cost
         if not self.charged[client]:
             del self.charged[client]
 
     def due(self) -> Iterator[tuple[str, K]]:
-        """Pins whose time is over; drop each before asking for the next."""
+        """Yield pins whose time is over. Drop each before asking for the next."""
         while self._ends and self._ends[0][0] <= self.clock():
             _, stamp, client, item = heappop(self._ends)
             pin = self._pins.get(client, {}).get(item)
@@ -107,15 +108,19 @@ class PinBook(Generic[K]):
                 yield client, item
 
     def beyond(self) -> Iterator[tuple[str, K]]:
-        """Pins that give way until the share is kept; drop each before asking for the next."""
+        """Yield pins that must give way to keep within the share. Drop each before asking for the
+        next.
+        """
         while self.charged.total() > self.share:
             client = max(self._pins, key=lambda name: (self.charged[name], -self._oldest(name)))
             self.given_way += 1
             yield client, next(iter(self._pins[client]))
 
     def in_order(self) -> Iterator[tuple[str, K]]:
-        """All pins in the order of giving way: clients with the most first, for each client the
-        least recently used first.
+        """Yield all pins in the order in which they give way.
+
+        Clients with the highest cost come first. Within a client, the least recently used pin comes
+        first.
         """
         for client in sorted(self._pins, key=lambda name: -self.charged[name]):
             yield from ((client, item) for item in tuple(self._pins.get(client, ())))

@@ -1,9 +1,9 @@
-"""How often each image was shown lately, even if its embedding is gone. Owns counts; a bounded
-number of them.
+"""How often each image was shown lately, even if its embedding is gone. Owns a bounded number of
+counts.
 
-Counts are halved every so many uses, so that popularity fades. Nothing counts for more than
-`MAX_USES_COUNTED`: beyond this bound the last use decides, or an image shown all day yesterday
-would outlive today's (figures in LOG.md, 2026-11-21).
+Counts are halved regularly, so that popularity fades. `MAX_USES_COUNTED` caps each count. Beyond
+this bound the last use decides, or an image shown all day yesterday would outlive today's (figures
+in LOG.md, 2026-11-21).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIN_CACHED_IMAGES = 100
 
 
 class Popularity:
-    """`use` counts, `of` tells: at least 1, at most `MAX_USES_COUNTED`."""
+    """Counts of uses. `use` adds one, and `of` returns a count from 1 to `MAX_USES_COUNTED`."""
 
     def __init__(self) -> None:
         self._counts: dict[ImageKey, float] = {}
@@ -28,7 +28,7 @@ class Popularity:
         return len(self._counts)
 
     def use(self, key: ImageKey, cached: int) -> None:
-        """A sequence shows `key`, while so many images are cached.
+        """Count a sequence that shows `key`, while `cached` images are cached.
 
         At most `USES_PER_CACHED_IMAGE` keys per cached one are added between two halvings.
         """

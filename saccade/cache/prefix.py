@@ -1,19 +1,19 @@
 """The prefix cache: a trie of whole KV pages, one root per cache salt and adapter.
 
-Owns the trie, one reference to each of its pages, and the order of eviction. Knows nothing of
+Owns the trie, one reference to each page in it, and the order of eviction. Knows nothing of
 scheduling or tensors.
 
 An edge is compared exactly: tokens, and images by offset. A sequence holds a path from the root,
-the path's pages being the first of the page table; unheld pages can be evicted, leaf by leaf, least
+whose pages are the first in its page table. Unheld pages can be evicted, leaf by leaf, least
 recently used first.
 
     find -> hold -> extend ... extend -> leave
 
-A pin (`pins.py`) is set on the last page of a path; earlier pages stay because they have children.
-A pin costs the pages of its path not yet pinned by the client. Pinned pages are evicted when
-nothing else is left to evict: a pin keeps no sequence from going on.
+A pin (`pins.py`) is set on a path's last page. Earlier pages stay because they have children. A pin
+costs the pages on its path that the client has yet to pin. Pinned pages are evicted once nothing
+else is left, so that pins never stop a sequence.
 
-Where the model keeps a state per sequence (`snapshots.py`), a path is of use only up to the last
+Where the model keeps a state per sequence (`snapshots.py`), a path is useful only up to the last
 page with a snapshot. Snapshots go with their pages, or before.
 """
 
@@ -39,10 +39,13 @@ NO_PINS: dict[str, int] = {}
 
 
 class Node:
-    """One cached page, or a root (depth 0, no page). `depth` counts pages from the root.
+    """One cached page, or a root (depth 0, without a page). `depth` counts pages from the root.
 
-    pinned: by client, its pin that ends at this node, and the pinned children. snapshot: the line
-    of the state after this page; None without a snapshot. name: computed at the first use.
+    pinned: by client, its pin that ends at this node, and the pinned children.
+
+    snapshot: the line with the state after this page, or None.
+
+    name: computed at the first use.
     """
 
     __slots__ = (
@@ -86,9 +89,13 @@ class PrefixCache:
         snapshots: Snapshots[Node] | None = None,
         kept: KeptPages | None = None,
     ) -> None:
-        """`pins`: an empty book, whose share is in pages; None: nothing can be pinned.
-        `snapshots`: for a model with states per sequence. `kept`: the place for pages that leave
-        the pool; None: nowhere.
+        """Start empty.
+
+        `pins`: an empty book, whose share is in pages. None disables pins.
+
+        `snapshots`: for a model with states per sequence.
+
+        `kept`: where pages go that leave the pool. None drops them.
         """
         self.kept = kept
         # last pages of what sequences have left; the oldest are saved when they are evicted
@@ -107,8 +114,9 @@ class PrefixCache:
         self.evictions = 0
 
     def find(self, content: Content) -> list[Node]:
-        """The longest cached path to go on from that leaves at least one token to compute. Changes
-        nothing.
+        """Return the longest cached path that a sequence can go on from, without side effects.
+
+        The path leaves at least one token to compute.
         """
         path: list[Node] = []
         node = self._roots.get(content.partition)
@@ -120,16 +128,16 @@ class PrefixCache:
         return self.resumable(path)
 
     def resumable(self, path: list[Node]) -> list[Node]:
-        """As much of a path as a sequence can go on from."""
+        """Cut a path to the part that a sequence can go on from."""
         if self.snapshots is not None:
             while path and path[-1].snapshot is None:
                 path.pop()
         return path
 
     def hold(self, content: Content, path: Sequence[Node]) -> Node:
-        """Hold the path just returned by `find`; the caller now shares its pages.
+        """Hold the path just returned by `find`. The caller now shares its pages.
 
-        Returns its last node (the root if empty).
+        Returns the path's last node, or the root if the path is empty.
         """
         for node in path:
             self.evictable -= self._pool.refs[node.page] == 1
@@ -142,11 +150,12 @@ class PrefixCache:
         return path[-1] if path else root
 
     def extend(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> Node:
-        """Make the holder's pages `[node.depth, whole)` findable, up to the first whose content is
-        cached under another page.
+        """Make the holder's pages `[node.depth, whole)` findable, and return the last node now
+        held.
 
-        A holder's page table is append-only, so a duplicate stays the holder's own and hides the
-        pages after it until `leave`. Returns the last node now held.
+        Stops at the first page whose content is cached under another page. A holder's page table is
+        append-only, so such a duplicate stays the holder's own and hides the pages after it until
+        `leave`.
         """
         while node.depth < whole:
             key = content.page(node.depth, self._pool.page_size)
@@ -166,9 +175,10 @@ class PrefixCache:
         *,
         idle: bool = False,
     ) -> Node:
-        """End a hold and all of the holder's `pages`: the first `whole` stay cached (duplicates do
-        not), the rest are free. idle: not a use of the pages: pages without other uses go first.
-        Returns the last node of the content's whole pages.
+        """Release a hold. The first `whole` pages stay cached, and the rest return to the pool.
+
+        Duplicates return to the pool, too. idle: leave the pages' last uses as they are, so that
+        pages without other uses go first. Returns the node of the content's last whole page.
         """
         held = node
         duplicates: list[int] = []
@@ -190,8 +200,10 @@ class PrefixCache:
         return node
 
     def attach(self, node: Node, content: Content, depth: int, line: int) -> bool:
-        """Keep the snapshot in `line`, of the state after `depth` pages; `node` lies on the
-        content's path. False where a duplicate hides that page; else the line is the cache's.
+        """Give the snapshot in `line`, the state after `depth` pages, to the cache.
+
+        `node` lies on the content's path. Returns False where a duplicate hides that page.
+        Otherwise the line is the cache's.
         """
         assert self.snapshots is not None and depth > 0
         while node.parent is not None and node.depth > depth:
@@ -210,8 +222,10 @@ class PrefixCache:
         return True
 
     def take_line(self) -> int | None:
-        """A line for a snapshot: a free one, or the line of the least recently used snapshot,
-        pinned pages' last. None with all lines being written.
+        """Return a line for a snapshot, or None while all lines are being written.
+
+        The line is free, or that of the least recently used snapshot. Snapshots on pinned pages go
+        last.
         """
         assert self.snapshots is not None
         line, node = self.snapshots.take(lambda node: not node.pinned)
@@ -220,8 +234,9 @@ class PrefixCache:
         return line
 
     def evict(self, n: int, *, keep: bool = True) -> int:
-        """Free up to `n` unheld pages, pinned ones last. Returns their number. `keep`: save them in
-        `kept`, if there is such a place.
+        """Free up to `n` unheld pages, pinned ones last. Returns their number.
+
+        `keep`: save them in `kept`, if there is one.
         """
         self.end_pins()
         freed: list[int] = []
@@ -255,7 +270,7 @@ class PrefixCache:
     # ---- beyond the pool
 
     def name(self, node: Node) -> bytes:
-        """As pages are called outside the trie (`page_names.py`)."""
+        """Return the node's name outside the trie (`page_names.py`)."""
         assert self.kept is not None, "nobody else asks for names"
         unnamed: list[Node] = []
         while node.name is None and node.parent is not None:
@@ -267,7 +282,7 @@ class PrefixCache:
         return name
 
     def _chain(self, node: Node) -> list[tuple[bytes, bool]]:
-        """The names of a path, from the root on, and whether there is a snapshot after each."""
+        """Return the names of a path from the root on, each with True if a snapshot follows it."""
         chain = []
         while node.parent is not None:
             chain.append((self.name(node), node.snapshot is not None))
@@ -276,12 +291,13 @@ class PrefixCache:
 
     @property
     def unsaved(self) -> bool:
-        """True where `save` may have something to do."""
+        """Return True where `save` may have something to do."""
         return bool(self._unsaved)
 
     def save(self, nbytes: int) -> None:
-        """Keep a copy on disk of pages that sequences have left, about so many bytes, the first
-        pages of a sequence first.
+        """Copy pages that sequences have left to disk, about `nbytes` of them.
+
+        A sequence's first pages go first.
         """
         assert self.kept is not None
         while self._unsaved and nbytes > 0:
@@ -301,11 +317,11 @@ class PrefixCache:
     # ---- pins
 
     def pin(self, node: Node, content: Content, pages: int, client: str, seconds: int) -> int:
-        """Pin the first `pages` computed pages of the holder of `node`, for so long, here and in
+        """Pin the first `pages` computed pages of the sequence that holds `node`, here and in
         `kept`.
 
-        Returns the number of pages pinned here: fewer if a duplicate hides the rest, or beyond the
-        client's part of the share.
+        The pin lasts `seconds`. Returns how many pages were pinned here. There are fewer if a
+        duplicate hides the rest, or beyond the client's part of the share.
         """
         self.end_pins()
         while node.parent is not None and node.depth > pages:
@@ -343,7 +359,7 @@ class PrefixCache:
             self._unpin(client, node)
 
     def _give_way(self) -> None:
-        """End the first pin of an unheld page. Such a pin exists once all other unheld pages have
+        """End the first pin on an unheld page. Such a pin exists once all other unheld pages have
         gone.
         """
         client, node = next(
@@ -384,7 +400,7 @@ class PrefixCache:
     # ---- the trie
 
     def owned(self) -> Iterator[int]:
-        """Every page of the trie."""
+        """Yield every page of the trie."""
         todo = list(self._roots.values())
         while todo:
             node = todo.pop()
@@ -410,7 +426,7 @@ class PrefixCache:
         self._offer(leaf)
 
     def _next_leaf(self) -> Node | None:
-        """The next unpinned page to go."""
+        """Return the next unpinned page to go."""
         while self._leaves:
             used, _, node = heapq.heappop(self._leaves)
             if node.used == used and self._is_ripe(node):
@@ -421,7 +437,7 @@ class PrefixCache:
         return not (node.children or node.pinned) and self._pool.refs[node.page] == 1
 
     def _offer(self, node: Node) -> None:
-        """List `node` for eviction if ripe; forget an unneeded root."""
+        """List `node` for eviction if ripe. Forgets an unneeded root."""
         if node.depth == 0:
             if not node.children and not node.holders:
                 self._roots.pop(node.partition, None)

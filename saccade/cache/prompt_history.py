@@ -1,11 +1,11 @@
-"""The recent prompts of each client, so that a miss of the prefix cache can be explained.
+"""Each client's recent prompts, so that a miss in the prefix cache can be explained.
 
-Owns copies of tokens and image keys: a bounded number of bytes, fair to clients with few. Only
-prompts with a wish for the cache are remembered. Knows the tokens once computed, not those cached
-now.
+Owns copies of tokens and image keys, within a bounded number of bytes that is fair to clients with
+few. Remembers only prompts with a wish for the cache. Knows the tokens once computed, not those
+cached now.
 
-Prompts are compared within one client only, and a prompt under one salt is never mentioned under
-another: no client hears of another's prompts.
+Prompts are compared within one client and one salt only. So every client hears only about its own
+prompts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Shown = tuple[int, int, ImageKey, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Remembered:
-    """kept: tokens that a breakpoint kept, and until when. flushes: count of the cache's flushes at
-    the computation.
+    """A computed prompt. kept: how many tokens breakpoints keep, `until` when. flushes: the cache's
+    flushes before it was computed.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -50,7 +50,7 @@ class _Remembered:
 
 @dataclass(frozen=True, slots=True)
 class _Likeness:
-    """An earlier prompt equal up to `length`; resized: there it has the same image at
+    """An earlier prompt equal up to `length`. resized: at that point it has the same image at
     another size.
     """
 
@@ -60,7 +60,7 @@ class _Likeness:
 
 
 class PromptHistory:
-    """`add` computed prompts, `explain` misses."""
+    """Recent prompts. `add` computed ones, and `explain` misses."""
 
     def __init__(self, page_size: int, clock: Callable[[], float]) -> None:
         self.nbytes = 0
@@ -71,7 +71,7 @@ class PromptHistory:
         self._bytes: dict[str, int] = {}
 
     def flushed(self) -> None:
-        """The prefix cache has forgotten everything."""
+        """Record that the prefix cache has forgotten everything."""
         self._flushes += 1
 
     def add(self, request: Request, kept: int) -> None:
@@ -98,8 +98,9 @@ class PromptHistory:
             self._drop_oldest(max(self._bytes, key=lambda client: self._bytes[client]))
 
     def explain(self, request: Request, cached: int) -> CacheMiss | None:
-        """The reason why only `cached` tokens of the prompt were found; None if no earlier prompt
-        offers more.
+        """Return why only `cached` tokens of the prompt were found.
+
+        Returns None if earlier prompts offer the same or less.
         """
         size, length = self._page_size, len(request.tokens)
         most = (length - 1) // size * size
@@ -125,11 +126,10 @@ class PromptHistory:
         return miss("never_seen")
 
     def _likest(self, request: Request) -> _Likeness | None:
-        """The earlier prompt of the same salt with the longest common beginning; of equals, the
-        newest.
+        """Return the earlier prompt with the longest common beginning, the newest among equals.
 
-        Prompts that differ within their first page are unrelated, unless the client names both
-        alike.
+        Only prompts under the same salt are compared. Prompts that differ within their first page
+        are unrelated, unless the client names both alike.
         """
         tokens, shown = np.array(request.tokens, np.int32), _shown(request)
         sought = request.cache_salt, request.adapter.fingerprint
@@ -185,7 +185,7 @@ def _same(one: _Remembered, other: _Remembered) -> bool:
 def _compare(
     tokens: npt.NDArray[np.int32], shown: tuple[Shown, ...], prompt: _Remembered
 ) -> _Likeness:
-    """The common length of two prompts. Salts of images are those of their prompts, and count as
+    """Return how far two prompts are equal. Images' salts are those of their prompts, and count as
     equal.
     """
     shorter = min(len(tokens), len(prompt.tokens))

@@ -1,5 +1,7 @@
-"""Snapshots of per-sequence states: the lines of the workers' state memory in use, and the next to
-go. Owns line numbers. Knows nothing of tensors, nor of a holder's nature.
+"""Snapshots of per-sequence states: which lines of the workers' state memory are in use, and which
+goes next.
+
+Owns line numbers. Knows neither tensors nor what a holder is.
 
 take -> (a plan saves a slot's state in the line) -> attach -> touch ... -> detach, or loss to
 another taker. A line between take and attach belongs to its taker, who may release it.
@@ -24,13 +26,14 @@ class Snapshots(Generic[H]):
         self._held: dict[H, int] = {}  # the least recently used first
 
     def __len__(self) -> int:
-        """Snapshots that somebody holds."""
+        """Return how many snapshots have a holder."""
         return len(self._held)
 
     def take(self, first: Callable[[H], bool]) -> tuple[int | None, H | None]:
-        """A line for writing: a free line, or that of the least recently used holder, the holders
-        for which `first` is true before all others. Returns (line, the holder that lost it); (None,
-        None) if no line can be had.
+        """Return (line to write, holder that lost it), or (None, None) if every line is taken.
+
+        A free line goes first. Then comes the least recently used holder's line, and holders for
+        which `first` is true go before all others.
         """
         if self._free:
             return self._free.pop(), None
@@ -41,12 +44,14 @@ class Snapshots(Generic[H]):
         return self._held.pop(holder), holder
 
     def release(self, line: int) -> None:
-        """A line that was taken is not needed."""
+        """Free a line that was taken but is unneeded."""
         self._free.append(line)
 
     def attach(self, holder: H, line: int) -> None:
-        """The line holds the holder's snapshot, or will when a plan in flight has been carried
-        out, before any that is made from now on.
+        """Give `line` to a holder as its snapshot.
+
+        The line holds the snapshot now, or will once a plan in flight has been carried out. That
+        happens before any plan made from now on.
         """
         assert holder not in self._held
         self._held[holder] = line

@@ -1,4 +1,4 @@
-"""An answer's steps and its end, and the front's news of it. Owns nothing."""
+"""An answer's steps and its end, and what the front hears about it. Owns nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from saccade.sched.sequence import Sequence
 def end_reason(
     sequence: Sequence, token: int, eos: frozenset[int], token_limit: int
 ) -> FinishReason | None:
-    """The reason why the answer ends with its newest `token`, or None.
+    """Return why the answer ends with its newest `token`, or None.
 
-    The ending token does not count towards `min_tokens`.
+    `min_tokens` counts the tokens before the ending one.
     """
     sampling = sequence.request.sampling
     ends = token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos)
@@ -32,8 +32,9 @@ def follow(
     token_limit: int,
 ) -> FinishReason | None:
     """Advance the grammar by the newest token, which ends the answer for `reason` unless None.
-    Forced tokens join the sequence, untold, if the request asks for tokens alone. Returns the
-    reason if the answer ends with them.
+
+    If the request asks for tokens alone, forced tokens join the sequence, yet to be reported.
+    Returns the reason if the answer ends with them.
 
     Raises InvalidRequest if the grammar has become too complex.
     """
@@ -56,7 +57,7 @@ def follow(
 def _jump(
     sequence: Sequence, guide: GrammarState, drawing: int, eos: frozenset[int], token_limit: int
 ) -> FinishReason | None:
-    """Take the forced tokens; returns the reason if the answer ends within or after them."""
+    """Take the forced tokens. Returns the reason if the answer ends within or after them."""
     forced = guide.jump(planned=drawing > 0)
     for token in forced[:-1]:
         sequence.tokens.append(token)
@@ -71,8 +72,9 @@ def _jump(
 
 
 def jumps(request: Request) -> bool:
-    """True if tokens may be taken without a sampling row. A wholly forced answer would leave a
-    prompt to be scored uncomputed.
+    """Return True if tokens may be taken without a sampling row.
+
+    A wholly forced answer would leave a prompt uncomputed that is to be scored.
     """
     if request.prompt_logprobs is not None or request.rules != NO_RULES:
         return False
@@ -88,8 +90,9 @@ def report(
     logprobs: tuple[TokenLogprobs, ...] = (),
     code: str | None = None,
 ) -> Delta:
-    """News of a sequence: the untold tokens. The first delta tells where images and prompt tokens
-    were found.
+    """Report a sequence's new tokens to the front.
+
+    The first delta says where images and prompt tokens were found.
     """
     id, tokens, account = sequence.request.id, sequence.untold, sequence.account
     guesses = account.guesses

@@ -37,8 +37,10 @@ PlannedRow = tuple[Row, Sequence, Run]
 
 
 class PlannedOutcome(NamedTuple):
-    """The result of one row. token: the token drawn; None without a draw. logprobs, scores,
-    readout: None unless asked for. broken: the row came to values that are no numbers.
+    """The result of one row.
+
+    token: the token drawn, or None without a draw. logprobs, scores, readout: None unless asked
+    for. broken: the row has non-finite values.
     """
 
     row: Row
@@ -53,9 +55,14 @@ class PlannedOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class Flight:
-    """A plan handed out and without a result. `rows`: those of the plan, and whose each is.
-    `pages`: released by sequences for which the plan still writes; free once the plan was applied.
-    `unmasked`: masks of its rows are still to be sent. `planned`: the time of handing out.
+    """A plan handed out, whose result is still to come.
+
+    `rows`: the plan's rows, each with its sequence and run.
+
+    `pages`: released by sequences for which the plan still writes. They are free once the plan was
+    applied.
+
+    `unmasked`: masks for its rows are still to be sent. `planned`: when it was handed out.
     """
 
     plan: Plan
@@ -83,10 +90,12 @@ class Flight:
 
 
 class PlanBuilder:
-    """One step in the making. `tokens`: tokens left for prefill. `width`: rows of the step, if each
-    running sequence has one. `prefilling`: some sequence has had its turn to prefill. `exceeded`:
-    an image was put on the device beyond the budget. `patches`: patches of images whose encoding
-    begins. `masked`: some row waits for a mask. `again`: new facts make a second pass worthwhile.
+    """One step in the making.
+
+    `tokens`: tokens left for prefill. `width`: rows in the step, if each running sequence has one.
+    `prefilling`: some sequence has had its turn to prefill. `exceeded`: an image was put on the
+    device beyond the budget. `patches`: patches of images whose encoding begins. `masked`: some row
+    waits for a mask. `again`: new facts make a second pass worthwhile.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -113,7 +122,7 @@ class PlanBuilder:
 
     @property
     def decodes(self) -> bool:
-        """True if some row samples an answer token."""
+        """Return True if some row samples an answer token."""
         return bool(self._decode or self._told)
 
     @property
@@ -123,20 +132,21 @@ class PlanBuilder:
 
     @property
     def works(self) -> bool:
-        """True if the step has any work."""
+        """Return True if the step has any work."""
         rows = self._open or self._decode or self._told or self._prefill
         return bool(rows or self.moves or self.encode or self.save or self.deliver)
 
     def save_embedding(self, key: ImageKey, removed: list[Move], saved: bool) -> None:
-        """Write an embedding to disk if `saved`; the `removed` embeddings make room, some of them
-        perhaps not yet written.
+        """Write an embedding to disk if `saved`.
+
+        The `removed` embeddings make room. Some of them may still be waiting to be written.
         """
         self.moves += [move for move in removed if move.key not in self.save]
         gone = {move.key for move in removed}
         self.save = [other for other in self.save if other not in gone] + [key] * saved
 
     def open(self, sequence: Sequence, run: Run) -> None:
-        """Open a slot for a sequence."""
+        """Open a worker slot for a sequence."""
         request = sequence.request
         self._open.append(
             Open(
@@ -162,8 +172,10 @@ class PlanBuilder:
         keep: int = NO_LINE,
         guess: int = 0,
     ) -> Row:
-        """Compute the newest token, which a plan in flight may still be sampling, and sample the
-        next. told: the token, where the worker must be told. draft, keep, guess: as in `Row`.
+        """Compute the newest token and sample the next. A plan in flight may still be sampling the
+        newest.
+
+        told: the newest token, where the worker must be told. draft, keep, guess: as in `Row`.
         """
         row = self._row(sequence, run, run.planned + 1, told, draft, keep, guess)
         (self._told if told else self._decode).append((row, sequence, run))
@@ -171,11 +183,12 @@ class PlanBuilder:
         return row
 
     def prefill(self, sequence: Sequence, run: Run, end: int, singly: bool) -> Row:
-        """Compute up to `end`; if nothing is left then, draw the next token, if any is wanted.
+        """Compute up to `end`, and draw the next token if that completes a sequence that wants one.
+
         Returns the last row.
 
-        singly: tokens that were forced in the answer each have a row, as drawn tokens and guesses
-        have: which of them a grammar foresees in time must not change the answer.
+        singly: tokens that were forced in the answer each have a row, as drawn tokens and draft
+        tokens have. Which of them a grammar foresees in time must leave the answer unchanged.
         """
         self.tokens -= end - run.planned
         while True:
@@ -222,7 +235,7 @@ class PlanBuilder:
     def build(
         self, step: int, close: list[int], tower: int, wait: bool, pages: PageMoves = NO_PAGE_MOVES
     ) -> Plan:
-        """`tower`, `wait`, `pages`: as in `Plan`."""
+        """Build the plan. `tower`, `wait`, `pages`: as in `Plan`."""
         splice: list[Splice] = []
         row = len(self._decode) + len(self._told)
         for chunk, sequence, _ in self._prefill:
@@ -254,8 +267,9 @@ def splices(
     row: int,
     shared: Mapping[ImageKey, ImageKey] = NOTHING_SHARED,
 ) -> list[Splice]:
-    """Images in tokens `[start, end)`; the first token is batch row `row`. shared: as in
-    `ShownImages`.
+    """Return the images in tokens `[start, end)`, whose first token is batch row `row`.
+
+    shared: as in `ShownImages`.
     """
     return [
         Splice(row + position, length, shared.get(key, key), offset)

@@ -1,6 +1,6 @@
 """Chunked prefill and images: the end of a chunk, and its images.
 
-Owns no state. Knows nothing of pages; asks the image scheduler for available images.
+Owns no state. Knows nothing of pages. Asks the image scheduler for available images.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ Images = Many[Image]
 
 
 class Reach(NamedTuple):
-    """A chunk may go to `end`, the goal or the beginning of `missing`: an image that cannot be
-    shown yet.
-    """
+    """How far a chunk may go. `end` stops before `missing`, the first image still to come."""
 
     end: int
     missing: ImageKey | None
@@ -34,7 +32,7 @@ class Reach(NamedTuple):
 def reach(
     spans: Spans, images: Images, start: int, goal: int, showable: Callable[[ImageKey], bool]
 ) -> Reach:
-    """The end of a chunk from `start` towards `goal`."""
+    """Return how far a chunk may go from `start` towards `goal`."""
     for span in overlapping(spans, start, goal):
         key = images[span.image].key
         if not showable(key):
@@ -43,7 +41,7 @@ def reach(
 
 
 def whole(spans: Spans, start: int, end: int) -> int:
-    """The end of a chunk from `start` without the image that it would show in part."""
+    """Return where a chunk from `start` ends without the image that it would show in part."""
     for span in overlapping(spans, end - 1, end):
         if end < span.end:
             return max(start, span.start)
@@ -51,7 +49,7 @@ def whole(spans: Spans, start: int, end: int) -> int:
 
 
 class ImageChunks:
-    """The images that chunks of sequences may show."""
+    """The images that sequences' chunks may show."""
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class ImageChunks:
         self._whole = limits.whole_image_tokens > 0
 
     def reach(self, sequence: Sequence, tokens: int) -> Reach:
-        """The end of a chunk of at most `tokens` from the sequence's position."""
+        """Return how far a chunk of at most `tokens` may go from the sequence's position."""
         start = sequence.position
         goal = min(start + tokens, len(sequence.tokens))
         if start >= sequence.images_end:
@@ -79,20 +77,22 @@ class ImageChunks:
         return found._replace(end=self.whole(sequence, start, found.end))
 
     def whole(self, sequence: Sequence, start: int, end: int) -> int:
-        """The end of a chunk of [start, end) where no chunk may end within an image."""
+        """Cut a chunk [start, end) where images must stay whole. Returns its end."""
         return whole(sequence.request.spans, start, end) if self._whole and end > start else end
 
     def enough_lack(self, running: Iterable[Sequence]) -> bool:
-        """True if half of the slots are held by sequences that lack images: the other half is for
-        complete sequences.
+        """Return True if half of the slots are held by sequences that lack images.
+
+        The other half is for complete sequences.
         """
         return sum(self._gallery.lacks(sequence) for sequence in running) >= self._enough
 
     def show(
         self, sequence: Sequence, run: Run, end: int, builder: PlanBuilder, may_exceed: bool
     ) -> int:
-        """Put the images of a chunk on the device. Returns the end of the chunk within the device's
-        budget.
+        """Put a chunk's images on the device.
+
+        Returns the chunk's end within the device's budget.
         """
         if run.planned >= sequence.images_end:
             return end

@@ -2,9 +2,9 @@
 
     add ──▶ waiting ──image on the device, room──▶ running ──copied──▶ told ──abort──▶ room is free
 
-Owns its sequences and the part of the arena for embeddings waiting to be sent; pixels have the
-rest, so that neither can block the other. `image_scheduler.py` decides about images as beside a
-language model: an image is encoded once for any number of requests.
+Owns its sequences, and the part of the arena for embeddings waiting to be sent. Pixels have the
+rest, so that each leaves the other its room. `image_scheduler.py` decides about images as it does
+for a language model: an image is encoded once for any number of requests.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ class EncodeScheduler:
 
     @property
     def idle(self) -> bool:
-        """True if no request waits and the workers hold nothing for any."""
+        """Return True if every request has ended and the workers hold nothing for them."""
         return not (self._ids or self._flights or self.gallery.busy)
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a request for an image; its id must be new. An impossible request gets its terminal
-        delta at once.
+        """Queue a request for an image, under a new id.
+
+        An impossible request gets its terminal delta at once.
         """
         assert request.id not in self._ids and not request.grammar and len(request.images) == 1
         image = request.images[0]
@@ -85,8 +86,9 @@ class EncodeScheduler:
         return []
 
     def _consistent(self, request: Request) -> bool:
-        """True if all known facts of the image agree with the request: a client that names an image
-        without its bytes may claim anything.
+        """Return True if all known facts about the image agree with the request.
+
+        A client that names an image without its bytes may claim anything.
         """
         image = request.images[0]
         others = (sequence.request.images[0] for sequence in self._ids.values())
@@ -107,32 +109,33 @@ class EncodeScheduler:
         ]
 
     def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:  # noqa: ARG002
-        """The front has decoded an image into the slot named by `Notices.want`. Embeddings are
-        given away by requested names.
+        """Take an image that the front has decoded into the slot named by `Notices.want`.
+
+        Ignores `pixels`, because embeddings are given away by requested names.
         """
         self.gallery.pixels_ready(key)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """The front will not write to the slot any more. Ends every request for the image."""
+        """End every request for an image that the front has failed to write to its slot."""
         return [
             self._finish(sequence, Delta(sequence.request.id, finish="error", error=error))
             for sequence in self.gallery.pixels_failed(key)
         ]
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
-        """Forget unawaited embeddings and pixels; on disk only with `disk`."""
+        """Forget unawaited embeddings and pixels. The disk is cleared only with `disk`."""
         if embeddings:
             self.gallery.flush(disk)
 
     def take_notices(self) -> Notices:
-        """The news for the front, once."""
+        """Return the news for the front, and clear it."""
         return self.gallery.take_notices()
 
     # ---- plan
 
     def plan(self) -> Plan:
-        """The next step, as in `protocol.Scheduler`."""
+        """Return the next step, as in `protocol.Scheduler`."""
         builder, deliveries = self._draft()
         works = builder.works
         tower = self.gallery.tower(False, False) if works or not self._flights else 0
@@ -153,9 +156,7 @@ class EncodeScheduler:
         return builder, deliveries
 
     def _deliver(self, builder: PlanBuilder) -> list[_Delivery]:
-        """Deliver embeddings to requests with finished images, by turns, as far as the arena has
-        room.
-        """
+        """Deliver embeddings to requests with finished images, by turns, while room is left."""
         found: list[_Delivery] = []
         exceed = not (self.running or self._flights)
         for sequence in list(in_turn(self.waiting, self.running, self.limits.max_running)):
@@ -235,8 +236,9 @@ class EncodeScheduler:
         return deltas
 
     def _finish(self, sequence: Sequence, told: Delta) -> Delta:
-        """End a sequence; the front learns by `told`. An image copied by a plan in flight stays
-        pinned until the plan was applied.
+        """End a sequence and return `told`, which reports it to the front.
+
+        An image being copied by a plan in flight stays pinned until the plan was applied.
         """
         if sequence in self.running:
             self.running.remove(sequence)

@@ -1,8 +1,8 @@
 """The state of sequences in their grammars: the tokens that may come next, and the forced ones.
 
-Owns the matchers, found only in the engine process, their prototypes, and the mask of each
-sequence's next token. Knows nothing of schemas (a grammar is text checked by the front), of
-tensors, or of the use of masks.
+Owns the matchers, found only in the engine process, their prototypes, and the mask for each
+sequence's next token. Knows neither schemas (a grammar is text checked by the front) nor tensors,
+nor how masks are used.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ made beside the loop.
 
 @dataclass(slots=True)
 class Prototype:
-    """A begun grammar with its first mask: `match` is only ever copied. nbytes: the memory.
-    slow_seconds: CPU time of the slow masks of all copies since.
+    """A begun grammar with its first mask. `match` is only ever copied.
+
+    nbytes: the memory. slow_seconds: CPU time that slow masks in all copies have taken since.
     """
 
     match: LLMatcher
@@ -51,14 +52,14 @@ class Prototype:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of memory that the copies may take by now."""
+        """Return how many bytes the copies may take by now."""
         return self.nbytes + int(self.slow_seconds * GROWTH_BYTES)
 
 
 class Matcher:
     """One sequence's way through its grammar.
 
-    End tokens are accepted by this class and not by the library, whose rollback miscounts them.
+    This class accepts end tokens itself, because the library's rollback miscounts them.
     """
 
     def __init__(
@@ -69,9 +70,7 @@ class Matcher:
         ends: frozenset[int],
         words: int,
     ) -> None:
-        """`match`, a copy of the prototype's, belongs to this object from now on. `words`: words in
-        one row of a mask.
-        """
+        """Take over `match`, a copy of the prototype's. `words`: words in one row of a mask."""
         self._prototype = prototype
         self._match = match
         self._lexicon = lexicon
@@ -87,26 +86,27 @@ class Matcher:
 
     @property
     def ended(self) -> bool:
-        """True if an end token was accepted."""
+        """Return True if an end token was accepted."""
         return self._ended
 
     @property
     def may_end(self) -> bool:
-        """True if the answer is complete as far as written."""
+        """Return True if the answer is complete as far as written."""
         return self._ended or self._match.is_accepting()
 
     @property
     def must_end(self) -> bool:
-        """True if the answer is complete and nothing can follow: the sequence needs no further
-        step, not even for an end token.
+        """Return True if the answer is complete and must end here.
+
+        The sequence then needs no further step, even for an end token.
         """
         return self._ended or (self._match.is_stopped() and not self._match.is_error())
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Advance by `tokens`, in order; all or none.
+        """Advance by all `tokens`, in order, or stay in place.
 
         Raises InvalidRequest if the grammar has become too complex, InternalError for a token
-        outside of its mask; either ends one request.
+        outside its mask. Either ends one request.
         """
         if not tokens:
             return
@@ -127,7 +127,7 @@ class Matcher:
         self._length += len(tokens)
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Number of leading `tokens` (a draft) that the grammar allows; changes nothing."""
+        """Count the leading `tokens` (a draft) that the grammar allows, without side effects."""
         if self._ended:
             return 0
         for at, token in enumerate(tokens):
@@ -137,8 +137,10 @@ class Matcher:
         return self._match.validate_tokens(list(tokens))
 
     def fill(self, row: np.ndarray) -> None:
-        """Write the mask of the next token into `row` [W] uint32. After the end only end tokens are
-        allowed. Raises InvalidRequest when the grammar has become too complex to follow.
+        """Write the mask for the next token into `row` [W] uint32.
+
+        After the end, only end tokens are allowed. Raises InvalidRequest when the grammar has
+        become too complex to follow.
         """
         assert row.shape == (self._words,)
         if self._ended:
@@ -154,8 +156,9 @@ class Matcher:
                 row[token // 32] &= ~np.uint32(1 << token % 32)
 
     def forced(self) -> tuple[int, ...]:
-        """The forced tokens, cut as by the tokenizer, for acceptance without sampling; never an end
-        token.
+        """Return the forced tokens, cut as by the tokenizer, for acceptance without sampling.
+
+        Stops before an end token.
         """
         if self._ended:
             return ()
@@ -174,11 +177,11 @@ class Matcher:
             assert done, self._match.get_error()
 
     def charge(self, seconds: float) -> None:
-        """A slow mask took so long."""
+        """Record a slow mask that took `seconds`."""
         self._prototype.slow_seconds += seconds
 
     def clone(self) -> Matcher:
-        """A matcher for another sequence at the same place."""
+        """Return a matcher for another sequence at the same place."""
         match = self._match.deep_copy()
         other = Matcher(self._prototype, match, self._lexicon, self._ends, self._words)
         other._length, other._ended = self._length, self._ended
@@ -197,12 +200,13 @@ class Matcher:
 
 
 class GrammarState:
-    """A sequence's matcher, and the mask of its next token, made as soon as the token before is
-    known: at once or, if masks are slow, by another thread.
+    """A sequence's matcher and the mask for its next token.
 
-    A sequence is planned ahead of its token only while its masks are quick. Forced tokens are cut
-    as by the tokenizer and taken at once (`jump`) or one by one (`step`), under masks of one token;
-    the answer is the same either way.
+    The mask is made as soon as the token before is known: at once or, if masks are slow, by another
+    thread. A sequence is planned ahead of its token only while its masks are quick.
+
+    Forced tokens are cut as by the tokenizer. They are taken at once (`jump`) or one by one
+    (`step`), under masks with one token each. The answer is the same either way.
     """
 
     def __init__(
@@ -213,8 +217,10 @@ class GrammarState:
         wake: Callable[[], object],
         slow_seconds: float = SLOW_SECONDS,
     ) -> None:
-        """Makes the first mask, which pays the grammar's own cost. `words`: words in one row of a
-        mask. `wake`: called by another thread when a slow mask is ready.
+        """Make the first mask, which pays the grammar's own cost.
+
+        `words`: words in one row of a mask. `wake`: called by another thread when a slow mask is
+        ready.
         """
         self._matcher = matcher
         self._row = np.zeros(words, np.uint32)
@@ -232,22 +238,22 @@ class GrammarState:
 
     @property
     def must_end(self) -> bool:
-        """As `Matcher.must_end`."""
+        """Return `Matcher.must_end`."""
         return self._matcher.must_end
 
     @property
     def ready(self) -> bool:
-        """True if the mask of the next token is ready."""
+        """Return True if the mask for the next token is ready."""
         return self._filling is None or self._filling.done()
 
     @property
     def quick(self) -> bool:
-        """True if the mask will be ready soon after the token before."""
+        """Return True if the mask will be ready soon after the token before."""
         return not self._slow
 
     @property
     def foresees(self) -> bool:
-        """True if `ahead` may be called: masks of guesses are quick."""
+        """Return True if `ahead` may be called: masks behind draft tokens are quick."""
         return not (self._slow or self._slow_ahead)
 
     @property
@@ -256,7 +262,7 @@ class GrammarState:
         return b"\xff" * self._row.nbytes
 
     def accept(self, token: int) -> None:
-        """The next token was drawn under the mask. Raises as `Matcher.accept`."""
+        """Advance by a token drawn under the mask. Raises as `Matcher.accept`."""
         if self._filling is not None:  # a run of right guesses does not wait for its masks
             self._filling.result()
             self._filling = None
@@ -268,8 +274,9 @@ class GrammarState:
             self._matcher.accept((token,))
 
     def jump(self, planned: bool) -> tuple[int, ...]:
-        """Take the forced tokens, and return them. `planned`: a plan in flight draws the first.
-        Raises as `Matcher.accept`.
+        """Take the forced tokens, and return them.
+
+        `planned`: a plan in flight draws the first. Raises as `Matcher.accept`.
         """
         with self._timed():
             tokens = self._matcher.forced()
@@ -284,8 +291,9 @@ class GrammarState:
             self._forced.extend(self._matcher.forced())
 
     def go_on(self, planned: bool) -> None:
-        """Make the mask of the next token, if a token is to be sampled. `planned`: a plan in flight
-        needs the mask.
+        """Make the mask for the next token, if a token is to be sampled.
+
+        `planned`: a plan in flight needs the mask.
         """
         if self._forced:
             return
@@ -298,7 +306,7 @@ class GrammarState:
             self._filling.add_done_callback(lambda _: self._wake())
 
     def mask(self) -> bytes:
-        """The mask of the next token; waits unless `ready`.
+        """Return the mask for the next token. Waits unless `ready`.
 
         Raises InvalidRequest if the grammar has become too complex.
         """
@@ -314,20 +322,23 @@ class GrammarState:
         return self._row.tobytes()
 
     def lone(self, token: int) -> bytes:
-        """A mask that allows one token."""
+        """Return a mask that allows one token."""
         row = np.zeros_like(self._row)
         row[token // 32] = np.uint32(1 << token % 32)
         return row.tobytes()
 
     def count_allowed(self, guesses: Sequence[int]) -> int:
-        """As `Matcher.count_allowed`."""
+        """Return `Matcher.count_allowed`."""
         return self._matcher.count_allowed(guesses)
 
     def ahead(self, guesses: Sequence[int], jumps: bool) -> list[bytes]:
-        """The masks behind each of the guesses of the next tokens, as far as these can come to be:
-        fewer than guesses if one cannot. jumps: forced tokens will be taken at once (where there
-        are several, no guess counts behind the token before them), else one by one. Changes
-        nothing, and is not charged to the answer.
+        """Return the masks behind each draft token, as long as these can come to be.
+
+        There are fewer masks than draft tokens if one of these is impossible. Leaves the state as
+        it is, and is free for the answer.
+
+        jumps: forced tokens will be taken at once, else one by one. Where several are taken at
+        once, draft tokens count only up to the token before them.
         """
         masks: list[bytes] = []
         begin, matcher, row = time.thread_time(), self._matcher.clone(), np.zeros_like(self._row)
@@ -359,7 +370,7 @@ class GrammarState:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Count the CPU time of this thread alone, as the machine may be busy."""
+        """Count this thread's CPU time alone, as the machine may be busy."""
         begin = time.thread_time()
         try:
             yield
@@ -397,7 +408,7 @@ class GrammarState:
 
 
 class Matchers:
-    """Begins matchers; keeps the prototypes of the latest grammars."""
+    """Begins matchers, and keeps the prototypes of the latest grammars."""
 
     def __init__(
         self,
@@ -407,8 +418,10 @@ class Matchers:
         most: int = 256,
         most_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
-        """`most`, `most_bytes`: bounds on kept prototypes and their memory; the most recent
-        prototype is kept at any size.
+        """Start without prototypes.
+
+        `most`, `most_bytes`: bounds on kept prototypes and their memory. The most recent prototype
+        is kept at any size.
         """
         self._most_bytes = most_bytes
         self._lexicon = lexicon
@@ -420,20 +433,19 @@ class Matchers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the kept prototypes may take."""
+        """Return how many bytes the kept prototypes may take."""
         return sum(each.kept_bytes for each in self._prototypes.values())
 
     @property
     def words(self) -> int:
-        """Words of one row of a mask."""
+        """Words in one row of a mask."""
         return self._words
 
     def begin(self, grammar: str) -> Matcher:
-        """A matcher before its first token. `grammar`: `text.grammar.Grammar.text`. One thread at a
-        time.
+        """Return a matcher before its first token. `grammar`: `text.grammar.Grammar.text`.
 
-        Raises InvalidRequest if the grammar does not compile or its first mask fails, ruled out by
-        the front; nothing is kept then.
+        Call it from one thread at a time. Raises InvalidRequest if the grammar fails to compile or
+        to give its first mask, which the front rules out. Such a grammar is dropped.
         """
         prototype = self._prototypes.get(grammar)
         if prototype is None:

@@ -1,7 +1,7 @@
-"""Pages for sequences: free and reclaimable pages, the need of a new sequence, the pages of an
-ended one.
+"""Pages for sequences: free and reclaimable pages, a new sequence's need, and an ended one's pages.
 
-Owns no page: the pool and the prefix cache do. Does not decide which sequence loses pages.
+Owns no page: the pool and the prefix cache do. Leaves the choice of which sequence loses pages to
+the scheduler.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class KVCacheManager:
         snapshots: SnapshotScheduler | None,
         token_limit: int,
     ) -> None:
-        """arrivals: None without other tiers. snapshots: None for a model without states."""
+        """Start with the caches that the server has.
+
+        arrivals: None without other tiers. snapshots: None for a model without states.
+        """
         self._arrivals = arrivals
         self._snapshots = snapshots
         self._pool = pool
@@ -41,7 +44,7 @@ class KVCacheManager:
 
     @property
     def prefix(self) -> PrefixCache | None:
-        """The trie of computed pages; None if off."""
+        """The trie of computed pages, or None if off."""
         return self._prefix
 
     @property
@@ -50,11 +53,11 @@ class KVCacheManager:
         return self._refused[0] if self._refused else None
 
     def forget_refusal(self) -> None:
-        """Somebody was admitted, or the refused sequence has ended."""
+        """Forget the refusal: a sequence was admitted, or the refused one has ended."""
         self._refused = None
 
     def still_refused(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """True if no page was freed since the sequence was refused."""
+        """Return True if no page was freed since the sequence was refused."""
         refused = self._refused
         return (
             refused is not None
@@ -63,7 +66,7 @@ class KVCacheManager:
         )
 
     def find(self, sequence: Sequence) -> list[Node]:
-        """The cached pages of a waiting sequence; sets `matched`."""
+        """Return a waiting sequence's cached pages. Sets `matched`."""
         path = self._prefix.find(sequence.content) if self._prefix else []
         if sequence.shareable < len(sequence.tokens):
             path = path[: sequence.shareable // self._pool.page_size]
@@ -73,14 +76,16 @@ class KVCacheManager:
         return path
 
     def match(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence found in the prefix cache, or able to come to the cache."""
+        """Count a waiting sequence's tokens that are in the prefix cache, or can come to it."""
         self.find(sequence)
         return sequence.position
 
     def awaits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
-        """True if a waiting sequence, with `path` cached, had better wait for pages from another
-        tier, whose reads begin at once. If not, the sequence does without, and `matched` is the
-        cached part.
+        """Start reads if another tier has pages worth waiting for. Returns True if the sequence
+        should wait.
+
+        `path`: the sequence's cached pages. If it should go on, it does without the others, and
+        `matched` is the cached part.
         """
         arrivals, size = self._arrivals, self._pool.page_size
         if arrivals is None or sequence.matched == len(path) * size:
@@ -102,8 +107,10 @@ class KVCacheManager:
     # ---- pages of the pool
 
     def twin_ahead(self, sequence: Sequence, running: Iterable[Sequence], tokens: int) -> bool:
-        """True if a running sequence is just computing `tokens` of a waiting sequence's prompt,
-        soon to be shared.
+        """Return True if a running sequence is just computing `tokens` of a waiting sequence's
+        prompt.
+
+        They will soon be shared.
         """
         start = sequence.position
         if self._snapshots and (point := self._snapshots.first_point(sequence)):
@@ -113,17 +120,17 @@ class KVCacheManager:
         return has_twin(sequence, running, start, start + tokens)
 
     def outcome(self, sequence: Sequence, span: Span, place: Place) -> ImageOutcome:
-        """The source of an image now shown. `place`: the embedding's place before."""
+        """Return the source of an image now shown. `place`: the embedding's place before."""
         return image_outcome(sequence, span, place, self._prefix, self._pool.page_size)
 
     def make_free(self, pages: int) -> bool:
-        """True if so many pages are free, after evicting unheld cached pages."""
+        """Return True if `pages` pages are free, after evicting unheld cached pages."""
         if self._pool.free < pages and self._prefix:
             self._prefix.evict(pages - self._pool.free)
         return self._pool.free >= pages
 
     def _available(self, running: Iterable[Sequence]) -> int:
-        """Free and reclaimable pages, less the near need of running sequences."""
+        """Count free and reclaimable pages, less the near need of running sequences."""
         evictable = self._prefix.evictable if self._prefix else 0
         owed = sum(
             max(0, self._needs_soon(sequence) - len(sequence.run.pages))
@@ -133,8 +140,9 @@ class KVCacheManager:
         return self._pool.free + evictable - owed
 
     def fits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
-        """True if all tokens and the next few find pages beside `path` without taking any from the
-        running sequences; otherwise the sequence is `refused`.
+        """Return True if all tokens and the next few find pages beside `path`.
+
+        Running sequences keep theirs. If the pages are too few, the sequence is `refused`.
         """
         available = self._available(running)
         fits = self._covers(available, sequence, path)
@@ -142,20 +150,19 @@ class KVCacheManager:
         return fits
 
     def _covers(self, available: int, sequence: Sequence, path: list[Node]) -> bool:
-        """True if so many pages, free or reclaimable, are those that a sequence needs soon beside
-        `path`.
-        """
+        """Return True if `available` pages cover what a sequence needs soon beside `path`."""
         unheld = sum(self._pool.refs[node.page] == 1 for node in path)
         return available - unheld >= self._needs_soon(sequence) - len(path)
 
     def _needs_soon(self, sequence: Sequence) -> int:
-        """Pages for the present tokens and the next few."""
+        """Count the pages for the present tokens and the next few."""
         most = min(sequence.prompt_length + sequence.request.most_tokens, self._token_limit)
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
     def hold(self, sequence: Sequence, path: list[Node]) -> Node | None:
-        """Give a waiting sequence the pages of `path` with its slot. Returns the last of them in
-        the prefix cache (None: off).
+        """Give a waiting sequence the pages in `path` with its slot.
+
+        Returns the last of them in the prefix cache (None: off).
         """
         if self._prefix is None:
             return None
@@ -167,7 +174,7 @@ class KVCacheManager:
         return node
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
-        """KV of a running sequence is valid up to `computed`: make its whole pages findable."""
+        """Make a running sequence's whole pages findable, as KV is valid up to `computed`."""
         whole = computed // self._pool.page_size
         before, run.computed = run.computed, computed
         crossed = whole > before // self._pool.page_size
@@ -175,8 +182,9 @@ class KVCacheManager:
             run.node = self._prefix.extend(run.node, sequence.content, run.pages, whole)
 
     def flush(self, disk: bool) -> None:
-        """Forget cached pages not held by a running sequence, and all pins; on disk only with
-        `disk`.
+        """Forget all pins, and all cached pages but those held by running sequences.
+
+        The disk is cleared only with `disk`.
         """
         if self._arrivals is not None:
             self._arrivals.flush(disk)
@@ -184,8 +192,9 @@ class KVCacheManager:
             self._prefix.flush()
 
     def leave(self, sequence: Sequence, run: Run) -> list[int]:
-        """End a run's hold. Its whole computed pages stay findable, `run.node` being the last; the
-        rest are returned, to be released once no plan in flight writes to them.
+        """End a run's hold. Its whole computed pages stay findable, with `run.node` the last.
+
+        Returns the rest, to be released once every plan in flight is done writing to them.
         """
         if self._prefix is None or run.node is None:
             return run.pages
@@ -198,8 +207,9 @@ class KVCacheManager:
         return run.pages[whole:]
 
     def audit(self, holders: Iterable[Iterable[int]], lines: Iterable[int]) -> None:
-        """Assert that every page is accounted for (free, the trie's, arriving, or held by one of
-        `holders`), and every line of a state (`lines`: held by runs).
+        """Assert that every page is accounted for, and every line with a state.
+
+        A page is free, the trie's, arriving, or held by one of `holders`. `lines`: held by runs.
         """
         arriving = () if self._arrivals is None else tuple(self._arrivals.holders)
         owned = (self._prefix.owned(),) if self._prefix else ()

@@ -32,9 +32,11 @@ NOT_FINITE = (
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """tokens: most guesses of a sequence in a step; 0: none. states: lines of the workers' state
-    memory for the states between guesses; None: a model without states. head: the model has a head
-    that drafts.
+    """Bounds on draft tokens.
+
+    tokens: most draft tokens per sequence and step, 0 to disable. states: lines of the workers'
+    state memory for the states between draft tokens, or None for a model without states. head: the
+    model has an MTP head.
     """
 
     tokens: int = 0
@@ -47,21 +49,33 @@ NO_DRAFTS = DraftLimits()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which
-    are never held back). context_length: prompt and answer.
+    """The scheduler's bounds.
 
-    encode_patches: patches of images whose encoding may begin in a step; one image always may.
+    max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which
+    always go ahead). context_length: prompt and answer.
+
+    encode_patches: patches in images whose encoding may begin in a step. One image always may.
+
     look_ahead: images that may be on their way before their turn. arena_bytes: the pixel arena.
+
     early_tokens: a new sequence with missing images takes a slot only if it can compute this many
-    tokens at once, and waits for a running sequence that is just computing this many tokens of the
-    same prompt, to share them. given_bytes: bytes per token of an embedding given by another server
-    instead of pixels; 0: no server gives any. tower_budget: patch-blocks (patches x blocks of the
-    vision tower) that a step may spend on images; 0: no bound. tower_shares: prompts, not only
-    decoding rows, compete for the tower's time. tower_blocks: blocks of the vision tower.
+    tokens at once. It also waits for a running sequence that is just computing this many tokens of
+    the same prompt, to share them.
+
+    given_bytes: bytes per token in an embedding given by another server instead of pixels, or 0
+    without such a server.
+
+    tower_budget: patch-blocks (patches x blocks of the vision tower) that a step may spend on
+    images, or 0 for no bound. tower_shares: prompts compete for the tower's time, as decoding rows
+    do. tower_blocks: blocks in the vision tower.
+
     snapshot_tokens: tokens between two snapshots of a long prompt, for models with per-sequence
-    states. whole_image_tokens: of the largest image, where no chunk may end within one; 0: chunks
-    end anywhere. exact_rows: a row of one token comes to the same whatever is beside it, so each
-    token of an answer has a row of its own.
+    states.
+
+    whole_image_tokens: tokens of the largest image, where chunks must end between images, or 0 if
+    chunks end anywhere.
+
+    exact_rows: one-token rows are batch-invariant, so each token of an answer has a row of its own.
     """
 
     # a step
@@ -86,15 +100,17 @@ class SchedulerLimits:
 
     @property
     def longest_chunk(self) -> int:
-        """Most prompt tokens of a step: an image that may not be cut always fits."""
+        """The most prompt tokens in a step. An image that must stay whole always fits."""
         return max(self.chunk_tokens, self.whole_image_tokens)
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counters, which only grow. `images_pixels`: images encoded again from pixels still in the
-    arena. `images_given`: images encoded by another server. `restored_tokens`: cached tokens back
-    from other tiers, by tier. `images_same`: images that turned out to have another's pixels.
+    """Counters, which only grow.
+
+    `images_pixels`: images encoded again from pixels still in the arena. `images_given`: images
+    encoded by another server. `restored_tokens`: cached tokens back from other tiers, by tier.
+    `images_same`: images that turned out to have another's pixels.
     """
 
     # requests
@@ -126,8 +142,10 @@ def image_failure(why: str) -> tuple[str, str | None]:
 def refusal(
     request: Request, limits: SchedulerLimits, token_limit: int, images_fit: bool
 ) -> str | None:
-    """The reason why a request can never be served, for sequences of at most `token_limit` tokens;
-    None if possible. `images_fit`: each image has room in the pixel arena.
+    """Return why a request can never be served, or None if it can.
+
+    Sequences have at most `token_limit` tokens. `images_fit`: each image has room in the pixel
+    arena.
     """
     length = len(request.tokens)
     if length == 0:

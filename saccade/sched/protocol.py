@@ -18,7 +18,10 @@ from saccade.sched.limits import Counts
 
 
 class Scheduler(Protocol):
-    """`apply` answers the oldest plan in flight; anything else may be called at any time."""
+    """What the engine's loop needs from a scheduler.
+
+    `apply` answers the oldest plan in flight. Anything else may be called at any time.
+    """
 
     counts: Counts
     embeddings: EmbeddingCache
@@ -36,17 +39,15 @@ class Scheduler(Protocol):
 
     @property
     def idle(self) -> bool:
-        """True if no request is alive and the workers hold nothing for any."""
+        """Return True if every request has ended and the workers hold nothing for them."""
         ...
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a request; its id must be new. An impossible request gets its terminal delta at
-        once.
-        """
+        """Queue a request under a new id. An impossible request gets its terminal delta at once."""
         ...
 
     def abort(self, id: str) -> list[Delta]:
-        """The client has left. No delta if the request has already ended."""
+        """End a request whose client has left. Returns an empty list if it has already ended."""
         ...
 
     def fail_all(self, error: str) -> list[Delta]:
@@ -54,30 +55,32 @@ class Scheduler(Protocol):
         ...
 
     def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:
-        """The front has decoded an image into the slot named by `Notices.want`. pixels: as in
-        `PixelsReady`.
+        """Take an image that the front has decoded into the slot named by `Notices.want`.
+
+        pixels: as in `PixelsReady`.
         """
         ...
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """The front writes to the slot no more. Ends every request that cannot go on."""
+        """End every request that is stuck, as the front has given up writing to the slot."""
         ...
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
-        """Forget cached pages; with `embeddings`, also embeddings and pixels; on disk only
-        with `disk`.
+        """Forget cached pages and, with `embeddings`, also embeddings and pixels.
+
+        The disk is cleared only with `disk`.
         """
         ...
 
     def take_notices(self) -> Notices:
-        """News for the front, each once."""
+        """Return the news for the front, and clear it."""
         ...
 
     def plan(self) -> Plan:
-        """The next step; legal while fewer than two are in flight.
+        """Return the next step. Legal while fewer than two are in flight.
 
-        The plan must be applied unless `empty`: then no work is left until a message arrives or a
-        plan in flight is applied.
+        The plan must be applied unless `empty`. Then there is work only after a message arrives or
+        a plan in flight is applied.
         """
         ...
 

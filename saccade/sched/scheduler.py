@@ -1,16 +1,16 @@
 """The scheduler: the choice of the next work, and the use of results.
 
-Owns every sequence, slot and page decision. Knows lengths, keys and token ids; nothing of tensors,
-bytes or text. `image_scheduler.py` decides about images, `turns.py` about turns.
+Owns every sequence, slot and page decision. Knows lengths, keys and token ids, but nothing of
+tensors, bytes or text. `image_scheduler.py` decides about images, `turns.py` about turns.
 
     add -> plan -> plan -> apply -> plan -> apply ...      (up to two plans in flight)
 
 A plan names positions, not values: the next plan counts the tokens to be drawn by the plan in
 flight. If such a token ends its answer, the next plan's row for the answer is computed and ignored.
-Each step takes running sequences oldest first: one token for each decoding one, then chunks of
-prompts within the token budget, then new sequences by turns. Older sequences may take pages from
-the youngest (computed again later), so that the oldest always makes progress. A sequence with
-missing images does not stop the rest.
+Each step takes running sequences oldest first: one token for each decoding one, then prompts'
+chunks within the token budget, then new sequences by turns. Older sequences may take pages from the
+youngest (computed again later), so that the oldest always makes progress. While a sequence lacks
+images, the rest go on.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ Part = TypeVar("Part", bound=StepPart)
 
 
 class GenerationScheduler:
-    """`apply` answers the oldest plan in flight; anything else may be called at any time.
+    """The `protocol.Scheduler` that answers prompts.
 
-    token_limit: most tokens of one sequence, prompt and answer. arrivals: pages that come back from
-    other tiers; None without other tiers.
+    `apply` answers the oldest plan in flight. Anything else may be called at any time.
+
+    token_limit: most tokens in one sequence, prompt and answer. arrivals: pages that come back from
+    other tiers, or None without other tiers.
     """
 
     def __init__(
@@ -69,7 +71,10 @@ class GenerationScheduler:
         eos_token_ids: tuple[int, ...],
         pace: TowerPace | None = None,
     ) -> None:
-        """pace: None where the tower's budget is a constant."""
+        """Build the parts that the limits and the caches ask for.
+
+        pace: None where the tower's budget is a constant.
+        """
         self.limits = limits
         self.token_limit = min(limits.context_length, pool.capacity * pool.page_size)
         self.pool = pool
@@ -95,11 +100,11 @@ class GenerationScheduler:
 
     @property
     def prefix(self) -> PrefixCache | None:
-        """The trie of computed pages; None if off."""
+        """The trie of computed pages, or None if off."""
         return self._room.prefix
 
     def part(self, kind: type[Part]) -> Part | None:
-        """Return the part of a kind; None on a scheduler without it."""
+        """Return the part of a kind, or None on a scheduler without it."""
         return next((part for part in self._parts.asked if isinstance(part, kind)), None)
 
     def _parts_of(self, sequence: Sequence) -> tuple[StepPart, ...]:
@@ -107,13 +112,13 @@ class GenerationScheduler:
 
     @property
     def idle(self) -> bool:
-        """True if no request is alive and the workers hold nothing for any."""
+        """Return True if every request has ended and the workers hold nothing for them."""
         held = self._closing or self._flights or self.gallery.busy
         unsaved = self.arrivals is not None and self.arrivals.unsaved
         return not (self._ids or held or unsaved)
 
     def add(self, request: Request, guide: GrammarState | None = None) -> list[Delta]:
-        """Queue a request; its id must be new. `guide`: the state of its grammar, if any.
+        """Queue a request under a new id. `guide`: the state of its grammar, if any.
 
         An impossible request, or one whose answer can only be empty, gets its terminal delta at
         once.
@@ -141,7 +146,7 @@ class GenerationScheduler:
         return []
 
     def _join(self, sequence: Sequence) -> None:
-        """A sequence begins to wait for its turn."""
+        """Let a sequence wait for its turn."""
         self.waiting.add(sequence)
         self.gallery.join(sequence)
         if sequence.images_end:
@@ -149,7 +154,7 @@ class GenerationScheduler:
             self.gallery.ask_early(sequence)
 
     def _put_aside(self, sequence: Sequence) -> None:
-        """Awaited work came: unawaited work leaves the running sequences."""
+        """Take unawaited work off the running sequences, as awaited work came."""
         if sequence.run is not None:
             self._preempt(sequence)
         else:
@@ -166,7 +171,7 @@ class GenerationScheduler:
             self._room.forget_refusal()
 
     def abort(self, id: str) -> list[Delta]:
-        """The client has left. No delta if the request has already ended."""
+        """End a request whose client has left. Returns an empty list if it has already ended."""
         return [self._finish(self._ids[id], "abort")] if id in self._ids else []
 
     def fail_all(self, error: str) -> list[Delta]:
@@ -174,19 +179,20 @@ class GenerationScheduler:
         return [self._finish(sequence, "error", error) for sequence in list(self._ids.values())]
 
     def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:
-        """The front has decoded an image into the slot named by `Notices.want`. pixels: as in
-        `PixelsReady`.
+        """Take an image that the front has decoded into the slot named by `Notices.want`.
+
+        pixels: as in `PixelsReady`.
         """
         self.gallery.pixels_ready(key, pixels=pixels)
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
-        """Like `pixels_ready`, with an embedding given by another server."""
+        """Take an embedding given by another server. Otherwise like `pixels_ready`."""
         self.gallery.pixels_ready(key, given=True)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """The front writes to the slot no more. Ends every request that cannot go on."""
+        """End every request that is stuck, as the front has given up writing to the slot."""
         needy = [
             sequence
             for sequence in self.gallery.pixels_failed(key)
@@ -195,9 +201,10 @@ class GenerationScheduler:
         return [self._finish(sequence, "error", error) for sequence in needy]
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
-        """Forget cached pages not held by a running sequence, and all pins; with `embeddings`, also
-        unused embeddings and kept pixels; on disk only with `disk`. Waiting sequences
-        compute their found prefixes again.
+        """Forget all pins, and all cached pages but those held by running sequences.
+
+        With `embeddings`, also forgets unused embeddings and kept pixels. The disk is cleared only
+        with `disk`. Waiting sequences compute their found prefixes again.
         """
         self._room.flush(disk)
         for part in self._parts.asked:
@@ -208,16 +215,16 @@ class GenerationScheduler:
             sequence.matched = None
 
     def take_notices(self) -> Notices:
-        """The news for the front, once."""
+        """Return the news for the front, and clear it."""
         return self.gallery.take_notices()
 
     # ---- plan
 
     def plan(self) -> Plan:
-        """The next step; legal while fewer than two are in flight.
+        """Return the next step. Legal while fewer than two are in flight.
 
-        The plan must be applied unless `empty`: then no work is left until a message arrives or a
-        plan in flight is applied.
+        The plan must be applied unless `empty`. Then there is work only after a message arrives or
+        a plan in flight is applied.
         """
         assert len(self._flights) < PLANS_IN_FLIGHT, "too many plans in flight"
         if self.idle_work.later and not (self.running or len(self.waiting) or self._flights):
@@ -234,10 +241,10 @@ class GenerationScheduler:
         return plan
 
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
-        """The masks of the oldest plan in flight, once, if any rows are masked: due before any
-        later plan. Call after every plan made or applied.
+        """Return the masks of the oldest plan in flight, once, if any rows are masked.
 
-        Ends requests whose grammars have become too complex.
+        They are due before any later plan. Call this after every plan made or applied. Ends
+        requests whose grammars have become too complex.
         """
         flight = self._flights[0] if self._flights else None
         if flight is None or not flight.unmasked:
@@ -289,8 +296,10 @@ class GenerationScheduler:
         return builder
 
     def _build(self, builder: PlanBuilder) -> Plan:
-        """Build the step. A plan that only continues an encoding, or waits, is not made while
-        another plan is in flight, whose result may bring more work.
+        """Build the step.
+
+        A plan that only continues an encoding, or waits, is made only when every other plan was
+        applied. The result of a plan in flight may bring more work.
         """
         pages, arriving = NO_PAGE_MOVES, False
         if self.arrivals is not None:
@@ -305,8 +314,10 @@ class GenerationScheduler:
         return builder.build(self.counts.steps, closing, tower, wait, pages)
 
     def _make_way(self) -> None:
-        """Preempt one sequence of a client or group beyond its share, if the next in turn finds no
-        slot or no pages and its client or group holds none.
+        """Preempt one sequence of a client or group beyond its share.
+
+        This happens if the next in turn lacks a slot or pages, and its client or group is still
+        without.
         """
         refused = self._room.refused
         if not self.running or (self._slots and refused is None):
@@ -322,11 +333,11 @@ class GenerationScheduler:
             self.waiting.add(rival)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
-        """Plan running sequences, oldest first; the youngest, later in this loop, may lose their
-        pages to older ones.
+        """Plan running sequences, oldest first.
 
-        The youngest of all, if unable to decode, steps back too: it would keep pages and token
-        budget from an older sequence.
+        The youngest, later in this loop, may lose their pages to older ones. The youngest of all,
+        if unable to decode, steps back too: it would keep pages and token budget from an older
+        sequence.
         """
         size, limit = self.pool.page_size, self.token_limit
         builder.width = len(self.running)
@@ -345,7 +356,7 @@ class GenerationScheduler:
                 self.waiting.put_back(sequence)
 
     def _decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """Plan the row of the newest token, and what parts have behind it."""
+        """Plan the newest token's row, and what parts have behind it."""
         parts, row = self._parts_of(sequence), None
         for part in parts:
             row = row or part.decode(sequence, run, builder)
@@ -354,8 +365,10 @@ class GenerationScheduler:
             part.planned(run, row, builder)
 
     def _admit_waiting(self, builder: PlanBuilder) -> None:
-        """Admit by turns for slots and pages; sequences waiting only for images, or for an older
-        twin's prefix, are passed over.
+        """Admit waiting sequences by turns for slots and pages.
+
+        Passes over sequences that wait only for images, or for an older sequence to compute the
+        same prefix.
         """
         for sequence in in_turn(self.waiting, self.running, self.limits.max_running):
             if not self._slots or builder.tokens == 0:
@@ -408,7 +421,7 @@ class GenerationScheduler:
         return run
 
     def _prefill(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """The next chunk: as far as the token budget, the images and the pages go."""
+        """Plan the next chunk, as far as the token budget, the images and the pages go."""
         end = self._chunks.reach(sequence, builder.tokens).end
         if end == run.planned:
             return
@@ -430,12 +443,13 @@ class GenerationScheduler:
 
     @property
     def _pages_in_flight(self) -> int:
-        """Pages free once the plans in flight have been applied."""
+        """Count the pages that are free once the plans in flight have been applied."""
         return sum(len(flight.pages) for flight in self._flights)
 
     def _claim(self, sequence: Sequence, run: Run, end: int) -> int:
-        """Get pages up to token `end`: free pages, then unused cached pages, then those of younger
-        sequences. Returns the end that the pages reach for now.
+        """Get pages up to token `end`, and return the end that they reach for now.
+
+        Free pages come first, then unused cached pages, then those of younger sequences.
         """
         missing = self.pool.pages_for(end) - len(run.pages)
         if missing > 0:
@@ -450,8 +464,9 @@ class GenerationScheduler:
         return min(end, len(run.pages) * self.pool.page_size)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Stop a running sequence; tokens sampled by plans in flight are sampled again later. The
-        caller puts the sequence back into the queue.
+        """Stop a running sequence, which the caller puts back into the queue.
+
+        Tokens sampled by plans in flight are sampled again later.
         """
         self._give_up(sequence)
         self.running.remove(sequence)
@@ -459,8 +474,10 @@ class GenerationScheduler:
         self.counts.preemptions += 1
 
     def _give_up(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
-        """Take slot, pages and pins of a running sequence back. Its whole computed pages stay
-        findable; the rest are free once no plan in flight writes to them.
+        """Take a running sequence's slot, pages and pins back.
+
+        Its whole computed pages stay findable. The rest are free once every plan in flight is done
+        writing to them.
         """
         run = sequence.run
         assert run is not None
@@ -484,8 +501,8 @@ class GenerationScheduler:
     def apply(self, result: StepResult) -> list[Delta]:
         """Apply the result of the oldest plan in flight.
 
-        Rows of sequences that have ended, or lost their slot, meanwhile are ignored. Workers
-        execute plans in order.
+        Ignores rows whose sequences have ended, or lost their slot, meanwhile. Workers execute
+        plans in order.
         """
         flight = self._flights.popleft()
         assert flight.plan.step == result.step, "results come in the order of plans"
@@ -522,7 +539,7 @@ class GenerationScheduler:
         ]
 
     def _take_outcome(self, outcome: PlannedOutcome) -> list[Delta]:
-        """Take in what a row of a running sequence came to."""
+        """Apply the outcome of a running sequence's row."""
         row, sequence, run, token, logprobs, scores, readout, broken = outcome
         if broken:
             # Before its pages are findable: nobody else computes with them.
@@ -542,7 +559,7 @@ class GenerationScheduler:
         return deltas
 
     def _advance(self, sequence: Sequence, run: Run, end: int) -> None:
-        """KV is valid up to a row's end: publish whole pages, let go of used images."""
+        """Publish whole pages and let go of used images, as KV is valid up to `end`."""
         before = run.computed
         self._room.publish(sequence, run, end)
         for part in self._parts_of(sequence):
@@ -552,7 +569,7 @@ class GenerationScheduler:
             self.embeddings.unpin(key)
 
     def _tell_readout(self, sequence: Sequence, run: Run, readout: Readout) -> Delta:
-        """A sequence without a draw ends with its prompt."""
+        """Report a readout. A sequence without a draw ends with its prompt."""
         sequence.scored = run.computed
         if run.computed < sequence.prompt_length:
             return Delta(sequence.request.id, readout=readout)

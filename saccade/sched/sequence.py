@@ -44,12 +44,14 @@ class State(Enum):
 class Run:
     """One stay of a sequence in a slot, from its admission to its preemption or its end.
 
-    node: the last page held in the prefix cache. announced: number of `pages` known to the workers.
+    node: the last page held in the prefix cache. announced: how many of `pages` the workers know.
+
     computed: tokens `[0, computed)` have valid KV, by the results so far. planned: the end of the
     tokens planned so far. drawing: unknown tokens that plans in flight sample. opened: tokens sent
-    to the worker when the slot was opened. waits: the sequence goes on only with the result of the
-    plan in flight. drawn: the place of the last token sampled by a row. pins: embeddings kept for
-    this sequence.
+    to the worker when the slot was opened.
+
+    waits: the sequence goes on only with the result of the plan in flight. drawn: the place of the
+    last token sampled by a row. pins: embeddings kept for this sequence.
     """
 
     # its places
@@ -72,10 +74,10 @@ class Run:
 class Account:
     """The report for the front, beside tokens.
 
-    cached: prompt tokens found at the first admission; None before. admitted: time of the first
-    admission (`time.monotonic()`); 0.0 before. restored: of `cached`, tokens back from other tiers,
-    by tier. caching: None if the request asked nothing of the caches. guesses: right and wrong
-    ones.
+    cached: prompt tokens found at the first admission, or None before. admitted: time of the first
+    admission (`time.monotonic()`), or 0.0 before. restored: tokens among `cached` that came back
+    from other tiers, by tier. caching: None unless the request asked something from the caches.
+    guesses: draft tokens, accepted and wrong.
     """
 
     cached: int | None = None
@@ -86,11 +88,12 @@ class Account:
 
 
 class ShownImages:
-    """The images of a request by their embeddings' names: the request's own, but for images with
-    another's pixels (`same_pixels.py`).
+    """A request's images by their embeddings' names.
 
-    images: by place. shared: own name -> other. last_use: per image, the token after its last span;
-    once that token is computed the image is not needed again.
+    The names are the request's own, except for images with another's pixels (`same_pixels.py`).
+
+    images: by place. shared: own name -> other. last_use: per image, the token after its last span.
+    Once that token is computed, the image has served.
     """
 
     __slots__ = ("_request", "images", "last_use", "shared")
@@ -102,7 +105,7 @@ class ShownImages:
         self.last_use = {request.images[span.image].key: span.end for span in request.spans}
 
     def show_as(self, own: ImageKey, image: Image) -> None:
-        """From now on `image` serves in place of the request's `own`."""
+        """Show `image` in place of the request's `own` from now on."""
         self.shared.pop(own, None)
         if image.key != own:
             self.shared[own] = image.key
@@ -115,14 +118,20 @@ class ShownImages:
 class Sequence:
     """A request, its answer tokens so far, and, while running, its `run`.
 
-    order: place of arrival. asks: the request asks something of the caches. shown: its images.
+    order: place of arrival. asks: the request asks something from the caches. shown: its images.
+
     matched: tokens found in the prefix cache at the last lookup, while waiting. blocked: the image
-    awaited by a waiting sequence. cramped: the device had no room for the next image beside those
-    present: any step is better than none. encoded: images encoded on behalf of this sequence: why
-    they were missing, and their source. found: source of each image, by its index, as far as known.
-    scored: the first prompt token still to be scored or read, by the results so far; all tokens
-    count as such if none is requested. guide: the allowed form of the answer; None: any text. told:
-    answer tokens told in deltas; None before the first delta.
+    awaited by a waiting sequence. cramped: the device lacked room for the next image beside those
+    present, so any step is welcome.
+
+    encoded: images encoded for this sequence: why they were missing, and their source. found:
+    source of each image, by its index, as far as known.
+
+    scored: the first prompt token still to be scored or read, by the results so far. All tokens
+    count as scored unless some are requested.
+
+    guide: the allowed form of the answer, or None for any text. told: answer tokens reported in
+    deltas, or None before the first delta.
     """
 
     __slots__ = (
@@ -185,19 +194,17 @@ class Sequence:
 
     @property
     def idle(self) -> bool:
-        """True if nobody waits for an answer."""
+        """Return True if the request is unawaited."""
         return self.request.caching.idle
 
     @property
     def group(self) -> str:
-        """The group of answers of one HTTP request; a request without a group is alone in
-        its own.
-        """
+        """The group of answers to one HTTP request, or the request alone."""
         return self.request.group or self.request.id
 
     @property
     def cached(self) -> int | None:
-        """Prompt tokens found in the prefix cache at the first admission; None before."""
+        """Prompt tokens found in the prefix cache at the first admission, or None before."""
         return self.account.cached
 
     @property
@@ -215,7 +222,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Number of tokens, including tokens sampled by plans in flight."""
+        """Count the tokens, including tokens sampled by plans in flight."""
         return len(self.content.tokens) + (self.run.drawing if self.run else 0)
 
     @property
@@ -229,13 +236,13 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """True if the next row is one answer token, sampled by an earlier row."""
+        """Return True if the next row is one answer token, sampled by an earlier row."""
         run = self.run
         return run is not None and run.drawn == run.planned == self.length - 1
 
     @property
     def untold(self) -> tuple[int, ...]:
-        """Answer tokens not yet told by a delta."""
+        """Answer tokens that deltas have yet to report."""
         return tuple(self.tokens[self.prompt_length + (self.told or 0) :])
 
     @property
@@ -246,13 +253,13 @@ class Sequence:
 
     @property
     def shareable(self) -> int:
-        """Tokens that may come from the prefix cache, which holds no scores and no states."""
+        """Tokens that may come from the prefix cache, which lacks scores and states."""
         if self.scored >= self.prompt_length:
             return len(self.content.tokens)
         return self.scored - (self.request.reading is None)
 
     def extras(self, start: int, end: int) -> tuple[RowExtra, ...]:
-        """What a row of tokens [start, end) is asked for beside its token."""
+        """Return what a row with tokens [start, end) is asked for beside its token."""
         if self.scored >= self.prompt_length:
             return ()
         request = self.request
@@ -264,8 +271,10 @@ class Sequence:
         return (ScoreRun(first, last, request.prompt_logprobs),) if first < last else ()
 
     def may_draw(self, token_limit: int) -> bool:
-        """True if one more token may be planned beyond the plans in flight: the answer has room for
-        it, and its mask is or will be ready in time. Always true without an answer.
+        """Return True if one more token may be planned beyond the plans in flight.
+
+        The answer must have room for it, and its mask must be ready in time. Always True without an
+        answer.
         """
         if self.request.reading is not None:
             return True
@@ -278,11 +287,11 @@ class Sequence:
         return self.length < min(most, token_limit)
 
     def needs(self, key: ImageKey) -> bool:
-        """True if tokens not yet known to be computed show this image."""
+        """Return True if tokens still to be computed, as far as known, show this image."""
         return self.computed < self.last_use.get(key, 0)
 
     def upcoming(self, end: int) -> Iterator[tuple[int, Image]]:
-        """(first token, image) of images from `position` to `end`, in order, each once."""
+        """Yield (first token, image) for images from `position` to `end`, in order, each once."""
         start = self.position
         if start >= self.images_end:
             return
@@ -297,26 +306,28 @@ class Sequence:
             yield span.start, image
 
     def match(self, tokens: int) -> None:
-        """So many tokens of a waiting sequence are in the prefix cache. If these are others than
-        before, the image awaited behind those may not be the next to show.
+        """Record a prefix hit of `tokens` while waiting.
+
+        A new hit length clears `blocked`: another image may be the next to show.
         """
         if tokens != self.matched:
             self.blocked = None
         self.matched = tokens
 
     def outcomes(self) -> tuple[ImageOutcome, ...]:
-        """The source of each image, as far as known."""
+        """Return the source of each image, as far as known."""
         return tuple(self.found[image] for image in sorted(self.found))
 
     def newly_cached(self, computed: int) -> list[tuple[int, int]]:
-        """Images within the first `computed` tokens with no known source, and their ends."""
+        """Return images within the first `computed` tokens with unknown source, and their ends."""
         last = {span.image: span.end for span in self.request.spans}
         ends = last.items()
         return [(i, end) for i, end in ends if end <= computed and i not in self.found]
 
     def admit(self, slot: int, node: Node | None, pages: list[int], computed: int) -> Run:
-        """waiting -> running, with `pages` of the prefix cache that hold the first `computed`
-        tokens.
+        """Move from waiting to running.
+
+        `pages`: from the prefix cache, with the first `computed` tokens.
         """
         assert self.state is State.WAITING and computed < len(self.tokens)
         self.state = State.RUNNING
@@ -330,7 +341,7 @@ class Sequence:
         return self.run
 
     def preempt(self) -> None:
-        """running -> waiting: everything is to be computed again.
+        """Move from running to waiting, with everything to be computed again.
 
         The scheduler has taken pages and pins back.
         """
@@ -338,6 +349,6 @@ class Sequence:
         self.state, self.run, self.matched = State.WAITING, None, None
 
     def finish(self) -> None:
-        """Any state but finished -> finished."""
+        """Move from any state but finished to finished."""
         assert self.state is not State.FINISHED
         self.state, self.run = State.FINISHED, None

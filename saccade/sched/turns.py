@@ -3,13 +3,13 @@
 Owns the order of turns between clients, and within a client between groups (one HTTP request with
 `n` answers is a group), lesser `priority` first. Knows nothing of slots or images.
 
-A client goes to the end of the line after being served, and when it begins to wait; so does a group
+A client goes to the end of the line after being served, and when it begins to wait. So does a group
 within its client. So between two turns of a waiting client, every other client has one turn at
 most. Sequences that lost their pages to older ones come first, having had their turn.
 
 Turns alone would leave all slots with the first to come. So holders of their full share come after
-the rest; and a client without a slot gets one from a client beyond its share. A client's share is
-the slots divided by the number of clients, a group's is half of the slots.
+the rest, and a client without a slot gets one from a client beyond its share. A client's share is
+the slots divided by the number of clients, and a group's is half the slots.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class TurnQueue:
         return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Sequences in the present turn order; sequences may be removed meanwhile."""
+        """Yield sequences in the present turn order. Sequences may be removed meanwhile."""
         lanes = (_in_order(tuple(groups.values())) for groups in self._clients.values())
         return chain(tuple(self._returned), _round_robin(tuple(lanes)))
 
     @property
     def clients(self) -> Iterable[str]:
-        """Waiting clients."""
+        """Clients with waiting sequences."""
         return self._clients.keys() | {sequence.client for sequence in self._returned}
 
     def add(self, sequence: Sequence) -> None:
-        """A sequence begins to wait for its turn."""
+        """Let a sequence wait for its turn."""
         group = self._clients.setdefault(sequence.client, {}).setdefault(sequence.group, [])
         insort(group, sequence, key=lambda s: s.order)
         self._length += 1
@@ -61,8 +61,10 @@ class TurnQueue:
         self._length += 1
 
     def remove(self, sequence: Sequence, served: bool) -> None:
-        """Remove a sequence. `served`: the sequence is admitted; the rest of its group and client
-        have their next turn after all waiting ones.
+        """Remove a sequence.
+
+        `served`: the sequence is admitted. The rest of its group and client have their next turn
+        after all waiting ones.
         """
         self._length -= 1
         if sequence in self._returned:
@@ -82,7 +84,7 @@ class TurnQueue:
 
 
 def _in_order(groups: tuple[list[Sequence], ...]) -> Iterator[Sequence]:
-    """One client's groups in turns, in order of priority."""
+    """Yield one client's groups in turns, in order of priority."""
     by_priority: dict[int, list[list[Sequence]]] = {}
     for group in groups:
         by_priority.setdefault(group[0].request.priority, []).append(group)
@@ -105,8 +107,9 @@ def _round_robin(lanes: Iterable[Iterator[Sequence]]) -> Iterator[Sequence]:
 
 
 def in_turn(queue: TurnQueue, running: Iterable[Sequence], slots: int) -> Iterator[Sequence]:
-    """The queue in turn order, with sequences last whose client or group holds its share of the
-    slots.
+    """Yield the queue in turn order.
+
+    Sequences whose client or group holds its share of the slots come last.
     """
     clients, groups = _held(running)
     client_share = _client_share(clients, queue, slots)
@@ -124,8 +127,11 @@ def in_turn(queue: TurnQueue, running: Iterable[Sequence], slots: int) -> Iterat
 def find_crowding(
     newcomer: Sequence, queue: TurnQueue, running: Iterable[Sequence], slots: int
 ) -> Sequence | None:
-    """The running sequence to give its slot to `newcomer` of a client or group without slots: the
-    youngest of a client or group beyond its share. None: no client or group is.
+    """Return the running sequence to give its slot to `newcomer`, whose client or group lacks
+    slots.
+
+    It is the youngest of a client or group beyond its share. Returns None if all keep within
+    theirs.
     """
     clients, groups = _held(running)
     if clients[newcomer.client]:
@@ -145,13 +151,15 @@ def find_crowding(
 
 
 def _held(running: Iterable[Sequence]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
-    """Slots by client, and by client and group."""
+    """Count slots by client, and by client and group."""
     clients = Counter(sequence.client for sequence in running)
     return clients, Counter((sequence.client, sequence.group) for sequence in running)
 
 
 def _client_share(held: Counter[str], queue: TurnQueue, slots: int) -> int:
-    """Slots per client. A lone client may hold all slots, and is never beyond its share."""
+    """Return the slots per client. A lone client may hold all slots, and is always within its
+    share.
+    """
     count = len(held.keys() | set(queue.clients))
     return max(1, slots // count) if count > 1 else slots + 1
 

@@ -6,18 +6,18 @@
                                                                                   device ◀─▶ host
                         disk ──read──▶ reading ──▶ staged ──shown──▶ device         └──────▶ disk
 
-ahead: encoded, not yet shown by a plan; unsaved: encoded, not yet written to disk by a plan. Both
-begin when an encoding ends and end by themselves, each in its own time; until then the embedding is
-held on the device, and may be shown.
+ahead: encoded, but still to be shown by a plan. unsaved: encoded, but still to be written to disk
+by a plan. Both begin when an encoding ends and end by themselves, each in its own time. Until then
+the embedding is held on the device, and may be shown.
 
-Owns asked, arrived, encoding, ahead and unsaved, and the arena's slots (`slots.py`);
+Owns asked, arrived, encoding, ahead and unsaved, and the arena's slots (`slots.py`).
 `cache/embeddings.py` owns the tiers and reads from disk. Knows nothing of pages.
 
-Everything is granted in order of need: running sequences, then waiting ones in turn order. Nothing
-can deadlock, because the first image in the order may take anything lacking: pixels come too early,
-embeddings encoded ahead; and the device's budget bows to a running sequence that can do nothing
-else. A slot being written, or read by the vision tower, is nobody else's until the front, or the
-workers, have reported the end.
+Everything is granted in order of need: running sequences, then waiting ones in turn order. This
+order rules out deadlock, because its first image may take anything lacking. It takes slots from
+pixels that came too early, and room from embeddings encoded ahead. The device's budget bows to a
+running sequence that would otherwise stand still. A slot being written, or read by the vision
+tower, stays taken until the front, or the workers, have reported the end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ImageScheduler:
         counts: Counts,
         pace: TowerPace | None = None,
     ) -> None:
-        """pace: None where the tower's budget is a constant."""
+        """Start without images. pace: None where the tower's budget is a constant."""
         self.slots = PixelSlots(limits.arena_bytes, limits.given_bytes)
         self._limits = limits
         self._embeddings = embeddings
@@ -75,33 +75,36 @@ class ImageScheduler:
 
     @property
     def busy(self) -> bool:
-        """True if the workers have work to finish or memory to release that no sequence shows."""
+        """Return True if the workers have work to finish or memory to release.
+
+        Whatever a sequence shows is left out.
+        """
         work = self._unsaved() or self._moves or self._embeddings.staged
         return bool(work) or self.waits_for_workers
 
     @property
     def waits_for_workers(self) -> bool:
-        """True if an encoding or a read from disk will end by itself."""
+        """Return True if an encoding or a read from disk will end by itself."""
         return bool(self._patches_encoding() or self._embeddings.reading)
 
     def encodes_with(self, adapter: int) -> bool:
-        """True if an image is being encoded with the adapter of the given number."""
+        """Return True if an image is being encoded with the adapter of the given number."""
         under_way = self._under_way.values()
         return any(each.stage == "encoding" and each.adapter == adapter for each in under_way)
 
     def showable(self, key: ImageKey) -> bool:
-        """True if a plan made now may show the image, given room on the device."""
+        """Return True if a plan made now may show the image, given room on the device."""
         return key not in self._under_way and self._embeddings.ready(key)
 
     def lacks(self, sequence: Sequence) -> bool:
-        """True if the sequence has yet to show a missing image."""
+        """Return True if the sequence has yet to show a missing image."""
         upcoming = sequence.upcoming(sequence.images_end)
         return any(not self.showable(image.key) for _, image in upcoming)
 
     # ---- sequences come and go
 
     def join(self, sequence: Sequence) -> None:
-        """A new sequence needs its images."""
+        """Register a new sequence as a user of its images."""
         if self.same.others:
             self.same.joined(sequence)
         for key in sequence.last_use:
@@ -109,8 +112,8 @@ class ImageScheduler:
                 users.append(sequence)
 
     def ask_early(self, sequence: Sequence) -> None:
-        """Ask for images of a new sequence before the next plan, if no earlier sequence
-        lacks room.
+        """Ask for a new sequence's images before the next plan, unless an earlier sequence lacks
+        room.
         """
         self._reclaim(sequence)
         for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
@@ -122,7 +125,7 @@ class ImageScheduler:
                 return
 
     def leave(self, sequence: Sequence) -> None:
-        """An ended sequence needs nothing."""
+        """Release the images of an ended sequence."""
         for key in sequence.last_use:
             self._users[key].remove(sequence)
             if not self._users[key]:
@@ -130,7 +133,7 @@ class ImageScheduler:
             self.settle(key)
 
     def settle(self, key: ImageKey) -> None:
-        """Release the image's slot, encoding or embedding if no sequence needs it any more.
+        """Release the image's slot, encoding or embedding if every sequence is done with it.
 
         A slot being written, an encoding and a read from disk end by themselves first.
         """
@@ -148,14 +151,15 @@ class ImageScheduler:
             self._moves.append(self._embeddings.unstage(key))
 
     def flush(self, disk: bool = True) -> None:
-        """Let go of embeddings and pixels kept only for later use; on disk only with `disk`. The
-        workers are told in the next plan.
+        """Let go of embeddings and pixels kept only for later use.
+
+        The disk is cleared only with `disk`. The workers are told in the next plan.
         """
         self._moves += self._embeddings.flush(disk)
         self.slots.forget_kept()
 
     def take_notices(self) -> Notices:
-        """The news for the front, once."""
+        """Return the news for the front, and clear it."""
         same = self.same.take_told() if self.same.told else ()
         notices = Notices(tuple(self._want), tuple(self._unwanted), same)
         self._want, self._unwanted = [], []
@@ -164,8 +168,10 @@ class ImageScheduler:
     # ---- the front and the workers have done something
 
     def pixels_ready(self, key: ImageKey, given: bool = False, pixels: bytes = b"") -> None:
-        """The front has written the image's pixels, or the embedding `given` by another server, to
-        its slot, and writes no more. pixels: their name; "": nobody looked.
+        """Take what the front has written to the image's slot, now that it is done.
+
+        given: the slot holds an embedding made by another server, instead of pixels. pixels: their
+        name, or empty if they were left unnamed.
         """
         under_way = self._under_way[key]
         assert under_way.stage == "asked", "pixels that were not asked for"
@@ -179,8 +185,9 @@ class ImageScheduler:
         self.settle(key)
 
     def pixels_failed(self, key: ImageKey) -> list[Sequence]:
-        """The front writes to the slot no more. Returns the sequences that cannot go on; an
-        unwanted image, needed again by now, is asked for again.
+        """Free the slot that the front failed to fill. Returns the sequences that are stuck.
+
+        An unwanted image, needed again by now, is asked for again.
         """
         under_way = self._under_way.pop(key)
         assert under_way.stage == "asked", "pixels that were not asked for"
@@ -189,12 +196,12 @@ class ImageScheduler:
         return [] if under_way.unwanted else self._needed_by(key)
 
     def _answered(self, key: ImageKey) -> None:
-        """The front need not hear any more that an image is unwanted."""
+        """Drop the notice that an image is unwanted, as the front has answered."""
         if key in self._unwanted:
             self._unwanted.remove(key)
 
     def encoded(self, key: ImageKey) -> None:
-        """The embedding is on the device, and the pixels have been read."""
+        """Record that the embedding is on the device, and the pixels have been read."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
         self._put_away(under_way)
@@ -205,7 +212,7 @@ class ImageScheduler:
         self.settle(key)
 
     def encode_failed(self, key: ImageKey) -> list[Sequence]:
-        """The workers had no memory for the image. Returns the sequences that cannot go on."""
+        """Drop an image that the workers failed to encode. Returns the sequences that are stuck."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
         self.slots.free(under_way.slot)
@@ -214,14 +221,14 @@ class ImageScheduler:
         return self._needed_by(key)
 
     def read_ended(self, key: ImageKey, whole: bool) -> None:
-        """A read from disk has ended; an image that could not be read is absent again."""
+        """Record that a read from disk has ended. After a failed read the image is absent again."""
         self._embeddings.fetched(key, whole)
         self.settle(key)
 
     # ---- images whose pixels are another's
 
     def _lives(self, key: ImageKey) -> bool:
-        """True if the embedding is cached, or comes without anything from the front."""
+        """Return True if the embedding is cached, or comes without anything from the front."""
         under_way = self._under_way.get(key)
         if under_way is not None:
             return under_way.stage != "asked"
@@ -235,7 +242,7 @@ class ImageScheduler:
     # ---- planning
 
     def begin_plan(self, builder: PlanBuilder) -> None:
-        """Save encoded embeddings; `end_plan` follows."""
+        """Save encoded embeddings. `end_plan` follows."""
         builder.moves += self._moves
         self._moves = []
         unsaved = self._unsaved()
@@ -246,7 +253,7 @@ class ImageScheduler:
                 self._end_unsaved(key)
 
     def end_plan(self) -> None:
-        """From the next plan on, embeddings saved by this plan may leave the device."""
+        """Let embeddings saved by this plan leave the device from the next plan on."""
         for key in self._unsaved():
             self._end_unsaved(key)
 
@@ -260,10 +267,11 @@ class ImageScheduler:
         *,
         idle: bool = False,
     ) -> Place | None:
-        """Put an image on the device in this step, pinned for a running sequence. Returns the
-        image's place; None if the image is gone, or the device has no room.
+        """Put an image on the device in this step, pinned for a running sequence.
 
-        `chunk`: images of the same chunk, which leave the device last. idle: as `Sequence.idle`.
+        Returns the image's place, or None if the image is gone or the device has no room.
+
+        `chunk`: images in the same chunk, which leave the device last. idle: as `Sequence.idle`.
         """
         key, embeddings = image.key, self._embeddings
         if not self.showable(key):
@@ -287,7 +295,7 @@ class ImageScheduler:
     def provide(
         self, order: Iterable[Sequence], match: Callable[[Sequence], int], builder: PlanBuilder
     ) -> None:
-        """In order of need, ask for images, begin to read them from disk, begin to encode them.
+        """Ask for images, begin to read them from disk and begin to encode them, in order of need.
 
         `match`: looks up a waiting sequence in the prefix cache.
         """
@@ -307,9 +315,10 @@ class ImageScheduler:
             self._take_room(walk.starved)
 
     def _in_sight(self, order: Iterable[Sequence], walk: Walk) -> Iterator[Sequence]:
-        """Sequences in order of need, each looked up in the prefix cache, as long as the plan can
-        do anything for them. The number of waiting sequences with images is bounded, and so is a
-        plan's cost.
+        """Yield sequences in order of need, as long as the plan can do anything for them.
+
+        Each is looked up in the prefix cache. The number of waiting sequences with images is
+        bounded, and so is a plan's cost.
         """
         looks = max(self._limits.look_ahead, self._limits.max_running)
         for sequence in order if self._users else ():
@@ -323,8 +332,9 @@ class ImageScheduler:
             yield sequence
 
     def _bring(self, image: Image, walk: Walk) -> None:
-        """Absent → asked, arrived or reading. Nothing is asked for after an image that had to wait,
-        so that room goes to the first in need.
+        """Move an image from absent to asked, arrived or reading.
+
+        Once an image had to wait, later ones wait too, so that room goes to the first in need.
         """
         if walk.asking and image.key not in self._under_way:
             walk.asking = self._fetch(image, walk.first, walk.builder)
@@ -332,9 +342,10 @@ class ImageScheduler:
                 walk.starved = image
 
     def _begin(self, sequence: Sequence, start: int, image: Image, walk: Walk) -> bool:
-        """Arrived → encoding, for an image that is near; `sequence` shows the image from `start`.
-        False: the sequence does not lack the image any more, as another sequence has computed those
-        tokens.
+        """Move a near image from arrived to encoding. `sequence` shows it from `start`.
+
+        Returns False if another sequence has computed those tokens, so that `sequence` can do
+        without the image.
         """
         here = self._under_way.get(image.key)
         horizon = sequence.position + AHEAD_CHUNKS * self._limits.longest_chunk
@@ -355,8 +366,10 @@ class ImageScheduler:
         return True
 
     def tower(self, decodes: bool, beside: bool) -> int:
-        """As `Plan.tower`; 0 also without an encoding. An unawaited image is encoded in parts, and
-        not `beside` awaited work, unless the image's room is wanted.
+        """Compute `Plan.tower`, which is 0 also without an encoding.
+
+        An unawaited image is encoded in parts. It rests `beside` awaited work, unless its room is
+        wanted.
         """
         patches = self._patches_encoding(awaited=True)
         if not patches and (idle := self._patches_encoding()):
@@ -372,22 +385,23 @@ class ImageScheduler:
         return min(budget, -(-max(patches) * self._limits.tower_blocks // TOWER_STEPS))
 
     def step_ended(self, plan: Plan, planned: float) -> None:
-        """The oldest plan in flight, handed out at `planned`, has been executed."""
+        """Record that the oldest plan in flight, handed out at `planned`, has been executed."""
         if self.pace is not None:
             self.pace.ended(plan, planned, bool(self._patches_encoding()))
 
     # ---- pixels
 
     def _put_away(self, under_way: UnderWay) -> None:
-        """Give up the slot; the pixels may serve another time."""
+        """Give up the slot. The pixels may serve another time."""
         if under_way.given:
             self.slots.free(under_way.slot)
         else:
             self.slots.keep(under_way.image.key, under_way.slot)
 
     def _fetch(self, image: Image, first: bool, builder: PlanBuilder) -> bool:
-        """Have an absent image brought. True if the next may be looked at: False with enough on
-        their way, or without room in the arena.
+        """Have an absent image brought. Returns True if the next may be looked at.
+
+        Returns False with enough on their way, or without room in the arena.
         """
         key, embeddings = image.key, self._embeddings
         if not first and self._on_the_way() >= self._limits.look_ahead:
@@ -403,7 +417,7 @@ class ImageScheduler:
         return self._ask(image)
 
     def _on_the_way(self) -> int:
-        """Images asked for, arrived, being read from disk, or staged."""
+        """Count the images asked for, arrived, being read from disk, or staged."""
         pixels = sum(each.stage != "encoding" for each in self._under_way.values())
         return pixels + len(self._embeddings.reading) + len(self._embeddings.staged)
 
@@ -418,8 +432,10 @@ class ImageScheduler:
         return slot is not None
 
     def _take_room(self, image: Image) -> None:
-        """Make room in the arena for the image needed first. If no slot becomes free by itself,
-        pixels come too early go, the latest asked for first, to be asked for again.
+        """Make room in the arena for the image needed first.
+
+        Where every slot would stay taken, pixels that came too early go, the latest asked for
+        first. They will be asked for again.
         """
         if any(each.stage != "arrived" for each in self._under_way.values()):
             return
@@ -429,8 +445,9 @@ class ImageScheduler:
                 return
 
     def _patches_encoding(self, *, awaited: bool = False) -> list[int]:
-        """The patches of every unfinished encoding; awaited: only awaited ones. An embedding from
-        another server ends with its step.
+        """Return the patches in every unfinished encoding. awaited: only in awaited ones.
+
+        An embedding from another server ends with its step.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         return [
@@ -440,7 +457,7 @@ class ImageScheduler:
         ]
 
     def _awaited(self, key: ImageKey) -> bool:
-        """True if an awaited sequence needs the image."""
+        """Return True if an awaited sequence needs the image."""
         return any(not sequence.idle for sequence in self._needed_by(key))
 
     def _needed_by(self, key: ImageKey) -> list[Sequence]:
@@ -449,9 +466,11 @@ class ImageScheduler:
     # ---- embeddings
 
     def _within_step(self, here: UnderWay, builder: PlanBuilder) -> bool:
-        """True if the step has patches left for the image: a single image always fits, more images
-        up to the limit. An embedding from another server needs no patches. An encoding begun for
-        nobody and needed by now goes first, though the workers do not know.
+        """Return True if the step has patches left for the image.
+
+        A single image always fits, and more images fit up to the limit. An embedding from another
+        server is free. An encoding begun while unawaited, and awaited by now, goes first, though
+        the workers still take it for unawaited.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         if any(each.idle and self._awaited(each.image.key) for each in encoding):
@@ -461,9 +480,10 @@ class ImageScheduler:
         return here.given or not spent or spent + here.image.num_patches <= most
 
     def _find_room(self, sequence: Sequence, start: int, image: Image, walk: Walk) -> bool:
-        """True if the device has room for the embedding, or exceeds its budget for a running
-        sequence that can do nothing else: for one image per plan, the first missing one. A sequence
-        without room is `cramped`.
+        """Return True if the device has room for the embedding.
+
+        The device exceeds its budget for a running sequence that would otherwise stand still: for
+        one image per plan, the first missing one. A sequence without room is `cramped`.
         """
         fits, builder = self._embeddings.fits, walk.builder
         if fits(image.num_tokens):
@@ -486,8 +506,9 @@ class ImageScheduler:
     def _take_ahead(
         self, sequence: Sequence, start: int, image: Image, builder: PlanBuilder
     ) -> None:
-        """The first missing image takes the room of embeddings encoded ahead: not of its own
-        sequence's next images, unless nothing under way could make room.
+        """Give the room of embeddings encoded ahead to the first missing image.
+
+        Its own sequence's next images keep theirs, if anything under way could still make room.
         """
         horizon = sequence.position + AHEAD_CHUNKS * self._limits.longest_chunk
         self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
@@ -498,6 +519,7 @@ class ImageScheduler:
 
     def _encode(self, sequence: Sequence, here: UnderWay, walk: Walk) -> None:
         """Encode an arrived image whose embedding has room, and hold the embedding from now on.
+
         `seen` images leave the device last.
         """
         image, embeddings, builder = here.image, self._embeddings, walk.builder
@@ -534,14 +556,15 @@ class ImageScheduler:
         return sum(fresh.ahead for fresh in self._fresh.values())
 
     def _end_unsaved(self, key: ImageKey) -> None:
-        """End the unsaved state: a plan saves the embedding, or nothing is to be saved."""
+        """End the unsaved state: a plan saves the embedding, or it stays unsaved for good."""
         fresh = self._fresh[key]
         fresh.unsaved = False
         self._let_go(key, fresh)
 
     def _end_ahead(self, key: ImageKey) -> None:
-        """End the ahead state: a plan shows the embedding, or no sequence needs it, or its room is
-        needed sooner.
+        """End the ahead state.
+
+        A plan shows the embedding, or every sequence is done with it, or its room is needed sooner.
         """
         fresh = self._fresh.get(key)
         if fresh is not None and fresh.ahead:
@@ -549,21 +572,22 @@ class ImageScheduler:
             self._let_go(key, fresh)
 
     def _let_go(self, key: ImageKey, fresh: Fresh) -> None:
-        """Release one hold of an embedding, as one of its two states has ended."""
+        """Release one hold on an embedding, as one of its two states has ended."""
         self._embeddings.release(key)
         if not (fresh.ahead or fresh.unsaved):
             del self._fresh[key]
 
     def _let_go_ahead(self, but: Collection[ImageKey]) -> None:
-        """Embeddings encoded ahead may leave the device."""
+        """Let embeddings encoded ahead leave the device, except those in `but`."""
         for key in [key for key in self._fresh if key not in but]:
             self._end_ahead(key)
 
     # ---- for tests
 
     def audit(self) -> None:
-        """Assert that slots in use belong to images under way, and that arrived pixels and
-        embeddings held ahead are needed.
+        """Assert that slots in use belong to images under way.
+
+        Also asserts that arrived pixels and embeddings held ahead are needed.
         """
         slots = sorted((each.slot.offset, each.slot.nbytes) for each in self._under_way.values())
         assert self.slots.bytes_in_use == sum(nbytes for _, nbytes in slots)

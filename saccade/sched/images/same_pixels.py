@@ -1,12 +1,12 @@
-"""Images of equal pixels: one embedding serves all, under any name.
+"""Aliases: images with equal pixels, whose one embedding serves all, under any name.
 
     pixels arrive ──▶ their name is known, and an embedding of the same ──▶ sequences show that
                   └─▶ else the image becomes the one of these pixels
 
-The prefix cache and the front go on calling each image by its own name: a sequence showing another
-image's embedding (`ShownImages.show_as`) takes the own name back before asking for pixels. Owns the
-map from images to pixels. Knows nothing of slots, tiers or pages; pixels of different tenants
-(salts) are different.
+The prefix cache and the front go on calling each image by its own name. A sequence that shows
+another image's embedding (`ShownImages.show_as`) takes the own name back before asking for pixels.
+Owns the map from images to pixels. Knows nothing of slots, tiers or pages. Pixels under different
+tenants (salts) are different.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ REMEMBERED = 1 << 15
 
 
 class SamePixels:
-    """`others`: images shown by another's embedding. `told`: those found since `take_told`.
+    """Images by their pixels.
+
+    `others`: images shown by another's embedding. `told`: those found since `take_told`.
+
     `lives`: True if an image's embedding is cached, or comes without anything from the front.
-    `users`: the sequences that show an image, by the name in use; kept by this class.
+
+    `users`: the sequences that show an image, by the name in use. This class keeps it up to date.
     """
 
     def __init__(
@@ -38,8 +42,9 @@ class SamePixels:
         self.told: list[tuple[ImageKey, Image]] = []
 
     def arrived(self, image: Image, pixels: bytes) -> Image | None:
-        """The pixels of an image without an embedding have come, named `pixels`. Returns the image
-        whose embedding serves in its place from now on, if any.
+        """Record the pixels' name for an image without an embedding.
+
+        Returns the image whose embedding serves in its place from now on, if any.
         """
         name = pixels, image.key.salt
         first = self._first.get(name)
@@ -54,17 +59,17 @@ class SamePixels:
         return first
 
     def learn(self, key: ImageKey, other: Image) -> None:
-        """Facts told of an image in an earlier run."""
+        """Learn an alias that was found in an earlier run."""
         if key.salt == other.key.salt:
             self.others.setdefault(key, other)
 
     def take_told(self) -> tuple[tuple[ImageKey, Image], ...]:
-        """Facts found since the last call, to be learned after a restart."""
+        """Return the aliases found since the last call, to be learned after a restart."""
         told, self.told = tuple(self.told), []
         return told
 
     def joined(self, sequence: Sequence) -> None:
-        """A new sequence, with images by their own names."""
+        """Let a new sequence, with images by their own names, show aliases' embeddings."""
         for image in sequence.request.images:
             other = self.others.get(image.key)
             if (
@@ -76,8 +81,9 @@ class SamePixels:
                 self._rename(sequence, image.key, other)
 
     def reclaim(self, sequence: Sequence) -> list[ImageKey]:
-        """Have a sequence call images by their own names if the other embedding is gone. Returns
-        the names used no more.
+        """Have a sequence call images by their own names if the other embedding is gone.
+
+        Returns the names that it has given up.
         """
         gone = [
             (own, other)

@@ -1,5 +1,7 @@
 """Sharing between sequences: where images were found and why not nearer, and whether an older
-sequence is computing a wanted prefix. Owns nothing.
+sequence is computing a wanted prefix.
+
+Owns nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from saccade.sched.sequence import Sequence
 def image_outcome(
     sequence: Sequence, span: Span, place: Place, prefix: PrefixCache | None, page_size: int
 ) -> ImageOutcome:
-    """The source of an image now shown. `place`: the embedding's place before.
+    """Return the source of an image now shown. `place`: the embedding's place before.
 
-    Of two images with one key, the first is the one encoded for this sequence.
+    Where two images have one key, the first is the one encoded for this sequence.
     """
     encoded = sequence.encoded.pop(sequence.shown.images[span.image].key, None)
     lost = encoded[0] if encoded else None
@@ -31,9 +33,9 @@ def image_outcome(
 def why_not_in_prefix(
     prefix: PrefixCache | None, page_size: int, sequence: Sequence, end: int, lost: Missed | None
 ) -> Missed:
-    """The reason why the cached prefix did not reach `end`, the end of an image.
+    """Return why the cached prefix stopped before `end`, the end of an image.
 
-    `lost`: the reason why the embedding was not resident, if missing.
+    `lost`: why the embedding was missing, if it was.
     """
     if prefix is None or sequence.request.prompt_logprobs is not None:
         return "prefix cache off"
@@ -45,7 +47,7 @@ def why_not_in_prefix(
 
 
 def has_twin(sequence: Sequence, running: Iterable[Sequence], start: int, end: int) -> bool:
-    """True if a running sequence has yet to compute tokens [start, end) of the same prompt."""
+    """Return True if a running sequence has yet to compute `[start, end)` of the same prompt."""
     if end >= len(sequence.tokens):
         return False
     return any(

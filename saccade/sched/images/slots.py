@@ -1,10 +1,10 @@
-"""The bytes of the pixel arena by image: the allocator, and pixels kept for another use.
+"""The pixel arena's bytes by image: the allocator, and pixels kept for another use.
 
-Owns every byte of the arena. Knows keys and sizes; nothing of the need for images or of the
-writers.
+Owns every byte of the arena. Knows only keys and sizes, and leaves the need for images and the
+writing to others.
 
-A slot is in use from `reserve` or `reuse` until `keep` or `free`. Kept pixels are a cache: they
-serve a later need of the image, and make room when room is needed.
+A slot is in use from `reserve` or `reuse` until `keep` or `free`. Kept pixels are a cache. They
+serve a later need for the image, and make room when room is needed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ server: its pixels take a fifth or less of that.
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """News for the front: images to decode, each into its slot, images no longer needed while being
-    decoded, and images with another's pixels.
+    """News for the front.
+
+    want: images to decode, each into its slot. unwanted: images being decoded that are needed no
+    more. same: images with another's pixels.
     """
 
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
@@ -43,7 +45,7 @@ class Allocator:
         self._taken: dict[int, int] = {}  # offset -> length
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of `nbytes` fresh bytes, or None while no hole is large enough."""
+        """Return the offset of `nbytes` fresh bytes, or None while every hole is too small."""
         wanted = aligned(nbytes)
         for index, (offset, length) in enumerate(self._holes):
             if length >= wanted:
@@ -55,11 +57,11 @@ class Allocator:
 
     @property
     def taken(self) -> set[int]:
-        """The offsets returned by `allocate` and not given back."""
+        """The offsets returned by `allocate` and still in use."""
         return set(self._taken)
 
     def free(self, offset: int) -> None:
-        """Return an offset from `allocate`."""
+        """Free an offset from `allocate`."""
         insort(self._holes, (offset, self._taken.pop(offset)))
         merged: list[tuple[int, int]] = []
         for start, length in self._holes:
@@ -73,7 +75,7 @@ class PixelSlots:
     """The arena's book, by image."""
 
     def __init__(self, size: int, given_bytes: int = 0) -> None:
-        """`given_bytes`: as in `SchedulerLimits`."""
+        """Start with an empty arena. `given_bytes`: as in `SchedulerLimits`."""
         self.size = aligned(size)
         self._given_bytes = given_bytes
         self.bytes_in_use = 0
@@ -82,15 +84,18 @@ class PixelSlots:
         self._kept: dict[ImageKey, PixelSlot] = {}  # least recently used first
 
     def __contains__(self, key: ImageKey) -> bool:
-        """True if the pixels of `key` are kept from an earlier use."""
+        """Return True if the pixels of `key` are kept from an earlier use."""
         return key in self._kept
 
     def fits(self, image: Image) -> bool:
-        """True if an image has room in an otherwise empty arena."""
+        """Return True if an image has room in an otherwise empty arena."""
         return aligned(math.prod(image.canvas) * 3) <= self.size
 
     def reserve(self, image: Image) -> PixelSlot | None:
-        """A slot for writing; kept pixels make room. None if the slots in use leave no room."""
+        """Reserve a slot for writing, or return None if the slots in use leave too little.
+
+        Kept pixels make room.
+        """
         height, width = image.canvas
         room = image.num_tokens * self._given_bytes
         if room > self.size // GIVEN_SHARE:
@@ -104,14 +109,14 @@ class PixelSlots:
         return slot
 
     def reuse(self, key: ImageKey) -> PixelSlot | None:
-        """The slot with the kept pixels of `key`, now in use; None if not kept."""
+        """Return the slot with the kept pixels of `key`, now in use, or None."""
         slot = self._kept.pop(key, None)
         if slot is not None:
             self.bytes_in_use += slot.nbytes
         return slot
 
     def keep(self, key: ImageKey, slot: PixelSlot) -> None:
-        """A slot that holds the pixels of `key` is no longer in use."""
+        """Keep a slot's pixels for `key`, now that the slot is out of use."""
         assert key not in self._kept
         self.bytes_in_use -= slot.nbytes
         self._kept[key] = slot
@@ -129,5 +134,5 @@ class PixelSlots:
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes` in whole pages of memory."""
+    """Round `nbytes` up to whole pages of memory."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

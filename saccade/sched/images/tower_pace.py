@@ -1,8 +1,9 @@
-"""The part of an image's encoding in a step beside decoding rows, for a tower with own processors:
-as much as keeps one pause in a hundred, no more, above two steps.
+"""How much of an image's encoding a step does beside decoding rows, for a tower with own
+processors.
 
-Owns the measured pauses and the resulting budget. Knows nothing of images, nor of a patch-block's
-time: a faster tower, or smaller steps, show in the pauses.
+It is as much as keeps at most one pause in a hundred above two steps. Owns the measured pauses and
+the resulting budget. Knows nothing of images, nor of a patch-block's time: a faster tower, or
+smaller steps, show in the pauses.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ are better than an image that never ends."""
 
 
 class TowerPace:
-    """`tower_budget`: patch-blocks of a step, at first `budget`; at most `most`."""
+    """The tower's pace. `tower_budget`: patch-blocks per step, first `budget`, at most `most`."""
 
     def __init__(self, budget: int, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.tower_budget = budget
@@ -40,9 +41,10 @@ class TowerPace:
         """Seconds of late steps of 1, 2 to 3, 4 to 7 ... rows without an image beside them."""
 
     def ended(self, plan: Plan, planned: float, encoding: bool) -> None:
-        """A step has ended, its plan handed out at `planned`. encoding: an image is being encoded.
-        Steps are executed one after another, so a step begins at the end of the step before, or
-        when handed out.
+        """Record that a step has ended whose plan was handed out at `planned`.
+
+        encoding: an image is being encoded. Steps run one after another, so a step begins when the
+        step before ends, or when handed out.
         """
         now = self._clock()
         seconds, self._ended = now - max(self._ended, planned), now

@@ -14,12 +14,14 @@ from saccade.sched.sequence import Sequence
 
 @dataclass(slots=True)
 class UnderWay:
-    """asked: the front writes to the slot. arrived: pixels are in the slot. encoding: the tower
-    reads the slot.
+    """An image on its way to the device.
+
+    asked: the front writes to the slot. arrived: pixels are in the slot. encoding: the tower reads
+    the slot.
 
     reused: the pixels were still in the slot from an earlier use. unwanted: the front was told to
     stop. given: the slot holds an embedding made by another server. adapter: its number, while the
-    image is encoded with one. idle: the encoding began for nobody who waits.
+    image is encoded with one. idle: the encoding began before anyone waited for it.
     """
 
     image: Image
@@ -34,7 +36,7 @@ class UnderWay:
 
 @dataclass(slots=True)
 class Fresh:
-    """A newly encoded embedding; each of its two states holds the embedding on the device once."""
+    """A newly encoded embedding. Each of its two states holds the embedding on the device once."""
 
     ahead: bool = True
     unsaved: bool = False
@@ -45,8 +47,8 @@ class Walk:
     """One walk over the needed images, in order of need.
 
     match: looks up a waiting sequence in the prefix cache. asking, encoding: more images may be
-    asked for, or begin to be encoded. first: no missing image was seen yet. starved: the first
-    missing image, if the arena had no room for it. seen: images passed by the walk, all needed
+    asked for, or begin to be encoded. first: every image so far was there. starved: the first
+    missing image, if the arena was too full for it. seen: images passed by the walk, all needed
     sooner than the present image.
     """
 

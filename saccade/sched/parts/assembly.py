@@ -17,8 +17,10 @@ from saccade.sched.parts.step_part import StepPart
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """every: in each sequence's steps. asked: the same, and those of sequences that ask something
-    of the caches. arrivals, snapshots: for the KV cache.
+    """The parts of a scheduler.
+
+    every: parts in each sequence's steps. asked: the same, and the part for sequences that ask
+    something from the caches. arrivals, snapshots: for the KV cache.
     """
 
     every: tuple[StepPart, ...]
@@ -34,8 +36,9 @@ def build_parts(
     embeddings: EmbeddingCache,
     token_limit: int,
 ) -> Parts:
-    """Build the parts that have something to do. Guesses come before snapshots, which look at the
-    guesses' rows.
+    """Build the parts that have something to do.
+
+    Draft tokens come before snapshots, which look at the draft tokens' rows.
     """
     arrivals, snapshots, every = None, None, list[StepPart]()
     if prefix is not None and prefix.kept is not None:

@@ -24,9 +24,11 @@ from saccade.sched.sequence import Run, Sequence
 
 @dataclass(slots=True)
 class KeptPrompt:
-    """passed: breakpoints of the present run. tokens: up to which breakpoints keep the prompt.
-    written: newly computed tokens among them, by the seconds they are kept. missed: the reason for
-    a shorter prefix than possible, if asked.
+    """What breakpoints keep from a prompt.
+
+    passed: breakpoints in the present run. tokens: up to which breakpoints keep the prompt.
+    written: newly computed tokens among them, by the seconds they are kept. missed: why the prefix
+    is shorter than possible, if asked.
     """
 
     passed: int = 0
@@ -36,8 +38,9 @@ class KeptPrompt:
 
 
 class CacheControlTracker(StepPart):
-    """Breakpoints and diagnostics of the sequences that ask for them. `prefix`: None if the prefix
-    cache is off. arrivals: None without other tiers.
+    """Breakpoints and diagnostics for the sequences that ask for them.
+
+    `prefix`: None if the prefix cache is off. arrivals: None without other tiers.
     """
 
     def __init__(
@@ -111,5 +114,5 @@ class CacheControlTracker(StepPart):
         sequence.account.caching = CacheReport(written, kept.missed)
 
     def flush(self) -> None:
-        """Forget prompts: nothing of them is cached."""
+        """Mark all prompts as flushed from the cache."""
         self._recall.flushed()

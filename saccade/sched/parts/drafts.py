@@ -1,8 +1,8 @@
-"""Drafts: guesses of a sequence's next tokens, and the number worth a row of the step.
+"""Draft tokens: guesses of a sequence's next tokens, and how many are worth a row in the step.
 
-Owns the kept answers about images, the record of guesses, and the measured cost of one more row. A
-wrong guess costs a row and changes nothing: each token is drawn as without guesses
-(`speculative.py`). Knows nothing of plans in the making or pages.
+Owns the kept answers about images, the record of draft tokens, and the measured cost of one more
+row. A wrong draft token costs a row and leaves the answer as it is: each token is drawn as without
+drafts (`speculative.py`). Knows nothing of plans in the making or pages.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ OUTLIER = 3.0
 
 
 class Untried(NamedTuple):
-    """A guess not worth a row, whose token is drawn anyway: `token` at `place`."""
+    """A draft token too unlikely for a row, whose place is drawn anyway: `token` at `place`."""
 
     place: int
     token: int
@@ -83,12 +83,17 @@ class Untried(NamedTuple):
 
 @dataclass(slots=True)
 class Speculation:
-    """The guesses of one run. guesses: in flight. told: the newest token came as a guess or after
-    one, and goes to the worker. lines: of states between guesses. masks: of rows in flight, still
-    to be taken. foreseen: guesses in flight with masks behind them; None: any, there is no grammar.
-    rate: the share of right guesses; None: none was made. untried: guesses only compared. tokens:
-    known so far, as far as looked at. prediction: the client's, behind the prompt's end; empty
-    before the first look. head: the newest guesses of the model's head.
+    """The draft tokens of one run.
+
+    guesses: in flight. told: the newest token came as a draft token or after one, and goes to the
+    worker. lines: for states between draft tokens. masks: for rows in flight, still to be taken.
+
+    foreseen: how many draft tokens in flight have masks behind them, or None without a grammar.
+    rate: the share of accepted tokens, or None before the first. untried: draft tokens that are
+    only compared.
+
+    tokens: known so far, as far as looked at. prediction: the client's, behind the prompt's end,
+    and empty before the first look. head: the newest draft tokens from the MTP head.
     """
 
     # in flight, and behind it
@@ -108,7 +113,7 @@ class Speculation:
     head: HeadGuesses | None = None
 
     def known(self, tokens: Tokens[int]) -> Ids:
-        """All tokens of the sequence, as an array."""
+        """Return all tokens of the sequence as an array."""
         if len(tokens) > len(self.tokens):
             grown = np.empty(2 * len(tokens), np.int32)
             grown[: self.length] = self.tokens[: self.length]
@@ -120,8 +125,9 @@ class Speculation:
 
 
 class Drafter:
-    """Guesses for all sequences of a scheduler: at most `most` tokens a step for each. head: the
-    model has a head that drafts.
+    """Drafts for all sequences of a scheduler.
+
+    most: draft tokens per step for each sequence. head: the model has an MTP head.
     """
 
     def __init__(self, most: int, *, head: bool = False) -> None:
@@ -135,16 +141,18 @@ class Drafter:
         self._kept = 0
 
     def allows(self, request: Request) -> bool:
-        """True if each token is drawn as without guesses: no adapter, whose bits depend on
-        neighbouring rows, adds to the row.
+        """Return True if each token is drawn as without draft tokens.
+
+        An adapter rules that out, because its bits depend on neighbouring rows.
         """
         return request.reading is None and not request.adapter.number
 
     def propose(
         self, sequence: Sequence, speculation: Speculation, room: int, rows: int
     ) -> list[int]:
-        """Return up to `room` guesses of the tokens after the next row's first, perhaps not yet
-        known. rows: the step's without guesses.
+        """Return up to `room` draft tokens to follow the next row's first, perhaps unknown, token.
+
+        rows: the step's rows without draft tokens.
         """
         guide = sequence.guide
         if room <= 0 or not self.allows(sequence.request) or (guide and not guide.foresees):
@@ -164,8 +172,10 @@ class Drafter:
         return found[:count]
 
     def ask(self, sequence: Sequence, speculation: Speculation, rows: int) -> int:
-        """Return the number of guesses to ask the model's head for, after the token that the run's
-        next row draws. The next plan waits for them.
+        """Return how many draft tokens to ask the MTP head for, after the token that the next row
+        draws.
+
+        The next plan waits for them.
         """
         if not self.head or not self.allows(sequence.request):
             return 0
@@ -178,7 +188,7 @@ class Drafter:
         return worthwhile(rate, most, rows, self.costs.row)
 
     def settle(self, speculation: Speculation, right: int) -> None:
-        """The guesses in flight have been drawn: so many right in a row."""
+        """Record that the draft tokens in flight were drawn, with `right` accepted in a row."""
         source, guessed = speculation.source, len(speculation.guesses)
         self.guessed[source] += guessed
         self.right[source] += right
@@ -186,7 +196,7 @@ class Drafter:
         speculation.guesses = []
 
     def _compare(self, sequence: Sequence, speculation: Speculation) -> None:
-        """Judge the guesses not worth a row, once their tokens are known."""
+        """Judge the untried draft tokens, once their tokens are known."""
         untried = speculation.untried
         while untried and untried[0].place < len(sequence.tokens):
             place, token, source = untried.popleft()
@@ -202,7 +212,7 @@ class Drafter:
         self._usual[source] = judged(self._usual[source], right, guessed, USUAL_MEMORY)
 
     def _find(self, sequence: Sequence, speculation: Speculation, count: int) -> list[int]:
-        """Up to `count` tokens that followed an earlier place of the newest tokens."""
+        """Return up to `count` tokens that followed an earlier place of the newest tokens."""
         known = speculation.known(sequence.tokens)
         newest = known[-MOST_MATCH:]
         images = [image.key for image in reversed(sequence.request.images)][:IMAGES]
@@ -225,7 +235,7 @@ class Drafter:
         return found[: found.index(END)] if END in found else found
 
     def keep(self, sequence: Sequence) -> None:
-        """An answer has ended, and may be given again."""
+        """Keep an ended answer, which may be given again."""
         if not sequence.request.images or not sequence.output_length:
             return
         start = sequence.prompt_length
@@ -246,7 +256,7 @@ class Drafter:
         self._kept = 0
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy the record of guesses into the metrics that users see."""
+        """Copy the record of draft tokens into the metrics that users see."""
         for source in get_args(GuessSource):
             metrics.set("saccade_guesses_total", self.guessed[source], source=source)
             metrics.set("saccade_right_guesses_total", self.right[source], source=source)
@@ -261,9 +271,11 @@ def _predicted(request: Request, speculation: Speculation) -> Ids:
 
 
 def last_match(tokens: Ids, newest: Ids, count: int) -> tuple[int, int]:
-    """The length of the longest end of `newest` [N] found in `tokens` [L] before a further token;
-    and the place of the further token: the last such place with `count` tokens to its END, or the
-    one with most (an answer that repeats itself matches up to its end). (0, 0): none.
+    """Find the longest end of `newest` [N] in `tokens` [L] before a further token.
+
+    Returns its length and the further token's place, or (0, 0) without a match. The place is the
+    last with `count` tokens to its END, or the one with most. (An answer that repeats itself
+    matches up to its end.)
     """
     places = np.flatnonzero((tokens[:-1] == newest[-1]) & (tokens[1:] != END)) + 1
     if not len(places):
@@ -282,18 +294,19 @@ def last_match(tokens: Ids, newest: Ids, count: int) -> tuple[int, int]:
 
 
 def judged(rate: float, right: int, guessed: int, memory: float = MEMORY) -> float:
-    """The rate after so many right guesses in a row of those in flight."""
+    """Return the rate after `right` accepted tokens in a row out of `guessed` in flight."""
     for outcome in [1.0] * right + [0.0] * (right < guessed):
         rate += memory * (outcome - rate)
     return rate
 
 
 def worthwhile(rate: float, most: int, rows: int, row_cost: float) -> int:
-    """The number of guesses, up to `most`, that promise most tokens for their cost in a step of
-    `rows` other rows; 0 if none is worth a row. rate: the chance of a guess after right guesses.
-    row_cost: as `StepCosts.row`.
+    """Return how many draft tokens, up to `most`, promise most tokens for their cost.
 
-    Beside other rows, a guessing sequence waits while the rest go on with the next plan: the
+    Returns 0 if even one is not worth a row. rows: the other rows in the step. rate: the chance
+    that a draft token is accepted after accepted ones. row_cost: as `StepCosts.row`.
+
+    Beside other rows, a drafting sequence waits while the rest go on with the next plan. So the
     comparison is with two steps.
     """
     if rows > BUSY_ROWS:
@@ -315,7 +328,10 @@ def worthwhile(rate: float, most: int, rows: int, row_cost: float) -> int:
 
 
 class StepCosts:
-    """Fitted with old steps forgotten: the machine's load changes, and sequences grow."""
+    """The fitted cost of a step by its rows.
+
+    Old steps are forgotten, as the machine's load changes and sequences grow.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -326,7 +342,7 @@ class StepCosts:
 
     @property
     def row(self) -> float:
-        """The cost of one more row, in parts of a step of one row."""
+        """Compute the cost of one more row, relative to a step with one row."""
         if not self._seconds:
             return ROW_COST
         one = self._seconds / (1.0 + ROW_COST * (self._rows - 1.0))
@@ -336,8 +352,9 @@ class StepCosts:
         return min(max(each / one, LEAST_COST), MOST_COST)
 
     def ended(self, plan: Plan, planned: float) -> None:
-        """A step has ended, its plan handed out at `planned`. Steps are executed one after another,
-        so a step begins at the end of the step before, or when handed out.
+        """Record that a step has ended whose plan was handed out at `planned`.
+
+        Steps run one after another, so a step begins when the step before ends, or when handed out.
         """
         now = self._clock()
         seconds, self._ended = now - max(self._ended, planned), now
@@ -346,7 +363,7 @@ class StepCosts:
             self.note(len(plan.rows), seconds)
 
     def note(self, rows: int, seconds: float) -> None:
-        """A step of so many rows, each of one token, took so long."""
+        """Record a step with `rows` rows, each of one token, that took `seconds`."""
         if seconds <= 0.0:
             return
         if self._steps:

@@ -1,7 +1,7 @@
-"""Unawaited requests: computed while no other request is present, one after another.
+"""Unawaited requests, computed one after another while there are no other requests.
 
 Owns their order and the active request. The scheduler takes the active one up, and puts it aside at
-once for any other request: work computed so far stays in the caches.
+once for any other request. Work computed so far stays in the caches.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ IDLE_TOKENS = 128
 
 
 class IdleWork:
-    """`active`: the only one to wait or run among the scheduler's sequences. `later`: the rest."""
+    """Unawaited sequences. `active`: the only one that waits or runs. `later`: the rest."""
 
     def __init__(self) -> None:
         self.active: Sequence | None = None
         self.later: deque[Sequence] = deque()
 
     def take_up(self) -> Sequence:
-        """The next sequence is active from now on."""
+        """Make the next sequence active, and return it."""
         self.active = self.later.popleft()
         return self.active
 
     def put_aside(self, sequence: Sequence) -> None:
-        """The active sequence goes on first, another time."""
+        """Put the active sequence first in line, to go on another time."""
         assert sequence is self.active
         self.active = None
         self.later.appendleft(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
+        """Remove a sequence that has ended."""
         if sequence is self.active:
             self.active = None
         else:

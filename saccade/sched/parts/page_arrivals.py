@@ -1,12 +1,12 @@
 """Pages of waiting sequences that come back from host memory and disk: one arrival for each chain.
 
-Owns the pages taken from the pool by an arrival, and its hold on the path before; from the
-arrival's end on the trie owns the pages; what came back for each sequence. Decides when reading is
-worth the wait.
+Owns the pages taken from the pool by an arrival, its hold on the path before, and what came back
+for each sequence. When the arrival ends, the trie owns the pages. Decides when reading is worth the
+wait.
 
-A sequence with arriving pages waits, and nobody else, but for sequences in need of the same pages.
-Pages are read once; pages then missing, damaged or late are computed. An arrival is late when its
-pages could have been computed by then: as measured, tokens and bytes by the second.
+Only the sequence with arriving pages waits, and sequences in need of the same pages. Pages are read
+once. Pages then missing, damaged or late are computed. An arrival is late when its pages could have
+been computed by then, at the measured tokens and bytes per second.
 """
 
 from __future__ import annotations
@@ -59,31 +59,35 @@ Bytes = Mapping[PageTier, int]
 
 @dataclass(slots=True)
 class ReadRates:
-    """Measured costs; nothing without measurements. token_seconds: of computing a prompt's token;
-    0.0: not measured. byte_seconds: of reading a byte, by tier.
+    """Measured costs.
+
+    token_seconds: to compute a prompt token, or 0.0 while unmeasured. byte_seconds: to read a byte,
+    by tier.
     """
 
     token_seconds: float = 0.0
     byte_seconds: dict[PageTier, float] = field(default_factory=dict)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens of prompts has taken so long."""
+        """Record a step with `tokens` prompt tokens that took `seconds`."""
         if tokens >= FEWEST_TOKENS:
             self.token_seconds = _mean(self.token_seconds, seconds / tokens)
 
     def read(self, tier: PageTier, nbytes: int, seconds: float) -> None:
-        """So many bytes have come within so long."""
+        """Record a read of `nbytes` that took `seconds`."""
         each = max(LEAST, (seconds - FIRST_SECONDS) / nbytes)
         self.byte_seconds[tier] = _mean(self.byte_seconds.get(tier, 0.0), each)
 
     def doubt(self, tier: PageTier) -> None:
-        """Each refusal makes an old measurement count less, for it need not hold for ever."""
+        """Decay the measured cost after a refusal, because measurements age."""
         if tier in self.byte_seconds:
             self.byte_seconds[tier] *= NO_GAIN
 
     def pays(self, tokens: int, nbytes: Bytes, measured: Mapping[PageTier, float] = NONE) -> bool:
-        """True if reading so many bytes is quicker than computing so many tokens, or if either is
-        unmeasured. measured: seconds of a byte, of these very reads.
+        """Return True if reading `nbytes` is quicker than computing `tokens`, or if either is
+        unmeasured.
+
+        measured: seconds per byte in these very reads.
         """
         rates = self.byte_seconds | dict(measured)
         if not self.token_seconds or not nbytes.keys() & rates.keys():
@@ -98,9 +102,11 @@ def _mean(before: float, now: float) -> float:
 
 @dataclass(slots=True)
 class Restore:
-    """Pages back for a waiting sequence. names: of the pages asked for. done: the sequence has had
-    its turn. slow: some pages were found, and are computed. start: the first token back. tiers: the
-    source, page by page, so far as cached.
+    """Pages back for a waiting sequence.
+
+    names: the pages asked for. done: the sequence has had its turn. slow: some pages were found,
+    and are computed. start: the first token back. tiers: the source, page by page, so far as
+    cached.
     """
 
     names: list[bytes] = field(default_factory=list)
@@ -110,12 +116,12 @@ class Restore:
     tiers: list[PageTier] = field(default_factory=list)
 
     def tier(self, token: int, page_size: int) -> PageTier | None:
-        """The source of a cached token; None: on the device."""
+        """Return a cached token's source, or None if it was on the device."""
         page = (token - self.start) // page_size
         return self.tiers[page] if 0 <= page < len(self.tiers) else None
 
     def tokens(self, cached: int, page_size: int) -> Counter[PageTier]:
-        """Of so many cached tokens, those back from other tiers, by tier."""
+        """Count the tokens back from other tiers among `cached` tokens, by tier."""
         found: Counter[PageTier] = Counter()
         for page, tier in enumerate(self.tiers):
             first = self.start + page * page_size
@@ -125,12 +131,14 @@ class Restore:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """Pages from `depth` on, with `names` awaited, in order; `held`: the node before.
+    """Pages from `depth` on, with `names` awaited, in order. `held`: the node before.
 
-    pages: the path's, and the targets of the rest. tiers: the source of each of `names`, and of the
-    state. line: of the state after the last; None for models without. begun: the time. heard: the
-    time of the last news, by tier. whole: the number of awaited pages that can still come. came:
-    the number come, by tier. reading: names still to come, and their places among `names`.
+    pages: the path's, and the targets for the rest. tiers: the source of each name, and of the
+    state. line: for the state after the last page, or None for models without states.
+
+    begun: when it began. heard: when the last news came, by tier. whole: how many awaited pages can
+    still come. came: how many came, by tier. reading: names still to come, and their places among
+    `names`.
     """
 
     sequence: Sequence
@@ -152,8 +160,10 @@ class Arrival:
 
 
 class PageArrivals:
-    """All arrivals. `counts` of `kept` tell the fate of pages; this class counts `late` and `slow`:
-    pages computed because reading took, or would have taken, longer.
+    """All arrivals.
+
+    `counts` of `kept` say how pages fared. This class counts `late` and `slow`: pages computed
+    because reading took, or would have taken, longer.
     """
 
     def __init__(
@@ -175,17 +185,17 @@ class PageArrivals:
 
     @property
     def busy(self) -> bool:
-        """True with a page on its way."""
+        """Return True with a page on its way."""
         return bool(self._under_way)
 
     @property
     def holders(self) -> Iterator[list[int]]:
-        """The pages of each arrival."""
+        """Yield the pages of each arrival."""
         return (arrival.pages for arrival in self._under_way.values())
 
     @property
     def lines(self) -> Iterator[int]:
-        """Lines of states taken by arrivals."""
+        """Yield the lines that arrivals have taken for states."""
         return (each.line for each in self._under_way.values() if each.line is not None)
 
     # ---- what is there
@@ -197,8 +207,10 @@ class PageArrivals:
         return restore
 
     def beyond(self, sequence: Sequence, path: Seq[Node]) -> list[bytes]:
-        """Names of pages after `path` that can come for a waiting sequence, none after its turn;
-        for a model with states, up to the last page with a state.
+        """Return names of pages after `path` that can come for a waiting sequence.
+
+        After the sequence's turn the list is empty. For a model with states, it goes up to the last
+        page with a state.
         """
         restore, size = self.of(sequence), self._pool.page_size
         most = min(len(sequence.tokens) - 1, sequence.shareable) // size
@@ -230,8 +242,9 @@ class PageArrivals:
     # ---- begin
 
     def awaits(self, sequence: Sequence) -> bool:
-        """True with pages on their way to a waiting sequence, or to an earlier one that needs the
-        same pages.
+        """Return True if pages are on their way to a waiting sequence, or to an earlier one.
+
+        The earlier one needs the same pages.
         """
         if sequence in self._under_way:
             return True
@@ -239,7 +252,7 @@ class PageArrivals:
         return not restore.done and any(name in self._by_name for name in restore.names)
 
     def worth(self, names: list[bytes]) -> list[bytes]:
-        """The leading names worth the wait. The savings forgone with the rest are counted."""
+        """Return the leading names worth the wait. Counts the savings forgone with the rest."""
         places = [self.kept.where(name) for name in names]
         size, page_bytes = self._pool.page_size, self.kept.page_bytes
         ahead = Counter(arrival.tiers[name] for name, arrival in self._by_name.items())
@@ -257,12 +270,13 @@ class PageArrivals:
         return names[:end]
 
     def _resumes(self, name: bytes) -> bool:
-        """True if a sequence can go on after the given page."""
+        """Return True if a sequence can go on after the given page."""
         return self._prefix.snapshots is None or state_name(name) in self.kept
 
     def begin(self, sequence: Sequence, path: Seq[Node], names: list[bytes]) -> bool:
-        """Begin to read `names`, which follow `path`, as far as free pages go. False without room
-        for any page, or for the state.
+        """Begin to read `names`, which follow `path`, as far as free pages go.
+
+        Returns False without room for any page, or for the state.
         """
         pages, line = [node.page for node in path], None
         held = self._prefix.hold(sequence.content, path)  # room is not made of it
@@ -313,11 +327,11 @@ class PageArrivals:
 
     @property
     def unsaved(self) -> bool:
-        """True with pages still to be handed over to the disk."""
+        """Return True with pages still to be handed over to the disk."""
         return self._prefix.unsaved or self.kept.moving
 
     def begin_plan(self, *, idle: bool) -> None:
-        """End late arrivals; if idle, save the pages that sequences have left."""
+        """End late arrivals. If idle, save the pages that sequences have left."""
         self._look()
         if idle:
             self._prefix.save(IDLE_SAVE_BYTES)
@@ -327,8 +341,9 @@ class PageArrivals:
         return self.kept.take_moves() if self.kept.moving else NO_PAGE_MOVES
 
     def applied(self, flight: Flight, result: StepResult, later: Iterable[Flight]) -> None:
-        """Take the ends of reads and writes, and the speed of computing, of a plan carried out
-        before those of `later`.
+        """Apply a plan's result: ended reads and writes, and the speed of computing.
+
+        The plan was carried out before those in `later`.
         """
         now = self.clock()
         rows = [row.length for row in flight.plan.rows if row.length > 1]
@@ -345,8 +360,10 @@ class PageArrivals:
     def _hear(
         self, events: Iterable[PageEvent], unread: Collection[tuple[bytes, PageTier]]
     ) -> None:
-        """Take the workers' news of reads and writes. unread: pages whose reads had not begun yet:
-        an end of their reading is that of an earlier read, which nobody awaits any more.
+        """Take the workers' news about reads and writes.
+
+        unread: pages whose reads are yet to begin. News of their end belongs to an earlier,
+        unawaited read.
         """
         for name, happened, tier in events:
             arrival = self._by_name.get(name)
@@ -399,12 +416,12 @@ class PageArrivals:
                 self.end(arrival.sequence)
 
     def _grace(self, arrival: Arrival) -> float:
-        """Seconds of silence allowed: the first page takes longer than later ones."""
+        """Return the seconds of silence allowed. The first page takes longer than later ones."""
         tokens = len(arrival.names) * self._pool.page_size
         return min(FIRST_SECONDS, (1 - NO_GAIN) * tokens * self.rates.token_seconds)
 
     def end(self, sequence: Sequence) -> None:
-        """Wait no longer: the sequence's pages come so far, without a gap, are cached."""
+        """End a sequence's wait. Its pages that came so far, without a gap, are cached."""
         if (arrival := self._under_way.get(sequence)) is not None:
             late = (i for i, name in enumerate(arrival.names) if name in arrival.reading)
             whole = next(late, arrival.whole)
@@ -414,7 +431,7 @@ class PageArrivals:
             self._end(arrival)
 
     def _cut(self, arrival: Arrival, index: int) -> None:
-        """The awaited pages from `index` on are needed no more."""
+        """Give up the awaited pages from `index` on."""
         names = arrival.names[index : arrival.whole]
         if arrival.state is not None and index < len(arrival.names):
             names.append(arrival.state)
@@ -429,14 +446,14 @@ class PageArrivals:
                 tier.forget(name, reading=reading)
 
     def flush(self, disk: bool) -> None:
-        """End every arrival, and forget what is kept; on disk only with `disk`."""
+        """End every arrival, and forget what is kept. The disk is cleared only with `disk`."""
         for sequence in tuple(self._under_way):
             self.end(sequence)
         self._prefix.flush()
         self.kept.flush(disk)
 
     def _end(self, arrival: Arrival) -> None:
-        """End an arrival, whose pages are the trie's."""
+        """End an arrival, and give its pages to the trie."""
         sequence, whole = arrival.sequence, arrival.depth + arrival.whole
         del self._under_way[sequence]
         for tier, count in arrival.came.items():

@@ -1,13 +1,12 @@
-"""The times at which a sequence's state is saved, for models with states, and the life of the
-snapshot.
+"""When a sequence's state is saved, for models with states, and how long the snapshot lives.
 
-Owns which line is whose run's; the lines are the prefix cache's. Decides where chunks end for a
-snapshot's sake: at the last page boundary in each image, before each breakpoint, before the end of
-the prompt, and every so many tokens of long prompts. Of an answer only the newest snapshot is kept,
-until the answer ends.
+Owns which line is whose run's. The lines are the prefix cache's. Decides where chunks end for a
+snapshot's sake: at the last page boundary in each image, before each breakpoint and before the
+prompt's end. Long prompts have more such places, at equal distances. For an answer only the newest
+snapshot is kept, until the answer ends.
 
-A plan loads states before its rows and saves them after; plans are carried out in order. So a line
-may be given to another snapshot while a plan in flight writes or reads it.
+A plan loads states before its rows and saves them after, and plans are carried out in order. So a
+line may be given to another snapshot while a plan in flight writes or reads it.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ class Save:
 
 @dataclass(slots=True)
 class RunStates:
-    """Snapshots of one stay in a slot. points: places in the prompt. planned: by plans in flight,
-    in order. newest: the answer's latest. hidden: taken, but a duplicate hides their page until the
-    run ends.
+    """Snapshots from one stay in a slot.
+
+    points: places in the prompt. planned: by plans in flight, in order. newest: the answer's
+    latest. hidden: taken, but a duplicate hides their page until the run ends.
     """
 
     points: tuple[int, ...]
@@ -49,13 +49,13 @@ class RunStates:
 
     @property
     def lines(self) -> list[int]:
-        """The rest, not yet held by the cache."""
+        """The lines that the cache has yet to hold."""
         newest = [self.newest] if self.newest else []
         return [save.line for save in (*self.planned, *newest, *self.hidden)]
 
 
 class SnapshotScheduler(StepPart):
-    """Snapshots of all sequences. every: tokens between two of a long prompt."""
+    """Snapshots for all sequences. every: tokens between two in a long prompt."""
 
     def __init__(self, prefix: PrefixCache, page_size: int, every: int) -> None:
         assert prefix.snapshots is not None
@@ -68,8 +68,9 @@ class SnapshotScheduler(StepPart):
         self._runs: dict[Run, RunStates] = {}
 
     def points(self, request: Request) -> tuple[int, ...]:
-        """The ends of a prompt's chunks, in order: whole pages. No prompt has enough points to take
-        most of the snapshots.
+        """Return where a prompt's chunks end, in order, at whole pages.
+
+        Every prompt has too few points to take most of the snapshots.
         """
         size, last = self._size, self._floor(len(request.tokens) - 1)
         ends = {request.images[span.image].key: span.end for span in request.spans}
@@ -83,7 +84,7 @@ class SnapshotScheduler(StepPart):
         return tuple(sorted(place for place in kept if size <= place <= last))
 
     def first_point(self, sequence: Sequence) -> int | None:
-        """The first snapshot point of a waiting sequence after its found prefix."""
+        """Return a waiting sequence's first snapshot point after its found prefix."""
         points = self.points(sequence.request)
         index = bisect_right(points, sequence.position)
         return points[index] if index < len(points) else None
@@ -98,7 +99,7 @@ class SnapshotScheduler(StepPart):
             builder.restore.append(StateCopy(line, run.slot))
 
     def cut(self, run: Run, end: int) -> int:
-        """Return where the state can be saved, up to `end`; `end` if nowhere."""
+        """Return where the state can be saved, up to `end`, or else `end`."""
         states = self._runs[run]
         index = bisect_right(states.points, run.planned)
         if index < len(states.points):
@@ -107,14 +108,17 @@ class SnapshotScheduler(StepPart):
         return whole if whole > run.planned else end
 
     def foreseen(self, run: Run, most: int) -> int:
-        """Of up to `most` guesses behind the next row, those before the state is saved again: only
-        that of a certain token is.
+        """Count those of `most` draft tokens behind the next row that stand before the next save.
+
+        Only the state after a certain token is saved.
         """
         return min(most, self._answer - 1 - (run.planned + 1) % self._answer)
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:
-        """Save the state after the row at a snapshot point. With guesses behind the row, the slot
-        has another state by then: that of the row is kept for them.
+        """Save the state after the row at a snapshot point.
+
+        With draft tokens behind the row, the slot has another state by then. The row's state is
+        kept for them.
         """
         states, end = self._runs[run], row.start + row.length
         last = states.points[-1] if states.points else 0
@@ -141,7 +145,7 @@ class SnapshotScheduler(StepPart):
             states.newest = save
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:  # noqa: ARG002
-        """Attach what was saved of computed tokens; the rest is free."""
+        """Attach what was saved for computed tokens, and free the rest."""
         states, node = self._runs.pop(run), run.node
         assert node is not None
         for save in states.planned:

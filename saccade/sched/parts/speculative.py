@@ -1,13 +1,13 @@
-"""Guesses within steps: their rows, their masks, and which of them were right.
+"""Draft tokens within steps: their rows, their masks, and which were accepted.
 
-Owns the guesses of each run, and the lines of the workers' state memory for the states between
-them. `drafts.py` guesses. A guess is right if the row before it counts and has drawn it. A run with
-guesses in flight waits for their result.
+Owns each run's draft tokens, and the lines of the workers' state memory for the states between
+them. `drafts.py` makes them. A draft token is accepted if the row before it counts and has drawn
+it. A run with draft tokens in flight waits for their result.
 
-Of a row and the guesses behind it, the last leaves its state in the slot, and the states after the
-others are kept, a line each. Once they are drawn, the run goes on from the state after the last
-right guess: its next plan copies that line to the slot, before any row. Plans are carried out in
-order, so a line is free as soon as the plan that reads it is made, or nobody wants to.
+A row and the draft tokens behind it make one state each. The last state is left in the slot, and
+each of the others is kept in a line. Once the tokens are drawn, the run goes on from the state
+after the last accepted token. Its next plan copies that line to the slot, before any row. Plans are
+carried out in order, so a line is free once the plan that reads it is made, or once it is unneeded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from saccade.sched.sequence import Run, Sequence
 
 
 class SpeculativeDecoding(StepPart):
-    """Guesses for all sequences. snapshots: None for a model whose states are not saved."""
+    """Draft tokens for all sequences. snapshots: None for a model whose states stay unsaved."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class SpeculativeDecoding(StepPart):
     # ---- plan
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:  # noqa: ARG002
-        """Begin without guesses."""
+        """Begin without draft tokens."""
         self._runs[run] = Speculation()
 
     def decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> Row:
-        """Plan the newest token's row, and a row for each guess behind it."""
+        """Plan the newest token's row, and a row for each draft token behind it."""
         speculation, width = self._runs[run], builder.width
         guesses = self._guess(sequence, run, speculation, width)
         self._resume(run, speculation, builder)
@@ -73,8 +73,10 @@ class SpeculativeDecoding(StepPart):
     def _guess(
         self, sequence: Sequence, run: Run, speculation: Speculation, width: int
     ) -> list[int]:
-        """Return as many guesses as fit pages, answer and the workers' rows and states. No page is
-        taken from anybody for guesses.
+        """Return as many draft tokens as fit the pages, the answer and the workers' rows and
+        states.
+
+        Only free pages are taken for draft tokens.
         """
         after, size = run.planned + 1, self._pool.page_size
         most = sequence.prompt_length + sequence.request.sampling.max_tokens
@@ -94,7 +96,7 @@ class SpeculativeDecoding(StepPart):
         return guesses
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:  # noqa: ARG002
-        """Have a chunk go on from the state after the last right guess."""
+        """Have a chunk go on from the state after the last accepted token."""
         if not run.waits:
             self._resume(run, self._runs[run], builder)
 
@@ -107,9 +109,10 @@ class SpeculativeDecoding(StepPart):
         speculation.lines = []
 
     def mask(self, sequence: Sequence, run: Run, row: Row) -> bytes | None:
-        """Return the masks of a row with guesses behind it, and of these, one after another.
+        """Return the mask of a row with draft tokens behind it, or of one of these.
 
-        Raises InvalidRequest if the grammar has become too complex.
+        They are asked for in order. Returns None for a run without draft tokens. Raises
+        InvalidRequest if the grammar has become too complex.
         """
         speculation = self._runs[run]
         if not speculation.guesses:
@@ -135,8 +138,10 @@ class SpeculativeDecoding(StepPart):
     def outcomes(
         self, flight: Flight, result: StepResult, outcomes: Iterable[PlannedOutcome]
     ) -> Iterator[PlannedOutcome]:
-        """Yield the outcomes but those of guesses that are wrong, or come too late. Afterwards runs
-        go on behind their last right guess, with those found by the model's head.
+        """Yield the outcomes, except those of draft tokens that are wrong or come too late.
+
+        Afterwards runs go on behind their last accepted token, with the draft tokens found by the
+        MTP head.
         """
         self.drafter.costs.ended(flight.plan, flight.planned)
         if not any(row.draft or row.guess for row in flight.plan.rows):
@@ -165,8 +170,9 @@ class SpeculativeDecoding(StepPart):
                 self._settle(sequence, run, right[run])
 
     def _right(self, outcomes: Iterable[PlannedOutcome]) -> dict[Run, int]:
-        """Return the number of right guesses of each run that guesses; from now on no plan in
-        flight draws for these runs.
+        """Return how many draft tokens each drafting run has had accepted.
+
+        From now on, plans in flight draw nothing for these runs.
         """
         right: dict[Run, int] = {}
         newest: dict[Run, int | None] = {}  # drawn by a row that counts
@@ -183,7 +189,7 @@ class SpeculativeDecoding(StepPart):
         return right
 
     def _tell(self, sequence: Sequence, run: Run, right: int = 0, wrong: int = 0) -> None:
-        """Report guesses of a sequence that came true, or did not."""
+        """Report a sequence's draft tokens, accepted and wrong."""
         source, account = self._runs[run].source, sequence.account
         told = {each.source: each for each in account.guesses}
         before = told.get(source, Guesses(source, 0, 0))
@@ -215,7 +221,7 @@ class SpeculativeDecoding(StepPart):
         self.drafter.flush()
 
     def audit(self, runs: Iterable[Run]) -> Iterable[int]:
-        """Assert that every line between guesses is free, or one of `runs`'."""
+        """Assert that every line between draft tokens is free, or one of `runs`'."""
         taken = [line for run in runs for line in self._runs[run].lines]
         assert sorted((*self._free, *taken)) == list(self._lines or ()), "a line is lost"
         return ()

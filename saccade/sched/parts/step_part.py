@@ -1,4 +1,4 @@
-"""A part of a step: a feature that a scheduler has or has not, and that owns its state by sequence.
+"""A part of a step: an optional feature of a scheduler that owns its state by sequence.
 
 Owns nothing. The scheduler calls its parts in order at the moments below, and knows none by name. A
 part answers the moments that it needs, and inherits the others.
@@ -21,7 +21,7 @@ class StepPart:
         """Begin a run, which goes on from the last of its cached pages."""
 
     def decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> Row | None:  # noqa: ARG002
-        """Plan the newest token's row, and rows behind it; None leaves that to others."""
+        """Plan the newest token's row, and rows behind it. None leaves that to others."""
         return None
 
     def cut(self, run: Run, end: int) -> int:  # noqa: ARG002
@@ -29,10 +29,10 @@ class StepPart:
         return end
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:
-        """Take note of a planned row, the last of a chunk."""
+        """Take note of a planned row, the last in a chunk."""
 
     def mask(self, sequence: Sequence, run: Run, row: Row) -> bytes | None:  # noqa: ARG002
-        """Return the mask of a row in flight; None leaves it to the grammar alone."""
+        """Return the mask of a row in flight. None leaves it to the grammar alone."""
         return None
 
     def outcomes(
@@ -54,5 +54,5 @@ class StepPart:
         """Forget what the caches forget."""
 
     def audit(self, runs: Iterable[Run]) -> Iterable[int]:  # noqa: ARG002
-        """Assert the part's invariants. Returns the cache's lines of states that it holds."""
+        """Assert the part's invariants. Returns the cache's lines that it holds for states."""
         return ()
