@@ -86,9 +86,9 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class CacheWish:
     """A request's wishes for the caches beside its marks. seconds: time to keep the whole prompt;
-    0: not kept. default: seconds of marks without a time. place: the client's name for the wish.
-    diagnose: explain why less of the prompt was found than possible. family: `prompt_cache_key`.
-    prewarm: only to cache the prompt.
+    0: drop it. default: seconds for marks that give no time. place: the client's name for the wish.
+    diagnose: explain why less was found than possible. family: `prompt_cache_key`. prewarm: only to
+    cache the prompt.
     """
 
     seconds: int = 0
@@ -104,7 +104,9 @@ NO_WISH = CacheWish()
 
 
 def seconds_of(ttl: str, place: str) -> int:
-    """The seconds of a time such as 5m. Raises InvalidRequest for a malformed or too long time."""
+    """Return the seconds that a time such as 5m means. Raises InvalidRequest for a malformed or too
+    long time.
+    """
     number, unit = ttl[:-1], ttl[-1:]
     is_time = len(number) <= _LONGEST_NUMBER and number.isdecimal() and unit in _UNIT
     seconds = int(number) * _UNIT[unit] if is_time else 0
@@ -129,21 +131,21 @@ def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark:
 
 
 def control_mark(control: CacheControl, place: str, part: int | None = None) -> Mark:
-    """Anthropic's mark at `place`. Raises InvalidRequest as `seconds_of`."""
+    """Read Anthropic's mark at `place`. Raises InvalidRequest as `seconds_of`."""
     seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
     return Mark(place, seconds, True, None, part)
 
 
 def read_tool_marks(tools: Sequence[Any] | None) -> tuple[Mark, ...]:
-    """The marks of a request's tools. Raises InvalidRequest for a malformed mark."""
+    """Read the marks on a request's tools. Raises InvalidRequest for a malformed mark."""
     given = ((f"tools[{index}]", tool) for index, tool in enumerate(tools or ()))
     marks = (loose_mark(tool, place) for place, tool in given if isinstance(tool, Mapping))
     return tuple(mark for mark in marks if mark is not None)
 
 
 def loose_mark(holder: Mapping[str, Any], place: str, part: int | None = None) -> Mark | None:
-    """The mark among the keys of an object not read by a schema. Raises InvalidRequest for a
-    malformed mark.
+    """Read the mark among the keys of an object that no schema has read. Raises InvalidRequest for
+    a malformed mark.
     """
     given = {name: holder[name] for name in _NAMES & holder.keys() if holder[name] is not None}
     return read_mark(_MARKED.value(given, place), place, part) if given else None
@@ -156,7 +158,7 @@ def read_cache_wish(
     diagnose: bool,
     family: str,
 ) -> CacheWish:
-    """The fields of a request. Raises InvalidRequest as `seconds_of`."""
+    """Read the cache fields of a request. Raises InvalidRequest as `seconds_of`."""
     default, seconds, place = _EXPLICIT, 0, ""
     if retention is not None:
         seconds = LONGEST_TTL if retention == "24h" else _EPHEMERAL
@@ -174,10 +176,10 @@ def read_cache_wish(
 
 
 def choose(marks: Iterable[Mark], wish: CacheWish) -> Sequence[Mark]:
-    """The valid marks, in order: with the wish for the whole prompt, the last four.
+    """Return the valid marks in order: the last four, counting the wish for the whole prompt.
 
-    Raises InvalidRequest for more than four of Anthropic's, as its own API does; OpenAI's stay in a
-    conversation, and the last ones count.
+    Raises InvalidRequest for more than four Anthropic marks, as its own API does. OpenAI's marks
+    stay in a conversation, and the last ones count.
     """
     every = list(marks)
     if wish.seconds and not any(mark.place == wish.place for mark in every):

@@ -198,7 +198,7 @@ def _linked(given: str | VideoURL) -> Clip:
 
 
 def _one_address(text: str) -> Address | tuple[Address, ...]:
-    """A URL; of several frames in one URL, each."""
+    """Return a URL, or each frame's URL if one text names several."""
     text = text.strip()
     if text[: len(FRAMES)].lower() == FRAMES:
         frames = text[len(FRAMES) :].split(",", MOST_PARTS)
@@ -224,7 +224,7 @@ def _frame(given: object, place: str) -> Address:
 
 
 def _rate(reading: VideoReading) -> float | None:
-    """Frames a second of the video behind the frames."""
+    """Return the frame rate of the video behind the frames, in frames a second."""
     if reading.fps is not None:
         return reading.fps
     if reading.total_num_frames is not None and reading.duration is not None:
@@ -235,7 +235,7 @@ def _rate(reading: VideoReading) -> float | None:
 def _wishes(
     inside: VideoLook | None, beside: AnyVideoPart, place: str, defaults: VideoDefaults
 ) -> VideoWishes:
-    """A part's wishes, from two places that must not differ; else the request's."""
+    """Return a part's wishes, from two places that must agree. Without any, return the request's."""
     found: dict[str, Any] = {}
     for name in WISHES:
         within = None if inside is None else getattr(inside, name)

@@ -23,7 +23,7 @@ from saccade.text.prompt.template import Tokenizer
 
 
 class FormAnswer:
-    """For requests with tools, or with a form that answers must have. tags: those of reasoning."""
+    """For requests with tools, or with a form that answers must have. tags: reasoning's."""
 
     def __init__(
         self, answer_format: AnswerFormat, compiler: Compiler, tokenizer: Tokenizer, tags: Tags
@@ -50,7 +50,7 @@ class FormAnswer:
         )
 
     async def compile(self, preparation: Preparation) -> None:
-        """Compile the grammar of what was chosen."""
+        """Compile the grammar for what was chosen."""
         request, constraint = preparation.request, preparation.constraint
         if constraint is None:
             return
@@ -90,8 +90,8 @@ class FormAnswer:
         return make
 
     def _without_calls(self, request: GenerationRequest) -> dict[str, object]:
-        """Return the request's sampling with no call begun: forbidden tools stay in the prompt, so
-        that the cached beginning serves in both cases.
+        """Return the request's sampling with calls forbidden. The tools stay in the prompt, so that
+        the cached beginning serves in both cases.
         """
         tag = self._call_tag
         if tag is None:
