@@ -40,7 +40,7 @@ class Adapter:
 
 
 class AdapterBook:
-    """Hold at most `most` adapters at a time, including unloaded ones with requests still to end."""
+    """Holds at most `most` adapters, including unloaded ones with requests still to end."""
 
     def __init__(
         self,

@@ -108,14 +108,14 @@ def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
 
 
 def _cards(caches: CacheOptions) -> Path | None:
-    """Return the folder of image metadata that outlives the server, or None if embeddings do not."""
+    """Return the folder of image metadata that outlives the server, if embeddings do."""
     if caches.embedding_cache_dir is None or caches.embedding_cache_disk_mb == 0:
         return None
     return Path(caches.embedding_cache_dir).expanduser().absolute() / CARDS
 
 
 def check_role(role: Role, spec: FamilySpec, answers: AnswerOptions) -> None:
-    """Raise ConfigError if a role other than all meets a model without a vision tower, or adapters."""
+    """Raise ConfigError if a role other than all has adapters or a model without a vision tower."""
     if role != "all" and answers.lora:
         raise ConfigError(f"--lora: adapters are for --role all, not for {role}")
     if role != "all" and not spec.sees_images:

@@ -37,8 +37,8 @@ class EngineChanges:
     async def pause(self, mode: PauseMode) -> None:
         """Pause the engine and return once it computes nothing.
 
-        mode: abort ends requests in flight with an error, wait answers them first, and keep
-        continues them after the pause.
+        abort: requests in flight end with an error; wait: answered first; keep: continued after the
+        pause.
         """
         id = next(self._ids)
         self.paused = True
@@ -67,7 +67,7 @@ class EngineChanges:
     async def sleep(
         self, memory: Sequence[Memory], mode: PauseMode, *, lightly: bool = False
     ) -> None:
-        """Pause, and give memory back. lightly: only the weights on an accelerator.
+        """Pause the engine and give memory back. lightly: only the weights on an accelerator.
 
         Raises InvalidRequest, before it has ended any request.
         """

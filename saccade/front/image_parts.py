@@ -153,7 +153,7 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 
 
 class Named(NamedTuple):
-    """What a part names. inside: the object around the address; heading: lines before a document."""
+    """A part's contents. inside: the object around the address; heading: lines before a document."""
 
     url: Address
     inside: ImageURL | UploadedFile | None = None

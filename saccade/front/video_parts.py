@@ -235,7 +235,7 @@ def _rate(reading: VideoReading) -> float | None:
 def _wishes(
     inside: VideoLook | None, beside: AnyVideoPart, place: str, defaults: VideoDefaults
 ) -> VideoWishes:
-    """Return a part's wishes, from two places that must agree. Without any, return the request's."""
+    """Return a part's wishes, from two places that must agree, or else the request's."""
     found: dict[str, Any] = {}
     for name in WISHES:
         within = None if inside is None else getattr(inside, name)

@@ -98,7 +98,7 @@ def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
 
 
 def with_parts(chat: Chat, parts: PartsOfFiles) -> Chat:
-    """Return the chat with its files replaced. A mark on a file's part stands after its last page."""
+    """Return the chat with its files replaced. A file's mark stands after its last page."""
     messages = tuple(
         _with_parts(message, parts) if message.media else message for message in chat.messages
     )
