@@ -45,7 +45,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BodyPart:
-    """An attribute of a body's class, or the body itself: a group, or the class of `inner` ones."""
+    """A body, or an attribute of its class: a group, or a class with `inner` ones."""
 
     name: str
     kind: type[Any]
@@ -76,7 +76,7 @@ class BodyPart:
 
 
 class BodySchema(Generic[F]):
-    """Reads bodies of one class."""
+    """Reads bodies for one class."""
 
     def __init__(
         self,
@@ -85,8 +85,11 @@ class BodySchema(Generic[F]):
         ignored: frozenset[str],
         most_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """`ignored`: keys that identify and change nothing, with any value. `most_bytes`: bounds on
-        the JSON of some fields, beyond which the field is not even read.
+        """Derive the schema from the class. `ignored`: keys that identify and change nothing, with
+        any value.
+
+        `most_bytes`: bounds on the JSON in some fields. Beyond its bound, a field is refused
+        unread.
         """
         self.kind = kind
         self._body = BodyPart.of("", kind)
@@ -101,9 +104,9 @@ class BodySchema(Generic[F]):
         self._most_bytes = most_bytes or {}
 
     def read(self, body: bytearray, context_length: int) -> F:
-        """A request from its body. Raises InvalidRequest that names the field.
+        """Read a request from its body. Raises InvalidRequest that names the field.
 
-        Values still in JSON (`msgspec.Raw`) lie in `body`, which must not change before they are
+        Values still in JSON (`msgspec.Raw`) lie in `body`, which must stay unchanged until they are
         read.
         """
         check_size(body, context_length)
@@ -147,15 +150,15 @@ class BodySchema(Generic[F]):
 
 
 def open_object(body: bytearray) -> dict[str, msgspec.Raw]:
-    """The values of a body by key, still as JSON. Raises InvalidRequest unless the body is an
+    """Return a body's values by key, still as JSON. Raises InvalidRequest unless the body is an
     object.
     """
     return _OBJECT.json(body, "")
 
 
 def check_size(body: bytearray, context_length: int) -> None:
-    """Refuse a body with more values, or more escaped characters, than any prompt of this context
-    could need. Other threads run meanwhile.
+    """Refuse a body that holds more than any prompt could need in this context. It counts values
+    and escaped characters, while other threads run.
     """
     room = _ROOM + _PER_TOKEN * context_length
     if len(body) <= room:

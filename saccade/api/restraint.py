@@ -52,7 +52,7 @@ class Restraint(Struct, kw_only=True):
     service_tier: ServiceTier | None = None
 
     def read(self) -> AnswerRules:
-        """Raises InvalidRequest that names the field."""
+        """Read the rules. Raises InvalidRequest that names the field."""
         if self.allowed_token_ids == []:
             raise InvalidRequest(
                 "allowed_token_ids: the list is empty: no token would be left", "allowed_token_ids"

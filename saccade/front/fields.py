@@ -187,7 +187,7 @@ def too_long(param: str, has: str, context_length: int, chat: bool = False) -> I
 
 
 def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
-    """Return the allowed values, except null, at the end of this path of fields. Some cannot be
+    """Return the allowed values, except null, at the end of this path of fields. Some are not
     listed.
     """
     match kind:

@@ -153,7 +153,7 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 
 
 class Named(NamedTuple):
-    """A part's contents. inside: the object around the address; heading: lines before a document."""
+    """What a part names. inside: the object around the address. heading: put before a document."""
 
     url: Address
     inside: ImageURL | UploadedFile | None = None
@@ -226,7 +226,7 @@ _SPELLINGS: Mapping[type, Callable[[Any, str], Named]] = {
 
 
 def _sourced(part: SourcedPart, place: str, name: str) -> Address:
-    """Return the one address that a part names. Raises InvalidRequest for several, and for none
+    """Return the one address that a part names. Raises InvalidRequest for several, and for a lack
     under the part's own field.
     """
     given = _addresses(part)

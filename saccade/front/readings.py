@@ -52,7 +52,7 @@ class ReadAsk:
 
 @dataclass(frozen=True, slots=True)
 class SharedAsk:
-    """Prompts that begin alike: in the last text of a chat, `mark` stands for each of `tails`."""
+    """Prompts that begin alike: in a chat's last text, `mark` stands for each entry in `tails`."""
 
     request: GenerationRequest
     mark: str

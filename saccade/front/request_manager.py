@@ -103,7 +103,7 @@ class EngineClient(Protocol):
 
 
 class _Answer:
-    """One engine request: its text so far, the reader of the text, and the queue of its events."""
+    """One engine request: its text so far, the reader for the text, and its queue of events."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ class RequestManager:
         return await self.intake.prepare(request, most, client, budget)
 
     async def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
-        """Yield the events of all answers in order of arrival, until each answer has had its last.
+        """Yield the events of all answers as they arrive, until each answer has had its last.
         Raises the RequestError that ended an answer.
 
         Choices count through the `n` answers to each prepared request in turn. Closing the iterator

@@ -97,7 +97,7 @@ AnyVideoPart = VideoURLPart | VideoPart | InputVideoPart
 
 class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
     """The way to look at a request's videos without wishes of their own, and facts about frames
-    (`media_io_kwargs.video`). total_num_frames, duration: of the frames' video.
+    (`media_io_kwargs.video`). total_num_frames, duration: about the frames' video.
     """
 
     fps: Rate | None = None
@@ -114,8 +114,8 @@ class MediaReading(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class VideoDefaults(Struct, frozen=True, kw_only=True):
-    """A request's fields for all its videos. sized: one gives a size in the words of a processor,
-    which says something else of videos.
+    """A request's fields for all its videos. sized: one gives a size in a processor's words, which
+    mean something else for videos.
     """
 
     sized: bool = False

@@ -106,7 +106,7 @@ class BatchJob(Struct, kw_only=True):
     moments: dict[Status, int] = field(default_factory=dict)
 
     def told(self) -> dict[str, Any]:
-        """The batch as told to clients."""
+        """Return the batch as clients see it."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         begun = found.pop("moments")
         return found | {f"{status}_at": begun.get(status) for status in TOLD}

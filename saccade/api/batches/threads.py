@@ -50,7 +50,7 @@ class StoreThreads:
                 step.add_done_callback(lambda late: self._end_late(ticket, late))
 
     def close(self) -> None:
-        """Take no more work; running work ends by itself."""
+        """Refuse further work. Running work ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _end_late(self, ticket: Ticket, step: asyncio.Future[T]) -> None:

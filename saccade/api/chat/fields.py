@@ -133,7 +133,7 @@ class PromptCaching(Struct, kw_only=True):
 
     @property
     def wish(self) -> CacheWish:
-        """Raises InvalidRequest for an invalid lifetime."""
+        """Read the wishes. Raises InvalidRequest for an invalid lifetime."""
         diagnose = self.prompt_cache_diagnostics
         return read_cache_wish(
             self.cache_control,
@@ -176,7 +176,7 @@ class ThinkingFields(Struct, kw_only=True):
 
     @property
     def thinks(self) -> bool | None:
-        """True or False as requested; None without a wish."""
+        """Return True or False as requested, or None without a wish."""
         if isinstance(self.thinking, ThinkingSwitch):
             return self.thinking.type != "disabled"
         inner = None if self.reasoning is None else self.reasoning.enabled

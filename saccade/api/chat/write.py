@@ -372,17 +372,17 @@ class Shape(Protocol):
     chunk_object: str
 
     def opening(self, choice: int) -> ChunkChoice | None:
-        """The first chunk of a choice, before its text."""
+        """Return a choice's first chunk, before its text."""
         ...
 
     def logprobs(self, choice: int, tokens: Sequence[TokenLogprobs], /) -> Logprobs | None:
-        """Log-probabilities in the client's format; None unless requested. Called once per token,
-        in order.
+        """Return log-probabilities in the client's format, or None unless requested. Call once per
+        token, in order.
         """
         ...
 
     def chunks(self, event: AnswerUpdate) -> Sequence[ChunkChoice | TextChoice]:
-        """A stream's chunks for an event, in order."""
+        """Return a stream's chunks for an event, in order."""
         ...
 
     def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice | TextChoice: ...
@@ -536,8 +536,8 @@ class TextShape:
 
 
 def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
-    """The likeliest tokens, best first, by their text; of several with one text (pieces of
-    characters have no text of their own), the best.
+    """Return the likeliest tokens by their text, best first. Of several with one text, the best
+    stays: pieces of characters lack a text of their own.
     """
     found: dict[str, float] = {}
     for token, logprob in top:

@@ -136,7 +136,7 @@ class ResponseDelivery(Struct, kw_only=True):
 
     @property
     def compared(self) -> str | None:
-        """The response that diagnostics of the cache are to compare with."""
+        """Return the response to compare with for cache diagnostics."""
         options = self.prompt_cache_options
         return None if options is None else options.comparison_response_id
 

@@ -111,7 +111,7 @@ class ScoreList(Struct):
 def embedding_list(
     read: Sequence[WasRead], vectors: Vectors, written: EncodingFormat, model: str
 ) -> StreamedBody:
-    """OpenAI's answer, which is long."""
+    """Write OpenAI's answer, which is long."""
 
     def pieces() -> Iterator[bytes]:
         before = b""
@@ -131,7 +131,7 @@ def cohere_list(
     formats: Sequence[EncodingFormat],
     texts: Sequence[str],
 ) -> StreamedBody:
-    """Cohere's answer."""
+    """Write Cohere's answer."""
 
     def pieces(written: EncodingFormat) -> Iterator[bytes]:
         before = b""
@@ -157,7 +157,7 @@ def _written(vectors: Vectors, written: EncodingFormat) -> list[Any]:
 def rank_list(
     read: Sequence[WasRead], model: str, top: int | None, documents: Sequence[Any]
 ) -> RankList:
-    """Jina's and Cohere's answer; of equal documents the first comes first."""
+    """Write Jina's and Cohere's answer. Among equal documents the first comes first."""
     scores = rank_scores(read)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
     results = [
@@ -173,13 +173,13 @@ def _document(sent: Any) -> Any:
 
 
 def score_list(read: Sequence[WasRead], model: str) -> ScoreList:
-    """vLLM's answer."""
+    """Write vLLM's answer."""
     data = [ScoreEntry(index, score) for index, score in enumerate(rank_scores(read))]
     name = f"score-{secrets.token_hex(12)}"
     return ScoreList(name, int(time.time()), model, data, ScoreUsage.of(read))
 
 
 def _meta(read: Sequence[WasRead]) -> dict[str, Any]:
-    """As Cohere counts."""
+    """Count tokens as Cohere does."""
     tokens = sum(each.tokens for each in read)
     return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}

@@ -164,7 +164,7 @@ class VideoTrace(Struct):
 def video_traces(
     found: Sequence[FoundImage], opened: Sequence[OpenedImage], places: Sequence[str]
 ) -> list[VideoTrace]:
-    """A line for each video of a request, in order."""
+    """Return a line for each video in a request, in order."""
     videos: dict[str, list[tuple[FoundImage, OpenedImage]]] = {}
     for each in found:
         if opened[each.image].of_video:
@@ -208,14 +208,14 @@ class CacheTrace(Struct, omit_defaults=True):
 
 
 def tiers_of(cached: int, restored: Iterable[tuple[Tier, int]]) -> dict[Tier, int]:
-    """The places of so many cached tokens. `restored`: tokens off the device."""
+    """Count cached tokens by tier. `restored`: tokens off the device."""
     beside = dict(restored)
     here = cached - sum(beside.values())
     return {"device": here, **beside} if here else beside
 
 
 def _by_source(guesses: Iterable[Guesses]) -> list[Guesses]:
-    """Those of all answers together."""
+    """Add up the guesses in all answers, by source."""
     found: dict[GuessSource, Guesses] = {}
     for each in guesses:
         before = found.get(each.source, Guesses(each.source, 0, 0))
@@ -276,21 +276,21 @@ class Tracer:
 
     @property
     def arrival(self) -> float:
-        """`time.monotonic()` when the body had been read."""
+        """Return `time.monotonic()` when the body had been read."""
         return self._arrival
 
     @property
     def first(self) -> float | None:
-        """`time.monotonic()` of the first token; None before."""
+        """Return `time.monotonic()` at the first token, or None before."""
         return self._first
 
     @property
     def levels(self) -> Counter[Level]:
-        """The number of images found at each level."""
+        """Count the images found at each level."""
         return Counter(found.level for found in self._found)
 
     def legs(self) -> Iterator[Leg]:
-        """The request's legs; with at most `MOST_TOLD` of its images."""
+        """Yield the request's legs, with at most `MOST_TOLD` of its images."""
         yield Leg("prepare", self._arrival, self._ready)
         named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
         for image, place in named[:MOST_TOLD]:
@@ -333,12 +333,12 @@ class Tracer:
 
     @property
     def seconds(self) -> float:
-        """Since the request arrived."""
+        """Return the seconds since the request arrived."""
         return time.monotonic() - self._arrival
 
     @property
     def trace(self) -> Trace:
-        """At the end of the answer."""
+        """Return every image's trace. Call once the answer has ended."""
         opened, places = self._prepared.opened, self._prepared.places
         images = [
             ImageTrace.found_at(found, opened[found.image], places[found.image], self._arrival)

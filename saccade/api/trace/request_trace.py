@@ -57,12 +57,12 @@ class RequestTimeline:
         self.answer: AnswerTold | None = None
 
     def send(self, message: Message) -> None:
-        """A part of the response is about to be sent."""
+        """Record that a part of the response is about to be sent."""
         if message["type"] == "http.response.start":
             self.status, self.answering = message["status"], time.monotonic()
 
     def sent(self, message: Message) -> None:
-        """It was."""
+        """Record that a part of the response was sent."""
         if message["type"] == "http.response.body":
             self.whole = not message.get("more_body", False)
 
@@ -115,7 +115,7 @@ journey: ContextVar[RequestTimeline | None] = ContextVar("journey", default=None
 
 
 def note_failure(error: RequestError) -> None:
-    """The request that is being served ends with `error`."""
+    """Record that the request being served ends with `error`."""
     if (own := journey.get()) is not None:
         own.failed = error.code or error.type
 
