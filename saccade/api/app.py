@@ -116,7 +116,9 @@ def build_app(
 
 
 def _build_runner(routes: Sequence[Route], front: RequestManager, largest: int) -> BatchRunner:
-    """Build the runner for batches. Their lines meet the same routes as any request, past the keys."""
+    """Build the runner for batches. Their lines meet the same routes as any request, after the
+    keys.
+    """
     files = front.intake.media.files
     return BatchRunner(
         Starlette(routes=list(routes), exception_handlers=_HANDLERS),

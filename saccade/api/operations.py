@@ -128,14 +128,16 @@ class _Operations:
         return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
     async def pause(self, request: Request) -> Response:
-        """Pause the engine. Query: mode, abort by default."""
+        """Pause the engine. Query: mode, by default abort."""
         self._check(request)
         mode = _read_mode(request, PAUSE_MODES)
         await self.door.front.adapters.changes.pause(mode)
         return json_response({"status": "paused"})
 
     async def sleep(self, request: Request) -> Response:
-        """Put the engine to sleep. Query: level, 1 by default; mode, as for a pause, except keep."""
+        """Put the engine to sleep. Query: level, 1 by default; mode, as for a pause, but without
+        keep.
+        """
         self._check(request)
         level = request.query_params.get("level", "1")
         if level not in ("1", "2"):
@@ -186,8 +188,8 @@ class _Operations:
         return await self._update((await self._read(request, _UPDATE)).model_path)
 
     async def update_from_disk(self, request: Request) -> Response:
-        """Load new weights. Pauses around the change unless somebody has paused, as SGLang's
-        clients rely on it.
+        """Load new weights, in a pause unless somebody has paused already. SGLang's clients leave
+        the pause to the server.
         """
         asked = await self._read(request, _FROM_DISK)
         if asked.load_format not in LOAD_FORMATS:

@@ -32,8 +32,8 @@ _ROOTLESS = ("/chat", "/completions", "/responses", "/models", "/files", "/embed
 
 
 def advice(path: str) -> str:
-    """Return the words on an absent path, to follow its name, or "" for a path that other servers
-    lack too.
+    """Return the words to follow an absent path's name, or "" for a path that other servers lack
+    too.
     """
     for begin, what in _ABSENT.items():
         if _is_below(path, begin):

@@ -108,7 +108,7 @@ def _messages(raw: msgspec.Raw, scope: DecisionScope, context_length: int) -> tu
 
 
 def _closed(messages: tuple[Message, ...], mark: str) -> tuple[Message, ...]:
-    """End the conversation with the question's place: in the user's last message, or in a new one."""
+    """Put the question's place at the end: in the user's last message, or in a new one."""
     *before, last = messages
     place = MessageText(mark, last.place)
     if last.role != "user":

@@ -229,7 +229,7 @@ def _number(word: str) -> Any:
 
 
 def _tellable(value: Any) -> Any:
-    """Return `value` without halves of surrogate pairs, which JSON can name but text cannot hold."""
+    """Replace halves of surrogate pairs in `value`. JSON can name them, but text cannot hold them."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -238,8 +238,7 @@ def _tellable(value: Any) -> Any:
 
 
 def whole_part(text: str) -> str:
-    """Return the longest beginning of a JSON document, cut between its values, with its brackets
-    closed.
+    """Return a JSON document's longest beginning, cut between its values, with its brackets closed.
 
     text: the beginning of an object or a list.
     """

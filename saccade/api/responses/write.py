@@ -53,7 +53,7 @@ class ResponseStream:
     def feed(
         self, parts: Iterable[AnswerEvent], logprobs: Sequence[Raw] = ()
     ) -> list[ResponseEvent]:
-        """Return the events for new content. Log-probabilities stand with the text of their tokens."""
+        """Return the events for new content. Log-probabilities stand with their tokens' text."""
         self._logprobs += logprobs
         events = [told for part in parts for told in self._feed(part)]
         if self._item is not None and self._item["type"] != "message":
@@ -61,7 +61,7 @@ class ResponseStream:
         return events
 
     def end(self, how: Ended, usage: dict[str, Any], **more: Any) -> list[ResponseEvent]:
-        """Return the events after the last token. `more`: response fields that are known only now."""
+        """Return the events after the last token. `more`: response fields known only now."""
         whole = how in ("stop", "prewarmed")
         silent = self._output or how == "prewarmed"
         events = [] if silent else self._feed(Text(""))  # the model said nothing

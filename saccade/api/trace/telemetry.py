@@ -105,7 +105,7 @@ class Telemetry:
         spans.close()
 
     def _batch(self) -> list[RequestTimeline]:
-        """Wait for the next journeys. Returns an empty list once the server ends and all are sent."""
+        """Wait for the next journeys. Returns an empty list once the server ends and none waits."""
         batch: list[RequestTimeline] = []
         due = 0.0
         while len(batch) < MOST_IN_BATCH:
