@@ -195,8 +195,8 @@ def _own_routes(api: _Api) -> list[Route]:
 class _Api:
     """The handlers.
 
-    `instance`: the name of this run of the server, by which a router finds kept responses.
-    `started`: seconds since the epoch, shown in the model list as the model's creation.
+    `instance`: names this run of the server; a router finds kept responses by it. `started`:
+    seconds since the epoch, shown in the model list as the model's creation.
     """
 
     front: RequestManager
@@ -255,7 +255,7 @@ class _Api:
     def _choices(
         self, shape: Shape, reply: Reply, view: PromptView
     ) -> Callable[[AnswerContext], Choices | PromptTeller]:
-        """Return the maker of a writer in OpenAI's words."""
+        """Return a function that makes a writer in OpenAI's words."""
         usage: UsageWanted = (
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
         )
@@ -372,7 +372,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:
-    """Answer a departed client, who reads it no more."""
+    """Answer a departed client, who will not read it."""
     return Response(status_code=400)
 
 

@@ -36,7 +36,7 @@ _OBJECT: Reader[dict[str, msgspec.Raw]] = Reader(dict[str, msgspec.Raw])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One key of a body: its group, and the reader of its value."""
+    """One key in a body: its group, and the reader for its value."""
 
     group: type[msgspec.Struct]
     reader: Reader[Any]

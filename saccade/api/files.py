@@ -80,7 +80,7 @@ class FileObject(Struct):
 
 
 class FileMetadata(Struct):
-    """The same to Anthropic's clients."""
+    """An uploaded file as Anthropic's clients see it."""
 
     id: str
     filename: str
@@ -99,7 +99,7 @@ class FileMetadata(Struct):
 
 
 class FileList(Struct):
-    """A page of the list."""
+    """A page in the list."""
 
     data: list[FileObject]
     first_id: str | None

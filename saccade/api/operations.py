@@ -58,9 +58,9 @@ class UpdateWeights(Struct, forbid_unknown_fields=True):
 
 
 class UpdateFromDisk(Struct):
-    """POST /update_weights_from_disk. abort_all_requests: those in flight end with an error, else
-    they are answered first. keep_pause: new ones wait until somebody resumes. Other fields of
-    SGLang's say what its caches do.
+    """Body for POST /update_weights_from_disk. abort_all_requests: those in flight end with an
+    error, else they are answered first. keep_pause: new ones wait until somebody resumes. SGLang's
+    other fields say what its caches do.
     """
 
     model_path: str

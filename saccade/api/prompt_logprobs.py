@@ -64,7 +64,7 @@ def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
 
 
 def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> list[str]:
-    """Return each prompt's echo: the given text, or the text of the tokens."""
+    """Return each prompt's echo: the given text, or its tokens' text."""
     most = intake.spec.vocab_size  # a token beyond is refused later
     return [
         request.prompt
@@ -77,8 +77,9 @@ def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> l
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """A client's view of its prompts. `texts`: each prompt's own, if echoed. `echoed`: likeliest
-    tokens beside each token of an echo, `top`: of `prompt_logprobs`; None: no log-probabilities.
+    """How a client sees its prompts. `texts`: each prompt's own, if echoed. `echoed`: likeliest
+    tokens beside each echoed token, `top`: those of `prompt_logprobs`; None: without
+    log-probabilities.
     """
 
     texts: Sequence[str] = ()
@@ -90,7 +91,7 @@ class StreamedBody:
     """A body that is written in pieces because it is long."""
 
     def __init__(self, content: object, runs: Sequence[Iterator[bytes]]) -> None:
-        """Encode `content`, which has marks in the places of `runs`."""
+        """Encode `content`, in which marks stand for `runs`."""
         self._body = msgspec.json.encode(content)
         self._runs = runs
 
@@ -117,8 +118,8 @@ def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> Stream
 
 
 class PromptTeller:
-    """A `ResponseWriter` that writes the answers as `inner` does, and the `view` of each answer's
-    prompt.
+    """A `ResponseWriter` that writes the answers as `inner` does, and each answer's prompt as
+    `view` says.
     """
 
     def __init__(
@@ -188,14 +189,14 @@ class PromptTeller:
         return structs.replace(choice, logprobs=logprobs)
 
     def _later(self, run: Iterator[bytes]) -> list[Any]:
-        """Return a placeholder for a run of entries in a list."""
+        """Return a placeholder for a run in a list."""
         self._runs.append(run)
         return stands_for(len(self._runs) - 1)
 
 
 class ScoredPrompt:
     """One prompt's tokens, and their scores in packed form. Its methods write an entry per token,
-    as pieces of JSON that follow each other in a list; the first token has no score.
+    as pieces of JSON that follow each other in a list. The first token lacks a score.
     """
 
     def __init__(self, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
@@ -208,7 +209,7 @@ class ScoredPrompt:
         return in_pieces((_text(self._name(token)) for token in self._tokens), _PIECE)
 
     def offsets(self, length: int) -> Iterator[bytes]:
-        """Yield the offset of each token's text in the prompt's, which has `length` characters."""
+        """Yield each token's offset in the prompt's text, which has `length` characters."""
 
         def offsets() -> Iterator[int]:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -224,7 +225,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE)
 
     def alternatives(self, top: int) -> Iterator[bytes]:
-        """Yield the `top` likeliest tokens by their text, in the form of OpenAI's completions."""
+        """Yield the `top` likeliest tokens by their text, as OpenAI's text completions have them."""
         found = (
             by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
             for ids, logprobs, _ in self._read()
@@ -262,7 +263,7 @@ def stands_for(run: int) -> list[Any]:
 
 
 def in_pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:
-    """Encode `entries` as JSON, `size` at a time, as parts of a list."""
+    """Encode `entries` as JSON, `size` at a time, to stand within a list."""
     before = b""
     while part := list(islice(entries, size)):
         yield before + msgspec.json.encode(part)[1:-1]

@@ -35,8 +35,8 @@ class ExtraArguments(Struct, forbid_unknown_fields=True):
 
 
 class Restraint(Struct, kw_only=True):
-    """Tokens and words kept out of the answer, the length of its reasoning, the shown part of its
-    end, and its turn. spaces_between_special_tokens: no spaces are put between tokens.
+    """Which tokens and words are kept out of the answer, how long it reasons, how its end is shown,
+    and its turn. spaces_between_special_tokens: tokens are joined without spaces.
     """
 
     allowed_token_ids: list[Natural] | None = None

@@ -87,7 +87,7 @@ class ResponseWriter(Protocol):
         ...
 
     def keep(self, event: AnswerUpdate) -> None:
-        """Keep an event of an answer that is sent at once."""
+        """Keep an event for an answer that is sent at once."""
         ...
 
     def whole(self) -> object:

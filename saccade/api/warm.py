@@ -75,7 +75,7 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class _Extension(Struct, forbid_unknown_fields=True):
-    """The field `saccade` of an upload."""
+    """An upload's field `saccade`."""
 
     warm: Warm
 
@@ -85,12 +85,13 @@ _EXTENSION: Reader[_Extension] = Reader(_Extension)
 
 
 def warm_fields(form: FormData) -> set[str]:
-    """Return the names of the form's fields for warming."""
+    """Return the form's field names for warming."""
     return {name for name in form if name == "saccade" or _NAME.match(name)}
 
 
 def read_warm(form: FormData) -> tuple[Warm, str] | None:
-    """Read the form's wish for warming, and the client's name for it. Returns None without a wish.
+    """Read the form's wish for warming, and the client's name for it. Returns None if there is
+    none.
 
     Raises InvalidRequest that names the fault.
     """

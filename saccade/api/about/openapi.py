@@ -214,7 +214,7 @@ _TOKENIZE: tuple[BodySchema[Any], ...] = (chat_fields.TOKENIZE_CHAT, chat_fields
 
 
 def _leave_out_refused(components: dict[str, Any]) -> None:
-    """Leave out the fields that may only say nothing."""
+    """Leave out the fields that must stay empty."""
     refused = components.pop(RefusedWords.__name__)["properties"]
     del components[SpokenAnswer.__name__]
     for shape in components.values():

@@ -58,7 +58,7 @@ def _complete(value: Any) -> None:
 
 
 def streams(answers: dict[str, Any]) -> dict[str, Any]:
-    """Add a stream to the `answers` of an operation."""
+    """Add a stream to an operation's `answers`."""
     answers["200"]["content"]["text/event-stream"] = {
         "schema": {"type": "string", "description": _EVENTS}
     }

@@ -435,7 +435,7 @@ def _is_streamed(body: bytes) -> bool:
 
 
 def _result(custom_id: str, status: int, request: str, answer: bytes) -> bytes:
-    """Encode a line for the file of results."""
+    """Encode a line for the file with results."""
     response = {
         "status_code": status,
         "request_id": request,
@@ -447,7 +447,7 @@ def _result(custom_id: str, status: int, request: str, answer: bytes) -> bytes:
 
 
 def _write_results(held: HeldBatch, made: BinaryIO, answered: bool) -> int:
-    """Write the results. Returns the count of lines written."""
+    """Write the results. Returns the number of lines written."""
     count = 0
     for result in held.results(answered):
         made.write(result + b"\n")

@@ -47,7 +47,7 @@ CREATE INDEX open_line ON line (number) WHERE answered IS NULL;
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """The place of a line in the input file: bytes. `number` counts from 1."""
+    """Where a line stands in the input file, in bytes. `number` counts from 1."""
 
     number: int
     custom_id: str
@@ -138,7 +138,7 @@ class BatchStore:
         return [(id, owner) for _, id, owner in sorted(found)]
 
     def cancel(self, id: str, owner: str) -> BatchJob:
-        """Cancel a batch, whose runner then begins no further line. Raises NotFound."""
+        """Cancel a batch. Its runner finishes only the lines under way. Raises NotFound."""
         batch = self.find(id, owner)
         if batch.status not in OVER:
             with self._open(id) as rows:
@@ -213,8 +213,8 @@ class BatchStore:
 
 
 class HeldBatch:
-    """A batch run by this process, the only one to write its lines. The thread of a cancelled task
-    goes on: `close` waits for it, and later calls raise sqlite3's error for a closed database.
+    """A batch run by this process, the only one to write its lines. A cancelled task's thread goes
+    on: `close` waits for it, and later calls raise sqlite3's error for a closed database.
     """
 
     def __init__(self, rows: sqlite3.Connection) -> None:
@@ -233,14 +233,14 @@ class HeldBatch:
             return bool(self._rows.execute("SELECT cancelled FROM batch").fetchone()[0])
 
     def write(self) -> None:
-        """Write the present state of `batch` to disk."""
+        """Write the present `batch` to disk."""
         with self._lock:
             self.batch.request_counts = _counts(self._rows, self.batch)
             described = msgspec.json.encode(self.batch)
             self._rows.execute("UPDATE batch SET described = ?", (described,))
 
     def clear_lines(self) -> None:
-        """Forget the rows begun by a check of the input."""
+        """Forget the rows that a check of the input began."""
         with self._lock:
             self._rows.execute("DELETE FROM line")
 

@@ -50,7 +50,7 @@ LETTERS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)), 
 
 @dataclass(frozen=True, slots=True)
 class DecisionsAsked:
-    """Prompts, and the question of each."""
+    """Prompts, and each one's question."""
 
     shared: SharedAsk
     questions: tuple[Question, ...]

@@ -86,7 +86,7 @@ class AskedMessage:
 
 
 def read_message(body: bytearray, context_length: int) -> AskedMessage:
-    """Read the request to answer. Raises InvalidRequest with the field's name in Anthropic's words."""
+    """Read the request to answer. Raises InvalidRequest with the field's name as Anthropic has it."""
     request = MESSAGES.read(body, context_length)
     thinking, drawing = request.inquiry.thinking, request.drawing
     return AskedMessage(
@@ -214,7 +214,7 @@ def _read_tool(raw: msgspec.Raw, place: str) -> ToolDefinition:
 
 @dataclass(slots=True)
 class _Content:
-    """The parts of a message being read, and their marks."""
+    """A message's parts while they are read, and their marks."""
 
     view: PageView | None = None
     parts: list[Part] = field(default_factory=list)

@@ -168,7 +168,7 @@ class MessageStream:
 
 
 class WholeMessage:
-    """The message of a stream, for clients without streaming. `add` every event."""
+    """A stream's message, for clients without streaming. `add` every event."""
 
     def __init__(self) -> None:
         self._message: dict[str, Any] = {}
@@ -229,7 +229,7 @@ def _number(word: str) -> Any:
 
 
 def _tellable(value: Any) -> Any:
-    """Replace halves of surrogate pairs in `value`. JSON can name them, but text cannot hold them."""
+    """Replace halves of surrogate pairs in `value`: JSON can name them, text cannot hold them."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):

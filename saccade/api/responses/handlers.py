@@ -76,8 +76,8 @@ class Running:
 class ResponseAsked:
     """A request after reading, and the turn that it continues.
 
-    `requests`: one request, until prepared. `packed`: its items as the store keeps them; None if
-    nothing is to be kept. `comparable`: the response named for comparison is known, or none is
+    `requests`: one request, until prepared. `packed`: its items as the store keeps them, or None if
+    the response is not kept. `comparable`: the response named for comparison is known, or none is
     named.
     """
 
@@ -96,7 +96,7 @@ class ResponseAsked:
 
 
 class ResponseTeller:
-    """Writes one answer in the form of /v1/responses. `on_end`: called with the response, once."""
+    """Writes one answer as /v1/responses has it. `on_end`: called with the response, once."""
 
     def __init__(
         self,

@@ -57,20 +57,20 @@ class PlainContent(SparseItem, tag_field="type", tag="text"):
 
 
 class SaidContent(Struct, tag_field="type", tag="output_text"):
-    """Text of the model."""
+    """Text that the model wrote."""
 
     text: str
     annotations: list[Any] = []
 
 
 class RefusalContent(Struct, tag_field="type", tag="refusal"):
-    """A model's words of refusal."""
+    """A model's words when it refuses."""
 
     refusal: str
 
 
 class ThoughtContent(SparseItem, tag_field="type", tag="reasoning_text"):
-    """Text of the model's reasoning."""
+    """Text from the model's reasoning."""
 
     text: str
 
@@ -123,7 +123,7 @@ Content = Given | SaidContent | RefusalContent
 
 
 class MessageItem(SparseItem, tag_field="type", tag="message", kw_only=True):
-    """A message of any role."""
+    """A message in any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Content]
@@ -142,7 +142,7 @@ class CallItem(SparseItem, tag_field="type", tag="function_call", kw_only=True):
 
 
 class ResultItem(SparseItem, tag_field="type", tag="function_call_output", kw_only=True):
-    """The result of the client's function: text, images, or both."""
+    """What the client's function returned: text, images, or both."""
 
     call_id: Id
     output: str | list[Given]
@@ -162,7 +162,7 @@ class ReasoningItem(SparseItem, tag_field="type", tag="reasoning", kw_only=True)
 
 
 class ReferenceItem(SparseItem, tag_field="type", tag="item_reference", kw_only=True):
-    """An item of an earlier response, by its id."""
+    """An item from an earlier response, by its id."""
 
     id: Id
 
@@ -257,7 +257,7 @@ def _told(content: Any) -> Any:
 class _Turn:
     """The model's turn being read: its words, thoughts and calls become one message.
 
-    place: of the content of its first item.
+    place: where its first item has its content.
     """
 
     place: str
@@ -320,7 +320,7 @@ class ItemReader:
         self._add(Message("system", instructions, place="instructions"))
 
     def add(self, item: Item, place: str, where: str = "") -> None:
-        """Add the next item. where: the place of its content, unless that is a field of the item."""
+        """Add the next item. where: its content's place, unless the content is one of its fields."""
         match item:
             case ReasoningItem():
                 self._thoughts += [each.text for each in item.content or item.summary]

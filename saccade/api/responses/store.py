@@ -64,7 +64,7 @@ class KeptTurn:
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response: its body as JSON, its last turn, and the end of its keeping."""
+    """A response: its body as JSON, its last turn, and when its keeping ends."""
 
     id: str
     body: bytes
@@ -153,7 +153,7 @@ class ResponseStore:
         self._count()
 
     def fits(self, client: Client, nbytes: int) -> bool:
-        """Return True if a conversation of `nbytes` bytes can be kept at all."""
+        """Return True if a conversation with `nbytes` bytes can be kept at all."""
         return self._most > 0 and nbytes <= self._room * (SHARE if client.limited else 1.0)
 
     def find(self, client: Client, response_id: str, param: str) -> KeptResponse:

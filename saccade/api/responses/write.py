@@ -184,7 +184,7 @@ class ResponseStream:
         return {"type": name, "sequence_number": number, **fields}
 
     def _within(self, name: str, /, content: bool = True, **fields: Any) -> ResponseEvent:
-        """Return an event of the open item, or of its content."""
+        """Return an event for the open item, or for its content."""
         assert self._item is not None
         at: dict[str, Any] = {"item_id": self._item["id"], "output_index": self._index}
         if content:

@@ -46,7 +46,7 @@ _CONTENT: Reader[ScoredContent] = Reader(ScoredContent)
 
 @dataclass(frozen=True, slots=True)
 class EmbedAsked:
-    """Prompts to embed. formats: the form of each embedding; texts: as sent."""
+    """Prompts to embed. formats: each embedding's form; texts: as sent."""
 
     asks: tuple[ReadAsk, ...]
     model: str | None
@@ -57,7 +57,7 @@ class EmbedAsked:
 
 @dataclass(frozen=True, slots=True)
 class RankAsked:
-    """Pairs of a query and a document. documents: as sent, if to be told."""
+    """Pairs: a query and a document each. documents: as sent, if to be told."""
 
     asks: tuple[ReadAsk, ...]
     model: str | None
@@ -71,7 +71,7 @@ def _room(context_length: int) -> int:
 
 
 def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
-    """Read the request of POST /v1/embeddings. Raises InvalidRequest that names the field."""
+    """Read a request to POST /v1/embeddings. Raises InvalidRequest that names the field."""
     request = EMBEDDINGS.read(body, _room(context_length))
     scoring.check_embeds()
     given, scope, form = request.asked, request.scope, request.form
@@ -87,7 +87,7 @@ def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> E
 
 
 def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
-    """Read the request of POST /v2/embed. Raises as `read_embeddings`."""
+    """Read a request to POST /v2/embed. Raises as `read_embeddings`."""
     request = EMBED.read(body, _room(context_length))
     scoring.check_embeds()
     scope, form = request.scope, request.form
@@ -117,7 +117,7 @@ def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedA
 
 
 def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """Read the request of POST /rerank. Raises as `read_embeddings`."""
+    """Read a request to POST /rerank. Raises as `read_embeddings`."""
     request = RERANK.read(body, _room(context_length))
     scoring.check_ranks()
     given, limits = request.asked, _limits(scoring, request.scope)
@@ -132,7 +132,7 @@ def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankA
 
 
 def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """Read the request of POST /score. Raises as `read_embeddings`."""
+    """Read a request to POST /score. Raises as `read_embeddings`."""
     request = SCORE.read(body, _room(context_length))
     scoring.check_ranks()
     limits = _limits(scoring, request.scope)
@@ -277,7 +277,7 @@ def _parts(message: Message) -> tuple[Part, ...]:
 
 
 def _begins(raw: Raw, at: int = 0) -> str:
-    """Return the `at`-th character of a JSON value, spaces left out."""
+    """Return a JSON value's `at`-th character, spaces left out."""
     seen = bytes(memoryview(raw)[:256]).decode("utf-8", "replace")
     return "".join(seen.split())[at : at + 1] or " "
 

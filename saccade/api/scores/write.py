@@ -24,14 +24,14 @@ _PIECE = 64
 
 
 class ScoreTokens(Struct):
-    """Counts of the prompts' tokens: not computed anew, and of images."""
+    """Prompt token counts: those already computed, and those in images."""
 
     cached_tokens: int
     image_tokens: int
 
 
 class ScoreUsage(Struct):
-    """Tokens of a request's prompts."""
+    """Tokens in a request's prompts."""
 
     prompt_tokens: int
     total_tokens: int
@@ -45,7 +45,7 @@ class ScoreUsage(Struct):
 
 
 class EmbeddingList(Struct):
-    """The answer of /v1/embeddings. data: an `EmbeddingEntry` for each input, in order."""
+    """Answer to /v1/embeddings. data: an `EmbeddingEntry` for each input, in order."""
 
     data: list[Any]
     model: str
@@ -54,7 +54,7 @@ class EmbeddingList(Struct):
 
 
 class EmbeddingEntry(Struct):
-    """The embedding of one input: numbers, or float32 in base64."""
+    """One input's embedding: numbers, or float32 in base64."""
 
     index: int
     embedding: list[float] | str
@@ -62,7 +62,7 @@ class EmbeddingEntry(Struct):
 
 
 class CohereEmbeddings(Struct):
-    """The answer of /v2/embed. embeddings: by form."""
+    """Answer to /v2/embed. embeddings: by form."""
 
     id: str
     embeddings: dict[str, list[Any]]
@@ -80,7 +80,7 @@ class RankEntry(Struct):
 
 
 class RankList(Struct):
-    """The answer of /rerank, the best document first."""
+    """Answer to /rerank, the best document first."""
 
     id: str
     model: str
@@ -98,7 +98,7 @@ class ScoreEntry(Struct):
 
 
 class ScoreList(Struct):
-    """The answer of /score, in the order of the documents."""
+    """Answer to /score, in the documents' order."""
 
     id: str
     created: int

@@ -65,7 +65,7 @@ class ImageCost(Struct):
 class ImageTimes(Struct):
     """Milliseconds for one image.
 
-    `wait`: from submission to the embedding, outside of the other times. `encoder`: the time of
+    `wait`: from submission to the embedding, outside the other times. `encoder`: the time spent
     asking another server for the embedding.
     """
 
@@ -78,8 +78,8 @@ class ImageTimes(Struct):
 
 
 class ImageStarts(Struct, omit_defaults=True):
-    """Begin of each stage of an image, in milliseconds from the arrival of the request; negative
-    for a stage begun by another request. UNSET: no such stage.
+    """When each stage of an image began, in milliseconds from the request's arrival; negative for a
+    stage begun by another request. UNSET: the image skipped this stage.
     """
 
     fetch: float
@@ -95,8 +95,8 @@ class ImageMissed(Struct, omit_defaults=True):
 
 
 class ImageTrace(ImageCost, kw_only=True):
-    """The way of one image. `tier`: the embedding's tier, if found. `encoder`: the outcome of
-    asking an encoder, if any: "embedding", or the reason for encoding on this server.
+    """One image's way. `tier`: the embedding's tier, if found. `encoder`: the outcome of asking an
+    encoder, if any: "embedding", or the reason for encoding on this server.
     """
 
     found: Level
@@ -141,8 +141,8 @@ class ImageTrace(ImageCost, kw_only=True):
 
 
 class VideoTrace(Struct):
-    """The way of one video's images in one line. `found`: the number at each level; "encoded": at
-    none. `note`: a part of the video that no model is shown.
+    """The way of one video's images in one line. `found`: the number at each level; "encoded":
+    missed at every level. `note`: a part of the video that stays hidden from every model.
     """
 
     place: str
@@ -177,7 +177,7 @@ Figure = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A part of a request's way; times are `time.monotonic()`."""
+    """A part in a request's way; times are `time.monotonic()`."""
 
     name: str
     begun: float
@@ -186,8 +186,8 @@ class Leg:
 
 
 class RequestTimes(Struct):
-    """Milliseconds from the arrival of a request to its submission to the engine, to the engine's
-    begin, to the first token, to the end.
+    """Milliseconds from a request's arrival to its submission to the engine, to the engine's begin,
+    to the first token, to the end.
     """
 
     prepared: float
@@ -198,7 +198,7 @@ class RequestTimes(Struct):
 
 class CacheTrace(Struct, omit_defaults=True):
     """The way of a request's prompt: tokens found, by tier, too; tokens computed and now kept, by
-    the time of keeping ("300s"), and the reason for further misses, if requested.
+    keeping time ("300s"), and the reason for further misses, if requested.
     """
 
     cached_tokens: int
@@ -215,7 +215,7 @@ def tiers_of(cached: int, restored: Iterable[tuple[Tier, int]]) -> dict[Tier, in
 
 
 def _by_source(guesses: Iterable[Guesses]) -> list[Guesses]:
-    """Add up the guesses in all answers, by source."""
+    """Add up all answers' guesses by source."""
     found: dict[GuessSource, Guesses] = {}
     for each in guesses:
         before = found.get(each.source, Guesses(each.source, 0, 0))
@@ -225,9 +225,9 @@ def _by_source(guesses: Iterable[Guesses]) -> list[Guesses]:
 
 
 class Trace(Struct):
-    """The way of a request's images. `images`: in the order of the messages. `ignored`: fields
-    without a switch in this model. `videos`: a line for each. `guesses`: of the answers' tokens, a
-    line for each source.
+    """The way of a request's images. `images`: in the messages' order. `ignored`: fields without a
+    switch in this model. `videos`: a line for each. `guesses`: among the answers' tokens, a line
+    for each source.
     """
 
     images: Sequence[ImageTrace]

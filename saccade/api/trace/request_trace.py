@@ -36,8 +36,8 @@ MOST_STATE = 512
 class RequestTimeline:
     """One request. Times are `time.monotonic()`; adding `wall` gives seconds since the epoch.
 
-    status: of the response; None before. whole: its last byte was sent. failed: the code of its
-    final error, if any.
+    status: the response's; None before. whole: its last byte was sent. failed: its final error's
+    code, if any.
     """
 
     def __init__(self, path: str, headers: Headers) -> None:
@@ -57,21 +57,21 @@ class RequestTimeline:
         self.answer: AnswerTold | None = None
 
     def send(self, message: Message) -> None:
-        """Record that a part of the response is about to be sent."""
+        """Record that a response part is about to be sent."""
         if message["type"] == "http.response.start":
             self.status, self.answering = message["status"], time.monotonic()
 
     def sent(self, message: Message) -> None:
-        """Record that a part of the response was sent."""
+        """Record that a response part was sent."""
         if message["type"] == "http.response.body":
             self.whole = not message.get("more_body", False)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTold:
-    """The outcome of a request's answers. limits: the request's sampling, in the words of the
-    conventions. finishes: the reason of each ended answer, in order of ends. levels: number of
-    images found at each level.
+    """How a request's answers ended. limits: the request's sampling, in the conventions' words.
+    finishes: the reason for each end, in the order of ends. levels: number of images found at each
+    level.
     """
 
     arrival: float
