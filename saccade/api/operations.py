@@ -128,7 +128,7 @@ class _Operations:
         return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
     async def pause(self, request: Request) -> Response:
-        """Pause the engine. Query: mode, by default abort."""
+        """Pause the engine. The query may name a mode, by default abort."""
         self._check(request)
         mode = _read_mode(request, PAUSE_MODES)
         await self.door.front.adapters.changes.pause(mode)

@@ -225,7 +225,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE)
 
     def alternatives(self, top: int) -> Iterator[bytes]:
-        """Yield the `top` likeliest tokens by their text, as OpenAI's text completions have them."""
+        """Yield the `top` likeliest tokens by their text, in the form of OpenAI's completions."""
         found = (
             by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
             for ids, logprobs, _ in self._read()

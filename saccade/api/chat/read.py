@@ -63,7 +63,7 @@ def read_completion(
 def read_tokenize(
     body: bytearray, context_length: int
 ) -> tuple[GenerationRequest, Reply, Counting]:
-    """Read the prompt to count: a chat if messages are given, else a text. Raises as `read_chat`."""
+    """Read the prompt to count: a chat if messages are given, else text. Raises as `read_chat`."""
     if "messages" in open_object(body):
         chat = TOKENIZE_CHAT.read(body, context_length)
         request = chat_request(chat.request, context_length)

@@ -202,7 +202,7 @@ class MissReason(Struct):
 
 
 class CacheDiagnostics(Struct):
-    """cache_miss_reason: null without a miss, when the new part was in none of the earlier prompts."""
+    """cache_miss_reason: null if all was found that earlier prompts contain."""
 
     cache_miss_reason: MissReason | None
 

@@ -47,7 +47,7 @@ class ChoiceAnswer(Struct, tag_field="type", tag="choice"):
 
 
 class ScoreAnswer(Struct, tag_field="type", tag="score"):
-    """The levels' mean place, weighted by their probabilities. confidence: the likeliest level's."""
+    """The levels' mean place, weighted by probability. confidence: the likeliest level's."""
 
     name: str | None
     score: float
@@ -56,7 +56,7 @@ class ScoreAnswer(Struct, tag_field="type", tag="score"):
 
 
 class DecisionInputDetails(Struct):
-    """Counts among the input's tokens: those from the cache, and those that are kept from now on."""
+    """Counts among the input's tokens: those from the cache, and those kept from now on."""
 
     cached_tokens: int
     cache_write_tokens: int

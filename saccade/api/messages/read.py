@@ -86,7 +86,7 @@ class AskedMessage:
 
 
 def read_message(body: bytearray, context_length: int) -> AskedMessage:
-    """Read the request to answer. Raises InvalidRequest with the field's name as Anthropic has it."""
+    """Read the request to answer. Raises InvalidRequest that names the field as Anthropic does."""
     request = MESSAGES.read(body, context_length)
     thinking, drawing = request.inquiry.thinking, request.drawing
     return AskedMessage(

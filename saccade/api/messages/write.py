@@ -240,7 +240,7 @@ def _tellable(value: Any) -> Any:
 def whole_part(text: str) -> str:
     """Return a JSON document's longest beginning, cut between its values, with its brackets closed.
 
-    text: the beginning of an object or a list.
+    text: begins an object or a list.
     """
     closers: list[str] = []
     best, closing = 0, "{}"
