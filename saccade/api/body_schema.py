@@ -1,9 +1,11 @@
 """A flat JSON object, read into groups of fields by topic.
 
-Owns the rules of every body: the amount inspected before anything is built, null for "not given",
-fields of other servers with the value that changes nothing, unknown fields refused by name. A
-body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
-again); the names of all groups' fields are the body's keys. A group that may be None is None in a
+Owns the rules for every body. It bounds what is inspected before anything is built. Null means "not
+given". Other servers' fields are accepted with the value that changes nothing, and unknown fields
+are refused by name.
+
+A body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
+again). The names of all groups' fields are the body's keys. A group that may be None is None in a
 body without its fields. Knows no field.
 """
 

@@ -1,8 +1,9 @@
-"""POST /internal/embedding, the one question to a server of role encode: the bytes of an image, or
-its key, for its embedding (`core/exchange.py` has the words).
+"""POST /internal/embedding, the one question to a server with role encode: the bytes of an image,
+or its key, for its embedding (`core/exchange.py` has the words).
 
-Owns the order of a request: the wish and this tower's ability, a permit, the body, the image opened
-as any client's, the engine, the answer from shared memory. Knows nothing of tokens.
+Owns the order of a request: the wish and this tower's ability, a permit, the body, the image, the
+engine, the answer from shared memory. The image is opened like any client's. Knows nothing of
+tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Prompts shown in answers: their text (`echo`), and the model's scores of their tokens
+"""Prompts shown in answers: their text (`echo`), and the model's scores for their tokens
 (`prompt_logprobs`, and `logprobs` beside `echo`).
 
-Owns the shapes, and the writing of long prompts: scores stay packed until sent, piece by piece,
-since as JSON they take ten times the room and stall the loop. Knows nothing of HTTP.
+Owns the shapes, and the writing of long prompts. Scores stay packed until sent, piece by piece,
+since as JSON they take ten times the memory and stall the loop. Knows nothing of HTTP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The life of the server process: listen, start the engine, serve, and end in order.
 
 The first SIGINT or SIGTERM lets the requests in flight finish within the grace time, then fails the
-rest; a second SIGINT does not wait. When the engine dies, the server follows. Knows only how to put
+rest. A second SIGINT does not wait. When the engine dies, the server follows. Knows only how to put
 the parts together.
 """
 

@@ -1,8 +1,8 @@
 """Server-sent events: an answer during generation.
 
-Owns the wire format of a stream and the handling of an error in mid-stream. The response starts
-with the first event, so that an earlier failure is still an HTTP status of its own. Each API has a
-`ResponseWriter`; `Choices` is that of OpenAI's chat and text completions.
+Owns a stream's wire format and what happens to an error in mid-stream. The response starts with the
+first event, so that an earlier failure is still an HTTP status of its own. Each API has a
+`ResponseWriter`; OpenAI's chat and text completions have `Choices`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An upload's words on its first question: the way to look at the image, and the messages before.
 
-Owns the fields and their forms. A form has no objects: clients send JSON as one field, or, as SDKs
-write nested objects, a field for each leaf, whose lists are columns:
+Owns the fields and their forms. A form lacks objects, so clients send JSON as one field. As SDKs
+write nested objects, they may also send a field for each leaf, with lists as columns:
 
     warm={"max_pixels": 65536}    warm[max_pixels]=65536    warm[prefix][][role]=system
 """

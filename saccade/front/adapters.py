@@ -1,7 +1,7 @@
-"""Adapters by the names of clients' choice.
+"""Adapters by the names that clients choose.
 
 Owns the names and numbers of loaded adapters; the engine knows numbers alone. A name lasts from the
-load on every rank to the unload; the memory is free when the last request with the adapter has
+load on every rank to the unload. The memory is free when the last request with the adapter has
 ended. One event loop; no locks.
 """
 

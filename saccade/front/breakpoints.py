@@ -1,13 +1,13 @@
 """Places where a client wants the prompt kept in the caches, and the times, in both APIs' words.
 
-Owns the schemas of marks and their effect. Knows nothing of tokens: a mark is a place between parts
-until the prompt is rendered (`text/prompt/message_offsets.py`).
+Owns the schemas for marks, and their effect. Knows nothing of tokens: a mark is a place between
+parts until the prompt is rendered (`text/prompt/message_offsets.py`).
 
     {"cache_control": {"type": "ephemeral", "ttl": "5m"}}               Anthropic's; 5 minutes
     {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}     OpenAI's; 30 minutes
 
 Both may stand on a part, on a message (after its last part) and on a tool (after all tools and the
-system's messages), with any ttl from a second to a day. A hit begins the time anew.
+system's messages). Their ttl is a second to a day. A hit begins the time anew.
 """
 
 from __future__ import annotations

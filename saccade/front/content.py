@@ -1,9 +1,9 @@
 """Messages and content parts in OpenAI's form: JSON over HTTP, or Python objects.
 
-Owns the schemas of messages and of text, and their reading into `conversation.Message`s;
-`image_parts.py` and `video_parts.py` have the other parts. Unknown keys are ignored, as answers of
-other servers and SDKs carry many when sent back, but for those that would change what the model
-sees (`refused_words.py`). Knows nothing of templates or of fetching images.
+Owns the schemas for messages and text, and reads them into `conversation.Message`s;
+`image_parts.py` and `video_parts.py` have the other parts. Unknown keys are ignored, for other
+servers' and SDKs' answers carry many when sent back. Keys that would change what the model sees are
+refused (`refused_words.py`). Knows nothing of templates or of fetching images.
 """
 
 from __future__ import annotations

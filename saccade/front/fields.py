@@ -1,8 +1,8 @@
-"""The reading of JSON and Python values into typed fields: one home for HTTP bodies and for `LLM`.
+"""Reads JSON and Python values into typed fields: one home for HTTP bodies and for `LLM`.
 
-Owns the tolerance of every field (null for "not given", 8.0 for 8), the range of integers, and the
-words of refusals: msgspec's own, with the field in `param` and named first. Knows no field but
-`type`, which tells parts apart.
+Owns what every field tolerates (null for "not given", 8.0 for 8), the range of integers, and the
+words of refusals. These are msgspec's own, with the field in `param` and named first. Knows no
+field but `type`, which tells parts apart.
 """
 
 from __future__ import annotations

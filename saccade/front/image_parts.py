@@ -1,7 +1,7 @@
-"""Images and files within a message, as clients write them: OpenAI's parts, and those of LangChain,
-of Anthropic's Messages and of transformers' chats.
+"""Images and files within a message, as clients write them: OpenAI's parts, LangChain's, and those
+in Anthropic's Messages and transformers' chats.
 
-Owns the schemas and their reading into sources. The fields inside `image_url` and `file` decide the
+Owns the schemas, and reads them into sources. The fields inside `image_url` and `file` decide the
 image, and unknown ones are refused. Knows nothing of messages, or of fetching images.
 """
 

@@ -1,5 +1,5 @@
-"""A chat, a text or token ids as the model's tokens: the template rendered, and the template's mark
-of a video replaced by the text for its images.
+"""A chat, a text or token ids as the model's tokens. The template is rendered, and each video's
+mark in it replaced by the text for the video's images.
 
 Owns `GenerationRequest`, a client's wish. Knows nothing of fetching images, of limits on answers,
 or of HTTP.

@@ -1,8 +1,8 @@
-"""Prompts read and not answered: embeddings, ranks, decisions.
+"""Prompts that are read without being answered: embeddings, ranks, decisions.
 
-Owns the order in which many prompts of one request are prepared, and their bounds: text and tokens
-first, then their images, each opened once. Earlier readings are not asked of the engine again; a
-question put twice in one request is asked once. Knows nothing of any API.
+Owns the order in which one request's many prompts are prepared, and their bounds: text and tokens
+first, then their images, each opened once. Earlier readings are reused without asking the engine,
+and a question put twice in one request is asked once. Knows nothing of any API.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Videos as clients send them: a file by URL, upload or base64, or the client's own frames; with
-wishes beside or inside, and for all of a request.
+"""Videos as clients send them: a file by URL, upload or base64, or the client's own frames. Wishes
+stand beside or inside, and for a whole request.
 
-Owns the schemas and their reading into `VideoSource`. The fields inside `video_url` decide the
-video, and unknown ones are refused. Knows nothing of fetching or looking at a video.
+Owns the schemas, and reads them into `VideoSource`. The fields inside `video_url` decide the video,
+and unknown ones are refused. Knows nothing of fetching or looking at a video.
 """
 
 from __future__ import annotations

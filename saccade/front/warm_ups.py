@@ -1,6 +1,6 @@
-"""Uploads made ready before the first question: encoded and prefilled while nobody waits.
+"""Uploads made ready before the first question: encoded and prefilled while the engine is idle.
 
-Owns their queue and its bounds: so many wait in all, and half as many of one of several keys; keys
+Owns their queue and its bounds: `MOST` wait in all, and half as many for one of several keys; keys
 take turns. Uploads are computed one at a time, by the engine's rules for idle work
 (`sched/parts/idle_work.py`). Knows nothing of HTTP, nor of an upload's description.
 """

@@ -1,5 +1,5 @@
-"""Changes to `/openapi.json` for generators of clients: names, groups and summaries of operations,
-items of lists, values that stay apart as names. Knows nothing of the routes.
+"""Changes to `/openapi.json` for client generators: operations get names, groups and summaries,
+lists get items, values stay apart as names. Knows nothing of the routes.
 """
 
 from __future__ import annotations

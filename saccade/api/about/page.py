@@ -1,9 +1,10 @@
-"""GET /: a page to try the server with, and GET /saccade/state, the page's source of running
+"""GET /: a page to try the server with, and GET /saccade/state, which tells the page about running
 requests.
 
-Owns the page's files (`web/`: HTML, styles, JavaScript modules, and in `vendor/` libraries as their
-authors published them; nothing else is fetched) and their permissions. The browser does the
-work, through every client's API. Knows nothing of requests but the front's news of those in flight.
+Owns the page's files and their permissions. `web/` has HTML, styles and JavaScript modules, and in
+`vendor/` libraries as their authors published them. The page fetches only these. The browser does
+the work, through every client's API. Knows nothing of requests but the front's news of those in
+flight.
 """
 
 from __future__ import annotations

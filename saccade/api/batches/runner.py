@@ -1,8 +1,8 @@
 """Runs batches: each line is asked of the server itself, through the same routes as any request.
 
-Owns the times of lines: at most `ABREAST` requests are in flight together with those of waiting
-clients, so batches fill idle time. Owns the checks of an input file and the files of results. One
-task of the event loop; disk and databases are read in threads of its own.
+Owns when lines run: at most `ABREAST` requests are in flight together with those from waiting
+clients, so batches fill idle time. Owns the checks of an input file, and the files with results.
+One task on the event loop; disk and databases are read in threads of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The store's work for clients, on threads of its own: lists of batches hold up no other work.
+"""The store's work for clients, on threads of its own, so that lists of batches hold up no other
+work.
 
 A client has one place at a time, and waits for it. Knows nothing of what is asked of the store.
 """

@@ -1,8 +1,8 @@
-"""The prompts of POST /v1/decisions: one for each question, all beginning with the input.
+"""The prompts for POST /v1/decisions: one for each question, all beginning with the input.
 
-Owns the prompt, the same beside any other questions: the input as a conversation, then a question,
-answered by one label; and the choice of tokens as labels. `fields.py` has the fields. Knows nothing
-of answers.
+Owns the prompt: the input as a conversation, then a question, answered by one label. A prompt is
+the same beside any other questions. Owns the choice of tokens as labels. `fields.py` has the
+fields. Knows nothing of answers.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ class ItemReader:
         self._add(Message("system", instructions, place="instructions"))
 
     def add(self, item: Item, place: str, where: str = "") -> None:
-        """Add the next item. where: its content's place, unless one of its fields is the content."""
+        """Add the next item. where: its content's place, unless that is one of its fields."""
         match item:
             case ReasoningItem():
                 self._thoughts += [each.text for each in item.content or item.summary]

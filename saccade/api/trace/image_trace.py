@@ -1,8 +1,7 @@
-"""The way of each image of a request: the `saccade` field of answers, the log of slow requests, and
+"""Each image's way through a request: the `saccade` field in answers, the log of slow requests, and
 the legs of a trace.
 
-Owns the shapes, and the join of a request's images with the front's findings. Knows nothing of
-HTTP.
+Owns the shapes, and joins a request's images with the front's findings. Knows nothing of HTTP.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 outcome.
 
 Owns the timeline of the request being served, and the list of traced paths. A timeline's content is
-plain and small: no text, no image, no reference to either. Knows nothing of OpenTelemetry.
+plain and small: it holds neither text nor images, nor references to them. Knows nothing of
+OpenTelemetry.
 """
 
 from __future__ import annotations

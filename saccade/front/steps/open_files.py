@@ -1,7 +1,7 @@
-"""A request's files, opened and replaced by the parts visible to a model: of a PDF each page's text
-and image, in order; of an image the image.
+"""A request's files, opened and replaced by the parts that a model can see. A PDF becomes each
+page's text and image, in order; an image stays one.
 
-Owns the words around pages, and the place of marks of a file's part. Knows nothing of reading
+Owns the words around pages, and where a mark on a file's part stands. Knows nothing of reading
 files, or of templates.
 """
 
