@@ -2,7 +2,7 @@
 
 Owns the names and numbers of loaded adapters; the engine knows numbers alone. A name lasts from the
 load on every rank to the unload. The memory is free when the last request with the adapter has
-ended. One event loop; no locks.
+ended. One event loop, without locks.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ NO_ANSWER_RULES = AnswerRules()
 
 
 def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the tokens that open and close reasoning, or None if the tokenizer lacks them."""
+    """Return the tokens that open and close reasoning, if the tokenizer has them."""
     for tags in THOUGHTS:
         opened, closed = (tokenizer.backend.token_to_id(tag) for tag in (tags.open, tags.close))
         if opened is not None and closed is not None:

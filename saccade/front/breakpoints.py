@@ -49,8 +49,8 @@ class PromptCacheBreakpoint(Struct):
 
 class PromptCacheOptions(Struct, forbid_unknown_fields=True):
     """mode: implicit keeps the whole prompt; explicit the prompt up to breakpoints. ttl: default
-    for breakpoints. comparison_response_id: asks for diagnostics, which compare with the likest of
-    this client's prompts, for any response id. prewarm: compute the prompt, answer nothing.
+    for breakpoints. comparison_response_id: asks for diagnostics, which compare with this client's
+    likest prompt, for any response id. prewarm: compute the prompt without an answer.
     """
 
     mode: Literal["implicit", "explicit"] = "implicit"
@@ -72,8 +72,9 @@ _MARKED: Reader[Marked] = Reader(Marked)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """seconds: None: as in `prompt_cache_options`, or 30 minutes. message, part: the mark stands
-    after this part; no part: after the message; no message: after the tools.
+    """seconds: by default as in `prompt_cache_options`, or 30 minutes. message, part: the mark
+    stands after this part. Without a part, it stands after the message; without a message, after
+    the tools.
     """
 
     place: str
@@ -86,7 +87,7 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class CacheWish:
     """A request's wishes for the caches beside its marks. seconds: time to keep the whole prompt;
-    0: drop it. default: seconds for marks that give no time. place: the client's name for the wish.
+    0: drop it. default: seconds for marks without a time. place: the client's name for the wish.
     diagnose: explain why less was found than possible. family: `prompt_cache_key`. prewarm: only to
     cache the prompt.
     """
@@ -144,8 +145,8 @@ def read_tool_marks(tools: Sequence[Any] | None) -> tuple[Mark, ...]:
 
 
 def loose_mark(holder: Mapping[str, Any], place: str, part: int | None = None) -> Mark | None:
-    """Read the mark among the keys of an object that no schema has read. Raises InvalidRequest for
-    a malformed mark.
+    """Read the mark among the keys of an object outside any schema. Raises InvalidRequest for a
+    malformed mark.
     """
     given = {name: holder[name] for name in _NAMES & holder.keys() if holder[name] is not None}
     return read_mark(_MARKED.value(given, place), place, part) if given else None

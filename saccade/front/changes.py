@@ -1,6 +1,6 @@
-"""Questions to the engine beside requests, with an answer: changes of the weights, pauses.
+"""Questions to the engine beside requests: changes of the weights, and pauses.
 
-Owns the questions without an answer. One event loop; no locks.
+Owns the questions that await their answer. One event loop, without locks.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class Compiler:
         thinks_until: str | None = None,
         client: str = "",
     ) -> Grammar | None:
-        """Compile the grammar for a constraint. Returns None if it allows any text. `thinks_until`:
-        as in `Grammars.compile`. client: the name for taking turns.
+        """Compile the grammar for a constraint, or return None if it allows any text.
+        `thinks_until`: as in `Grammars.compile`. client: the name for taking turns.
 
         Raises InvalidRequest whose `param` names the place.
         """

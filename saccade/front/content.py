@@ -92,8 +92,9 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Marked, kw_only=True):
-    """A message of any role. reasoning: another name for `reasoning_content`, if a text. images:
-    stand before the content, as in ollama's chats. refusal: an answer's text, if it has no content.
+    """A message in any role. reasoning: another name for `reasoning_content`, if a text. images:
+    stand before the content, as in ollama's chats. refusal: an answer's text, in place of absent
+    content.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -266,8 +267,8 @@ def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Messag
 
 
 def _unsaid(message: ChatMessage, reasoning: str | None) -> str | None:
-    """Return the content for a message without any: its refusal, or "". Returns None where other
-    fields replace it.
+    """Return the content for a message without any: its refusal, or "", or None where other fields
+    replace it.
     """
     if message.role == "assistant" and isinstance(message.refusal, str) and message.refusal:
         return message.refusal

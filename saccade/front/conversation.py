@@ -69,7 +69,7 @@ class Message:
         return self.content if isinstance(self.content, tuple) else ()
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates take it, without None values."""
+        """Return the message as chat templates take it, with absent values left out."""
         message: dict[str, Any] = {"role": self.role, **self.fields}
         if isinstance(self.content, tuple):
             message["content"] = [_for_template(part) for part in self.content]
@@ -103,11 +103,11 @@ def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> 
 class Chat:
     """A conversation to be rendered by the chat template.
 
-    `tools`: None if the client names none and chooses none. `variables` are the client's own for
-    the template. effort, verbosity, thinks: `reasoning_effort`, `verbosity` and `enable_thinking`,
-    whose meaning is the template's. `num_characters`: in the template's whole input. Counting takes
-    a while, so a large chat is built beside the event loop. `media`: images, videos and files, in
-    the template's order. `marks`: all marks in order, tools' first.
+    `tools`: None if the client leaves tools out. `variables` are the client's own for the template.
+    effort, verbosity, thinks: `reasoning_effort`, `verbosity` and `enable_thinking`, whose meaning
+    is the template's. `num_characters`: in the template's whole input. Counting takes a while, so a
+    large chat is built beside the event loop. `media`: images, videos and files, in the template's
+    order. `marks`: all marks in order, tools' first.
     """
 
     messages: tuple[Message, ...]

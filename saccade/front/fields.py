@@ -187,8 +187,8 @@ def too_long(param: str, has: str, context_length: int, chat: bool = False) -> I
 
 
 def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
-    """Return the allowed values, except null, at the end of this path of fields. Some are not
-    listed.
+    """Return the allowed values, except null, at the end of this path of fields, if they form a
+    list.
     """
     match kind:
         case inspect.UnionType(types):

@@ -1,8 +1,8 @@
 """From a client's request to the engine's: `InputProcessor.prepare`.
 
 Owns the steps that a request joins, and their order: what refuses for less comes first. Each step
-is in `front/steps/`, and knows its feature alone. Knows nothing of HTTP and nothing of the engine
-but its context length.
+is in `front/steps/`, and knows its feature alone. Knows nothing of HTTP, and only the context
+length of the engine.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class InputProcessor:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> PreparedRequest:
-        """Decide everything about `request` that needs no decoded image.
+        """Decide everything about `request` that can be decided before an image is decoded.
 
         `budget`: counts bytes that come from outside the request. Raises a RequestError that names
         the field.

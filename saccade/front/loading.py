@@ -18,7 +18,7 @@ LINE_SECONDS = 2.0
 
 class LoadingView:
     """A context manager that shows loading as a moving line, which disappears at the end. `lines`:
-    without a terminal, print lines; else print nothing there.
+    print lines where a terminal is missing; otherwise stay silent there.
     """
 
     def __init__(self, console: Console, *, lines: bool = True) -> None:

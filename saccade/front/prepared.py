@@ -47,9 +47,9 @@ class Prompt:
 class Preparation:
     """A request with what its steps have found. A plain text leaves most fields at their defaults.
 
-    Prompt: `readable` is the most tokens that are read, `kept` the most that stay (None: all).
-    Answer: `reading` says how answers are read, `ignored` names fields that the model has no switch
-    for.
+    Prompt: `readable` is the most tokens that are read, `kept` the most that stay (by default all).
+    Answer: `reading` says how answers are read, `ignored` names fields that the model lacks a
+    switch for.
     """
 
     request: GenerationRequest
@@ -123,7 +123,7 @@ class PreparedRequest:
 
     `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
     "messages[2].content[0]". `reading`: how the answers are read. `landmarks`: as in `Prompt`.
-    `silent`: as in `GenerationRequest`. `ignored`: fields that the model has no switch for.
+    `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch for.
     """
 
     request: Request

@@ -65,11 +65,11 @@ which waits for each of them to let go of the interpreter.
 class GenerationRequest:
     """A client's wish: `n` answers to one prompt (a chat, a text, or token ids).
 
-    `add_special_tokens`: add the tokenizer's tokens around a bare text (None: to texts, not to
-    chats). `silent`: report only how each answer ends. `sampling` holds the fields from
+    `add_special_tokens`: add the tokenizer's tokens around a bare text; by default to texts alone,
+    without chats. `silent`: report only how each answer ends. `sampling` holds the fields from
     `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
-    does: a field out of bounds is refused before an image is fetched. `constraint`: the form of the
-    answers; None: any text. `adapter`: the answering one. `separate_reasoning`: report reasoning
+    does: a field out of bounds is refused before an image is fetched. `constraint`: the answers'
+    form; by default any text. `adapter`: the answering one. `separate_reasoning`: report reasoning
     apart from text, if the model reasons. `prompt_logprobs`: as in `Request`. `cache`: wishes for
     the caches, beside the marks in a chat. `names`: the fields' names in the client's API, for
     refusals. `prediction`: text that the client expects in the answers.
@@ -306,8 +306,8 @@ class PromptEncoder:
         return {**known, **chat.variables}
 
     def ignored(self, chat: Chat) -> Iterator[str]:
-        """Yield the request's fields that this model's template has no word for. For a model that
-        never reasons, a wish not to reason counts as met.
+        """Yield the request's fields that this model's template lacks a word for. Where a model
+        cannot reason, a wish against reasoning counts as met.
         """
         names, reasons = self.template.names, self._answer_format.reasoning is not None
         if chat.verbosity not in (None, "medium") and "verbosity" not in names:
@@ -328,7 +328,7 @@ class PromptEncoder:
         return "open" if last.startswith(tags.open) and tags.close not in last else "closed"
 
     def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
-        """Raise InvalidRequest for a text that cannot fit with any tokens."""
+        """Raise InvalidRequest for a text that is too long with any tokens."""
         least = -(-len(text) // self._tokenizer.longest_token)
         if least > context_length:
             has = f"{len(text)} characters, so at least {least} tokens"

@@ -259,7 +259,9 @@ def _joined(runs: Sequence[Readout]) -> Readout:
 
 
 def _was_read(readout: Readout, request: Request, used: tuple[int, int] | None) -> WasRead:
-    """Decode a readout. used: tokens cached, and tokens kept now; None: read before."""
+    """Decode a readout. used: tokens cached, and tokens kept now; None if the reading was kept
+    before.
+    """
     values = np.frombuffer(readout.values, np.float32).reshape(-1, readout.width)
     total, images = len(request.tokens), sum(span.length for span in request.spans)
     cached, written = (total, 0) if used is None else used

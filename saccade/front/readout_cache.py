@@ -1,8 +1,8 @@
-"""Recent readings of prompts, by name: nothing is drawn, so a repeated question gets the same
-answer.
+"""Recent readings of prompts, by name. A reading involves no sampling, so a repeated question gets
+the same answer.
 
-Owns the kept bytes, and the choice of the next to go. One event loop; no locks. Knows nothing of
-prompts but their names, not shared by tenants (`readings.name_of`).
+Owns the kept bytes, and chooses the next to go. One event loop, without locks. Knows nothing of
+prompts but their names, which each tenant has for itself (`readings.name_of`).
 """
 
 from __future__ import annotations

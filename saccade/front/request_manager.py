@@ -2,7 +2,8 @@
 exactly one way.
 
 Owns every request between `submit` and its last event, and the engine's state as clients see it.
-Knows nothing of HTTP: the server and the `LLM` class are its clients. One event loop; no locks.
+Knows nothing of HTTP: the server and the `LLM` class are its clients. One event loop, without
+locks.
 """
 
 from __future__ import annotations
@@ -501,8 +502,8 @@ class RequestManager:
         answer.last_news = now
 
     async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
-        """Send the engine an image's pixels, or the reason why there are none. That ends every
-        request with the image.
+        """Send the engine an image's pixels, or else the reason, which ends every request with the
+        image.
         """
         try:
             pixels = await self.intake.media.bring(key, slot)

@@ -1,4 +1,4 @@
-"""A checkpoint's sampling for requests that say nothing. Owns the reading of its file alone."""
+"""A checkpoint's sampling for requests that set none. Owns the reading of its file alone."""
 
 from __future__ import annotations
 

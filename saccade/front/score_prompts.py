@@ -25,8 +25,8 @@ Task = Literal["embed", "rank", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """A server's task beside chats: `task`, or None. labels: token ids for a ranker's answers, yes
-    and no.
+    """A server's task beside chats: `task`, if it has one. labels: token ids for a ranker's
+    answers, yes and no.
     """
 
     task: Task | None = None
@@ -65,7 +65,7 @@ class Scoring:
 
     @property
     def limits(self) -> ImageLimits:
-        """The bounds for images that name none."""
+        """The default bounds for images."""
         own = self.templates
         if own is None or self.task == "last":
             return ImageLimits()

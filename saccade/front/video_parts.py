@@ -30,9 +30,9 @@ MOST_PARTS = 4 * MOST_FRAMES
 
 
 class VideoLook(Struct, kw_only=True):
-    """The way to look at a video. fps: frames for each second (of frames: as taken). num_frames:
-    frames altogether. max_frames: at most. min_pixels, max_pixels: of a frame after resizing; a
-    frame's size then depends on nothing else. total_pixels: of all frames together.
+    """The way to look at a video. fps: frames for each second (for sent frames: as taken).
+    num_frames: frames altogether. max_frames: at most. min_pixels, max_pixels: for a frame after
+    resizing; they alone then decide its size. total_pixels: for all frames together.
     """
 
     fps: Rate | None = None

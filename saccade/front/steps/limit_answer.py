@@ -1,4 +1,4 @@
-"""The limits of an answer: its sampling with nothing left open, within what the context leaves."""
+"""The limits of an answer: its sampling complete, within what the context leaves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LimitAnswer:
 
     @property
     def usual_length(self) -> str:
-        """Describe for people how long an answer may be whose request sets no limit."""
+        """Describe for people how long an answer may be by default."""
         most = self._defaults.max_tokens
         return "as long as the context allows" if most == LARGEST else f"{most} tokens at most"
 

@@ -1,6 +1,6 @@
-"""A request's images and videos: checked, then opened; videos say what stands around their images.
+"""A request's images and videos: checked, then opened. Videos say what stands around their images.
 
-Nothing is decoded. Knows nothing of fetching (`media/`).
+Decoding comes later. Knows nothing of fetching (`media/`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OpenSources:
         self._prompts = prompts
 
     async def check(self, preparation: Preparation) -> None:
-        """Refuse media that this model does not see, before anything is fetched."""
+        """Refuse media that this model cannot see, before fetching any."""
         self._media.check_sources(preparation.request.chat.sources)
 
     async def open(self, preparation: Preparation) -> None:

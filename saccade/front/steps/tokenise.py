@@ -68,7 +68,7 @@ class Tokenise:
         preparation.prediction = await self._prompts.predicted(preparation.request.prediction)
 
     async def note_ignored(self, preparation: Preparation) -> None:
-        """Name the fields that this model's template has no word for."""
+        """Name the fields that this model's template lacks a word for."""
         request = preparation.request
         names = self._prompts.ignored(request.chat)
         preparation.ignored += tuple(request.names[name] for name in names)
