@@ -103,11 +103,11 @@ def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> 
 class Chat:
     """A conversation to be rendered by the chat template.
 
-    `tools`: None if the client leaves tools out. `variables` are the client's own for the template.
-    effort, verbosity, thinks: `reasoning_effort`, `verbosity` and `enable_thinking`, whose meaning
-    is the template's. `num_characters`: in the template's whole input. Counting takes a while, so a
-    large chat is built beside the event loop. `media`: images, videos and files, in the template's
-    order. `marks`: all marks in order, tools' first.
+    `tools`: None if the client sends neither tools nor a choice. `variables` are the client's own
+    for the template. effort, verbosity, thinks: `reasoning_effort`, `verbosity` and
+    `enable_thinking`, whose meaning is the template's. `num_characters`: in the template's whole
+    input. Counting takes a while, so a large chat is built beside the event loop. `media`: images,
+    videos and files, in the template's order. `marks`: all marks in order, tools' first.
     """
 
     messages: tuple[Message, ...]

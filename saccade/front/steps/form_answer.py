@@ -35,7 +35,7 @@ class FormAnswer:
         self._tags = tags
 
     async def choose(self, preparation: Preparation) -> None:
-        """Choose what holds the answer. Raises InvalidRequest for tools that the model cannot call."""
+        """Choose what holds the answer. Raises InvalidRequest if the model cannot call the tools."""
         request = preparation.request
         preparation.constraint = self._constraint(request)
         if (tools := request.chat.tools) is None:
