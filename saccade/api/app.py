@@ -195,7 +195,7 @@ def _own_routes(api: _Api) -> list[Route]:
 class _Api:
     """The handlers.
 
-    `instance`: names this run of the server; a router finds kept responses by it. `started`:
+    `instance`: names this run of the server, so that a router finds kept responses. `started`:
     seconds since the epoch, shown in the model list as the model's creation.
     """
 

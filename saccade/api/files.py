@@ -239,7 +239,6 @@ def _suffix(request: Request) -> str | None:
 
 
 def _owner(request: Request) -> str:
-    """Return the owner whose files the request sees."""
     return client_of(request.scope).name
 
 

@@ -30,8 +30,8 @@ class AnswerRules:
     Tokens: allowed_token_ids, bad_words (texts forbidden in the answer, both at the beginning of a
     word and after a space), no_repeat_ngram (as `NoRepeat`), thinking_token_budget. Text:
     include_stop_str_in_output, skip_special_tokens (False: shown by name). Prompt:
-    truncate_prompt_tokens (only the last so many are kept; -1: as many as leave room for the
-    answer). Turn: priority, among the requests of one client; the lesser is served first.
+    truncate_prompt_tokens (keep only this many last tokens; -1: as many as leave a budget for the
+    answer). Turn: priority, among one client's requests; the lesser is served first.
     """
 
     allowed_token_ids: tuple[int, ...] = ()

@@ -76,7 +76,7 @@ Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
 class FunctionCall(Struct):
-    """A call made by the assistant; `arguments` are JSON text, or the object itself."""
+    """A call made by the assistant. `arguments` are JSON text, or the object itself."""
 
     name: Name
     arguments: str | dict[str, Any] = ""

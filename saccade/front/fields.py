@@ -169,8 +169,8 @@ def too_long(param: str, has: str, context_length: int, chat: bool = False) -> I
     """Return the refusal for a prompt that leaves an answer no budget. A chat may have images to
     blame.
 
-    Clients know the error by its first words, looked for in Python's `repr` of the whole error,
-    where a double quote anywhere in the message would put a backslash before the apostrophe.
+    Clients know the error by its first words. They look for these in Python's `repr` of the whole
+    error, where a double quote anywhere in the message would put a backslash before the apostrophe.
     """
     advice = (
         "shorten it, send fewer images, or smaller ones (detail: low, or max_pixels)"

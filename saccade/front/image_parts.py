@@ -53,7 +53,7 @@ class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
     """An image's address: a URL, or its bytes in base64.
 
     detail: low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
-    otherwise; auto, high and original are as many as the model takes. format: the client's claim
+    otherwise. auto, high and original are as many as the model takes. format: the client's claim
     about the type, which the bytes themselves decide.
     """
 
@@ -94,8 +94,8 @@ class UploadedSource(Struct, tag_field="type", tag="file", forbid_unknown_fields
 
 
 class SourcedPart(ImageWishes, kw_only=True):
-    """An image or a file by one of the names of other libraries: LangChain's `url`, `base64`,
-    `data`, `file_id`, and `id` with source_type "id"; Anthropic's `source`.
+    """An image or a file as other libraries name it: LangChain's `url`, `base64`, `data`,
+    `file_id`, and `id` with source_type "id"; Anthropic's `source`.
     """
 
     url: str | None = None

@@ -31,7 +31,7 @@ Spawn = Callable[[Coroutine[None, None, None]], None]
 
 
 class WarmUps:
-    """Prepares uploads in turn. `prepare`, `generate`: as in the request manager; `spawn` runs a
+    """Prepares uploads in turn. `prepare`, `generate`: as in the request manager. `spawn` runs a
     task until the server stops.
     """
 

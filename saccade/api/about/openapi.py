@@ -296,7 +296,6 @@ def _describe_batches(components: dict[str, Any]) -> None:
 
 
 def _describe_items(components: dict[str, Any]) -> None:
-    """Describe a response and its input."""
     item = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in _ITEMS]}
     for option in components["ResponseInput"]["properties"]["input"]["anyOf"]:
         if option.get("type") == "array":
@@ -334,7 +333,6 @@ def _completion(choice: str) -> dict[str, Any]:
 
 
 def _merged(form: BodySchema[Any], components: dict[str, Any]) -> dict[str, Any]:
-    """Merge all groups' fields into one object."""
     found = [components[group.__name__] for group in form.groups]
     return {
         "type": "object",

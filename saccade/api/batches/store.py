@@ -253,7 +253,7 @@ class HeldBatch:
             )
 
     def drop_lines(self) -> None:
-        """Drop the lines; their counts stay in `batch`."""
+        """Drop the lines. Their counts stay in `batch`."""
         with self._lock:
             self.write()
             with self._transaction():

@@ -64,7 +64,7 @@ class Sampling(Struct, kw_only=True):
     """How tokens are sampled. A missing field takes the default from the checkpoint's
     generation_config.json, or else OpenAI's.
 
-    Only types stand in `Sampling` and `Ending`; `SamplingParams` has the bounds.
+    Only types stand in `Sampling` and `Ending`. `SamplingParams` has the bounds.
     """
 
     temperature: float | None = None
@@ -114,11 +114,11 @@ class Reply(Struct, kw_only=True):
 
 
 class PromptCaching(Struct, kw_only=True):
-    """Wishes for the caches for the whole prompt; `front/breakpoints.py` reads marks on parts,
+    """Wishes for the caches for the whole prompt. `front/breakpoints.py` reads marks on parts,
     messages and tools.
 
     prompt_cache_key: a name for prompts with a common beginning. A single server has nothing to
-    route: `cache_salt` and the key decide sharing, and the name only says which earlier prompts
+    route. `cache_salt` and the key decide sharing, and the name only says which earlier prompts
     diagnostics compare. cache_control, prompt_cache_options (mode implicit), prompt_cache_retention
     (in_memory: 5 minutes; 24h): the whole prompt is kept. prompt_cache_diagnostics: the answer says
     in `diagnostics` why less was found in the cache than possible.

@@ -80,7 +80,7 @@ class ChatLogprobs(Struct):
 
 
 class PromptLogprob(Struct):
-    """The model's score for a prompt token, in vLLM's words; `rank` 1 is the likeliest."""
+    """The model's score for a prompt token, in vLLM's words. `rank` 1 is the likeliest."""
 
     logprob: float
     rank: int
@@ -92,8 +92,8 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class CompletionLogprobs(Struct):
-    """`logprobs` for a text completion: parallel lists; the likeliest tokens as JSON already. An
-    echoed prompt's come first, beginning with null.
+    """`logprobs` for a text completion: parallel lists, with the likeliest tokens as JSON already.
+    An echoed prompt's come first, beginning with null.
     """
 
     tokens: list[str]
@@ -122,7 +122,7 @@ class CallReply(Struct):
 
 
 class AnswerMessage(Struct):
-    """The assistant's message. `content` is null for calls alone; `reasoning` repeats
+    """The assistant's message. `content` is null for calls alone. `reasoning` repeats
     `reasoning_content`.
     """
 
@@ -191,8 +191,8 @@ class TextChoice(Struct):
 
 
 class MissReason(Struct):
-    """Why less was found in the cache than possible (`type`: explained in
-    `core/types.CacheMissReason`), the first part affected, and the number of prompt tokens from
+    """Why less was found in the cache than possible. `type` is explained in
+    `core/types.CacheMissReason`. Also the first part affected, and the number of prompt tokens from
     there on.
     """
 
@@ -214,8 +214,8 @@ class CacheDiagnostics(Struct):
 
 
 class Completion(Struct):
-    """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it;
-    then it is null in all but the last.
+    """Every answer and every chunk. Chunks leave `usage` out unless the client asked for it. Then
+    it is null in all but the last.
 
     `saccade` stands in answers and last chunks for clients that asked for the trace, `diagnostics`
     for questions about the cache, `prompt_logprobs` in a chat's answer if requested.
@@ -299,11 +299,11 @@ class ChoiceReply:
 
 
 class UsageCounter:
-    """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as found by its
-    first answer.
+    """Counts tokens for `usage`. A prompt counts once, whatever `n`, and its cached tokens as its
+    first answer found them.
 
     written: tokens now kept in the cache, by the seconds they are kept. missed: why the prefix was
-    shorter than possible; None without a miss, or without a question.
+    shorter than possible, or None without a miss or a question.
     """
 
     def __init__(

@@ -187,7 +187,6 @@ def _tool_set(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet | N
 
 
 def _read_tools(given: list[msgspec.Raw] | None) -> tuple[tuple[Tool, ...], tuple[Mark, ...]]:
-    """Read a request's tools and their marks."""
     marks: list[Mark] = []
 
     def read(raw: msgspec.Raw, place: str) -> Tool:

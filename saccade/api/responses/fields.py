@@ -54,15 +54,15 @@ class TextFormat(Struct, forbid_unknown_fields=True):
 
 
 class ResponseText(Struct, forbid_unknown_fields=True):
-    """The answer's form and length; verbosity is a hint to the template."""
+    """The answer's form and length. verbosity: a hint to the template."""
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 
 
 class ReasoningConfig(Struct):
-    """How much to reason: effort is a hint to the template, "none" switches reasoning off.
-    Reasoning is shown as it is, without a summary.
+    """How much to reason. effort: a hint to the template; "none" switches reasoning off. Reasoning
+    is shown as it is, without a summary.
     """
 
     effort: Effort | None = None

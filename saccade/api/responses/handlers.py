@@ -342,8 +342,8 @@ def exchange(
     keeps: bool,
     comparable: bool,
 ) -> ResponseAsked:
-    """Read `request` as a chat, its conversation included. `given`: its items, some packed;
-    `keeps`: the items will be kept; `comparable`: as in `ResponseAsked`.
+    """Read `request` as a chat, its conversation included. `given`: its items, some packed.
+    `keeps`: the items will be kept. `comparable`: as in `ResponseAsked`.
 
     Raises InvalidRequest with the client's name for the field.
     """

@@ -91,7 +91,7 @@ _NAMES = FieldNames(
 def response_request(
     request: ResponsesRequest, before: Sequence[Item], items: Sequence[Item]
 ) -> GenerationRequest:
-    """Build the request for an answer. `before`: the conversation so far; `items`: the new items.
+    """Build the request for an answer. `before`: the conversation so far. `items`: the new items.
 
     Raises InvalidRequest that names the field.
     """

@@ -32,7 +32,7 @@ Packed = tuple[str, bytes]
 
 @dataclass(eq=False, slots=True)
 class KeptTurn:
-    """A request's addition to a conversation: its items, and the answer's. `nbytes`: its own;
+    """What a request adds to a conversation: its items, and the answer's. `nbytes`: its own.
     `total`: with all turns before.
     """
 

@@ -26,7 +26,7 @@ Ended = Literal["stop", "length", "cancelled", "prewarmed"]
 class ResponseStream:
     """One answer's stream: `begin`, `feed` as text comes, then `end` or `fail`.
 
-    `response`: the response's body, kept up to date; its status is "in_progress".
+    `response`: the response's body, kept up to date. Its status is "in_progress".
     """
 
     def __init__(self, response: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ class ResponseStream:
 
     @property
     def _content(self) -> dict[str, Any]:
-        """The open item's one content part."""
+        """Return the open item's one content part."""
         assert self._item is not None
         content: dict[str, Any] = self._item["content"][0]
         return content

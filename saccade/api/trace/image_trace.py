@@ -77,7 +77,7 @@ class ImageTimes(Struct):
 
 
 class ImageStarts(Struct, omit_defaults=True):
-    """When each stage of an image began, in milliseconds from the request's arrival; negative for a
+    """When each stage of an image began, in milliseconds from the request's arrival. Negative for a
     stage begun by another request. UNSET: the image skipped this stage.
     """
 
@@ -176,7 +176,7 @@ Figure = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A part in a request's way; times are `time.monotonic()`."""
+    """A part in a request's way. Times are `time.monotonic()`."""
 
     name: str
     begun: float
@@ -197,7 +197,7 @@ class RequestTimes(Struct):
 
 class CacheTrace(Struct, omit_defaults=True):
     """The way of a request's prompt: tokens found, by tier, too; tokens computed and now kept, by
-    keeping time ("300s"), and the reason for further misses, if requested.
+    keeping time ("300s"). Also the reason for further misses, if requested.
     """
 
     cached_tokens: int

@@ -35,7 +35,7 @@ MOST_STATE = 512
 
 
 class RequestTimeline:
-    """One request. Times are `time.monotonic()`; adding `wall` gives seconds since the epoch.
+    """One request. Times are `time.monotonic()`. Add `wall` to get seconds since the epoch.
 
     status: the response's; None before. whole: its last byte was sent. failed: its final error's
     code, if any.

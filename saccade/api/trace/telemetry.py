@@ -45,8 +45,8 @@ def check_installed() -> None:
 
 
 class Telemetry:
-    """Sends journeys to the collector at `url`. `record` belongs to the event loop; `close` may be
-    called by any thread, once.
+    """Sends journeys to the collector at `url`. `record` belongs to the event loop. Any thread may
+    call `close`, once.
     """
 
     def __init__(self, url: str, metrics: Metrics) -> None:

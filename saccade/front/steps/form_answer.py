@@ -35,7 +35,7 @@ class FormAnswer:
         self._tags = tags
 
     async def choose(self, preparation: Preparation) -> None:
-        """Choose what holds the answer. Raises InvalidRequest if the model cannot call the tools."""
+        """Choose what holds the answer. Raises InvalidRequest if the model cannot call tools."""
         request = preparation.request
         preparation.constraint = self._constraint(request)
         if (tools := request.chat.tools) is None:
@@ -63,7 +63,6 @@ class FormAnswer:
             preparation.reading = replace(preparation.reading, certain=certain)
 
     def _constraint(self, request: GenerationRequest) -> OutputConstraint | MakeConstraint | None:
-        """Return the form of the answers, calls included."""
         tools, form, constraint = request.chat.tools, self._format.calls, request.constraint
         if tools is None:
             return constraint
