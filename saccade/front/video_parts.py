@@ -130,7 +130,7 @@ NO_VIDEO_DEFAULTS = VideoDefaults()
 
 
 class Clip(NamedTuple):
-    """What a part names. inside: the object around the address. indices, source_fps: about frames."""
+    """What a part names. inside: the object around the address; indices, source_fps: of frames."""
 
     url: Address | tuple[Address, ...]
     inside: VideoLook | None = None

@@ -1,8 +1,8 @@
-"""Kept responses: by id, for their makers, for a time and within a room.
+"""Kept responses: by id, for their makers, for a time and within a budget.
 
-Owns the kept responses and the order of eviction. A conversation is a chain of turns, each kept
-once, however many responses continue it, for as long as any of them is kept. The content is JSON,
-unread by the store. One event loop; no locks.
+Owns the kept responses and the order of eviction. A conversation is a chain of turns. Each turn is
+kept once, however many responses continue it, for as long as any of them is kept. The content is
+JSON, unread by the store. One event loop, without locks.
 """
 
 from __future__ import annotations
