@@ -54,7 +54,7 @@ def advice(path: str) -> str:
 
 
 def overview(routes: Set[str]) -> str:
-    """Tell people where to look instead: the paths among `routes` that are for them."""
+    """Return words that tell people where to look: the paths among `routes` that are for them."""
     there = [f"{what} at {path}" for path, what in _FOR_PEOPLE.items() if path in routes]
     return f"; there is {' and '.join(there)}" if there else ""
 

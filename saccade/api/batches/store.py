@@ -138,7 +138,7 @@ class BatchStore:
         return [(id, owner) for _, id, owner in sorted(found)]
 
     def cancel(self, id: str, owner: str) -> BatchJob:
-        """Cancel a batch. Its runner finishes only the lines under way. Raises NotFound."""
+        """Cancel a batch. Its runner begins no further line. Raises NotFound."""
         batch = self.find(id, owner)
         if batch.status not in OVER:
             with self._open(id) as rows:
@@ -261,7 +261,9 @@ class HeldBatch:
             self._rows.execute("VACUUM")
 
     def open_lines(self, after: int, most: int) -> list[InputLine]:
-        """Return up to `most` lines after `after` that lack a result, in the input's order."""
+        """Return at most `most` lines that lack a result, numbered above `after`, in the input's
+        order.
+        """
         with self._lock:
             found = self._rows.execute(
                 "SELECT number, custom_id, start, length FROM line "

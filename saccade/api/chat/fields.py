@@ -237,8 +237,8 @@ class ToolUse(Struct, kw_only=True):
 
 
 class Structure(Struct, kw_only=True):
-    """The form that answers have: OpenAI's field, and vLLM's spellings, new and old. At most one
-    may be used.
+    """The form that answers have: OpenAI's field, and vLLM's spellings, new and old. At most one of
+    them is used.
     """
 
     response_format: dict[str, Any] | None = None

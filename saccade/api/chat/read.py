@@ -214,8 +214,8 @@ def _check_shown(reply: Reply, scored: bool, echo: bool) -> None:
 
 
 def silence(sampling: dict[str, Any], silent: bool) -> bool:
-    """Limit the answer to one token, kept from the client, if it wants only the prompt computed.
-    Returns `silent`.
+    """Limit the answer to one token if the client wants only the prompt computed. The engine still
+    samples that token, which stays hidden. Returns `silent`.
     """
     if silent:
         sampling["max_tokens"] = 1
