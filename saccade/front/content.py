@@ -139,8 +139,8 @@ _BYTES_PER_TOKEN = 256
 
 
 def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) -> None:
-    """Refuse messages (or items) that exceed the context in any encoding, before building one.
-    Raises InvalidRequest that names `param`.
+    """Refuse messages (or items) that are too long for this context, however tokenised, before
+    building one. Raises InvalidRequest that names `param`.
     """
     if len(raws) > context_length:
         has = f"{len(raws)} entries of {param}, each of a token at least"

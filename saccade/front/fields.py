@@ -166,8 +166,8 @@ def only(path: str, choices: list[Any]) -> InvalidRequest:
 
 
 def too_long(param: str, has: str, context_length: int, chat: bool = False) -> InvalidRequest:
-    """Return the refusal for a prompt that leaves an answer no budget. A chat may have images to
-    blame.
+    """Return the refusal for a prompt that leaves no budget for an answer. A chat may have images
+    to blame.
 
     Clients know the error by its first words. They look for these in Python's `repr` of the whole
     error, where a double quote anywhere in the message would put a backslash before the apostrophe.
@@ -187,8 +187,9 @@ def too_long(param: str, has: str, context_length: int, chat: bool = False) -> I
 
 
 def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
-    """Return the allowed values, except null, at the end of this path of fields, if they form a
-    list.
+    """Return the allowed values, except null, at the end of this path of fields.
+
+    Only values that can be listed are among them.
     """
     match kind:
         case inspect.UnionType(types):

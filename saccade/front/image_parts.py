@@ -226,8 +226,8 @@ _SPELLINGS: Mapping[type, Callable[[Any, str], Named]] = {
 
 
 def _sourced(part: SourcedPart, place: str, name: str) -> Address:
-    """Return the one address that a part names. Raises InvalidRequest for several, and for a lack
-    under the part's own field.
+    """Return the one address that a part names. Raises InvalidRequest for several, and for none,
+    which names the part's own field.
     """
     given = _addresses(part)
     if not given:
