@@ -85,10 +85,10 @@ def build_app(
     options: ServeOptions,
     record: Callable[[RequestTimeline], None] | None = None,
 ) -> Starlette:
-    """The ASGI application.
+    """Build the ASGI application.
 
     `names`: the model's names in the API, its own name first. `record`: gets the timelines of
-    requests with a right key. Of a server of role encode other servers are the only clients.
+    requests with a right key. With role encode, other servers are the only clients.
     """
     assert names
     server, watch = options.server, options.watch
@@ -116,7 +116,9 @@ def build_app(
 
 
 def _build_runner(routes: Sequence[Route], front: RequestManager, largest: int) -> BatchRunner:
-    """The runner of batches: lines meet the same routes as any request, past the keys."""
+    """Build the runner for batches. Their lines meet the same routes as any request, after the
+    keys.
+    """
     files = front.intake.media.files
     return BatchRunner(
         Starlette(routes=list(routes), exception_handlers=_HANDLERS),
@@ -133,7 +135,7 @@ def _middleware(
     watch: ObservabilityOptions,
     record: Callable[[RequestTimeline], None] | None,
 ) -> list[Middleware]:
-    """The layers around every request, from the outside in."""
+    """Return the layers around every request, from the outside in."""
     middleware = [Middleware(RequestIds)]
     if not options.asks_for_key and is_loopback(options.host):
         own, origins = options.allowed_hosts, options.cors_origins
@@ -157,7 +159,7 @@ def _middleware(
 
 
 def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> list[Route]:
-    """The routes for clients of a language model."""
+    """Return the routes for clients of a language model."""
     admission = door.admission
     return [
         Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
@@ -179,7 +181,7 @@ def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> lis
 
 
 def _own_routes(api: _Api) -> list[Route]:
-    """The routes about the server itself."""
+    """Return the routes about the server itself."""
     return [
         Route("/flush_cache", api.flush_cache, methods=["POST"]),
         Route("/health", api.health),
@@ -193,8 +195,8 @@ def _own_routes(api: _Api) -> list[Route]:
 class _Api:
     """The handlers.
 
-    `instance`: the name of this run of the server, by which a router finds kept responses.
-    `started`: seconds since the epoch, shown in the model list as the model's creation.
+    `instance`: names this run of the server, so that a router finds kept responses. `started`:
+    seconds since the epoch, shown in the model list as the model's creation.
     """
 
     front: RequestManager
@@ -253,7 +255,7 @@ class _Api:
     def _choices(
         self, shape: Shape, reply: Reply, view: PromptView
     ) -> Callable[[AnswerContext], Choices | PromptTeller]:
-        """Tells in OpenAI's words."""
+        """Return a function that makes a writer in OpenAI's words."""
         usage: UsageWanted = (
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
         )
@@ -355,7 +357,7 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own 404 and 405."""
+    """Answer Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
     path, status = request.url.path, error.status_code
     routes = {route.path for route in request.app.routes if isinstance(route, Route)}
@@ -370,7 +372,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:
-    """The unread answer to a departed client."""
+    """Answer a departed client, who will not read it."""
     return Response(status_code=400)
 
 

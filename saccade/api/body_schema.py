@@ -1,9 +1,11 @@
 """A flat JSON object, read into groups of fields by topic.
 
-Owns the rules of every body: the amount inspected before anything is built, null for "not given",
-fields of other servers with the value that changes nothing, unknown fields refused by name. A
-body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
-again); the names of all groups' fields are the body's keys. A group that may be None is None in a
+Owns the rules for every body. It bounds what is inspected before anything is built. Null means "not
+given". Other servers' fields are accepted with the value that changes nothing, and unknown fields
+are refused by name.
+
+A body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
+again). The names of all groups' fields are the body's keys. A group that may be None is None in a
 body without its fields. Knows no field.
 """
 
@@ -36,7 +38,7 @@ _OBJECT: Reader[dict[str, msgspec.Raw]] = Reader(dict[str, msgspec.Raw])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One key of a body: its group, and the reader of its value."""
+    """One key in a body: its group, and the reader for its value."""
 
     group: type[msgspec.Struct]
     reader: Reader[Any]
@@ -45,7 +47,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BodyPart:
-    """An attribute of a body's class, or the body itself: a group, or the class of `inner` ones."""
+    """A body, or an attribute of its class: a group, or a class with `inner` ones."""
 
     name: str
     kind: type[Any]
@@ -76,7 +78,7 @@ class BodyPart:
 
 
 class BodySchema(Generic[F]):
-    """Reads bodies of one class."""
+    """Reads bodies for one class."""
 
     def __init__(
         self,
@@ -85,8 +87,11 @@ class BodySchema(Generic[F]):
         ignored: frozenset[str],
         most_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """`ignored`: keys that identify and change nothing, with any value. `most_bytes`: bounds on
-        the JSON of some fields, beyond which the field is not even read.
+        """Derive the schema from the class. `ignored`: keys that identify and change nothing, with
+        any value.
+
+        `most_bytes`: bounds on the JSON in some fields. Beyond its bound, a field is refused
+        unread.
         """
         self.kind = kind
         self._body = BodyPart.of("", kind)
@@ -101,9 +106,9 @@ class BodySchema(Generic[F]):
         self._most_bytes = most_bytes or {}
 
     def read(self, body: bytearray, context_length: int) -> F:
-        """A request from its body. Raises InvalidRequest that names the field.
+        """Read a request from its body. Raises InvalidRequest that names the field.
 
-        Values still in JSON (`msgspec.Raw`) lie in `body`, which must not change before they are
+        Values still in JSON (`msgspec.Raw`) lie in `body`, which must stay unchanged until they are
         read.
         """
         check_size(body, context_length)
@@ -147,15 +152,15 @@ class BodySchema(Generic[F]):
 
 
 def open_object(body: bytearray) -> dict[str, msgspec.Raw]:
-    """The values of a body by key, still as JSON. Raises InvalidRequest unless the body is an
+    """Return a body's values by key, still as JSON. Raises InvalidRequest unless the body is an
     object.
     """
     return _OBJECT.json(body, "")
 
 
 def check_size(body: bytearray, context_length: int) -> None:
-    """Refuse a body with more values, or more escaped characters, than any prompt of this context
-    could need. Other threads run meanwhile.
+    """Refuse a body that holds more than any prompt could need in this context. It counts values
+    and escaped characters, while other threads run.
     """
     room = _ROOM + _PER_TOKEN * context_length
     if len(body) <= room:

@@ -1,8 +1,9 @@
-"""POST /internal/embedding, the one question to a server of role encode: the bytes of an image, or
-its key, for its embedding (`core/exchange.py` has the words).
+"""POST /internal/embedding, the one question to a server with role encode: the bytes of an image,
+or its key, for its embedding (`core/exchange.py` has the words).
 
-Owns the order of a request: the wish and this tower's ability, a permit, the body, the image opened
-as any client's, the engine, the answer from shared memory. Knows nothing of tokens.
+Owns the order of a request: the wish and this tower's ability, a permit, the body, the image, the
+engine, the answer from shared memory. The image is opened like any client's. Knows nothing of
+tokens.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class EmbeddingDoor:
             await while_connected(receive, self._answer(send, wanted, bytes(body), held))
 
     def _read(self, told: str) -> EmbeddingWanted:
-        """The wish. Raises InvalidRequest, OtherTower."""
+        """Read the wish. Raises InvalidRequest, OtherTower."""
         try:
             wanted = msgspec.json.decode(told, type=EmbeddingWanted)
             self._check_size(wanted.image)
@@ -87,7 +88,7 @@ class EmbeddingDoor:
         return wanted
 
     def _check_size(self, image: Image) -> None:
-        """Check every number of an image before use. Raises InvalidRequest."""
+        """Check every number in an image before use. Raises InvalidRequest."""
         most = self._front.intake.spec.largest_image.pixels  # a token, or a patch, has one at least
         numbers: tuple[int, ...]
         for name, numbers in (
@@ -115,7 +116,7 @@ class EmbeddingDoor:
             raise
 
     async def _open(self, wanted: EmbeddingWanted, body: bytes, held: Held) -> OpenedImage:
-        """The image, opened as any client's. Raises OtherTower unless it is the wanted image."""
+        """Open the image like any client's. Raises OtherTower unless it is the wanted image."""
         client, salt = held.client, wanted.image.key.salt
         asker = Requester(client.share(""), client.name, held, client.tenant(salt))
         source = source_of(wanted, body, self._front.intake.spec.video)
@@ -131,7 +132,7 @@ class EmbeddingDoor:
 
     @asynccontextmanager
     async def _embedded(self, prepared: PreparedRequest) -> AsyncIterator[AnswerUpdate]:
-        """The last event; the embedding stays in shared memory until the end."""
+        """Yield the last event. The embedding stays in shared memory until the end."""
         try:
             async with aclosing(self._front.generate(prepared)) as events:
                 async for event in events:
@@ -160,7 +161,7 @@ class EmbeddingDoor:
 
 
 def source_of(wanted: EmbeddingWanted, body: bytes, rules: VideoRules | None) -> Source:
-    """The body, as the client's own image or frames. Raises InvalidRequest."""
+    """Read the body as the client's own image or frames. Raises InvalidRequest."""
     if wanted.frames is None:
         budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
         return ImageSource(body, "image", budget)
@@ -195,7 +196,7 @@ def _too_large(field: str, number: int) -> InvalidRequest:
 
 
 def _prepare(wanted: EmbeddingWanted, opened: OpenedImage | None, held: Held) -> PreparedRequest:
-    """An engine request for one image; its tokens are placeholders."""
+    """Build an engine request for one image, with placeholders as its tokens."""
     image = wanted.image
     request = Request(
         secrets.token_hex(12),

@@ -80,7 +80,7 @@ class FileObject(Struct):
 
 
 class FileMetadata(Struct):
-    """The same to Anthropic's clients."""
+    """An uploaded file as Anthropic's clients see it."""
 
     id: str
     filename: str
@@ -99,7 +99,7 @@ class FileMetadata(Struct):
 
 
 class FileList(Struct):
-    """A page of the list."""
+    """A page in the list."""
 
     data: list[FileObject]
     first_id: str | None
@@ -117,7 +117,7 @@ class FileDeleted(Struct):
 
 
 def file_routes(front: RequestManager, bodies: Bodies, largest: int) -> list[Route]:
-    """`largest`: bytes of a body."""
+    """Build the routes for files. `largest`: bytes in a body."""
     files = _Files(front, bodies, largest)
     return [
         Route("/v1/files", files.create, methods=["POST"]),
@@ -174,8 +174,8 @@ class _Files:
     def _warm(
         self, form: FormData, purpose: str, client: Client
     ) -> Callable[[str, bytes], GenerationRequest] | None:
-        """The maker of a question's beginning from an upload, if to be made ready. Raises
-        InvalidRequest, Overloaded, or EngineUnavailable.
+        """Return a function that builds an upload's warm-up request, or None if the form asks for
+        none. Raises InvalidRequest, Overloaded, or EngineUnavailable.
         """
         found = read_warm(form)
         if found is None:
@@ -233,13 +233,12 @@ def _described(request: Request, stored: Stored) -> Response:
 
 
 def _suffix(request: Request) -> str | None:
-    """The suffix of the id that a router asks for, if any."""
+    """Return the id's suffix that a router asks for, if any."""
     given = request.headers.get(SUFFIX_HEADER, "")
     return given if _SUFFIX.fullmatch(given) else None
 
 
 def _owner(request: Request) -> str:
-    """The owner of the files that the request sees."""
     return client_of(request.scope).name
 
 
@@ -283,8 +282,8 @@ async def _parse(request: Request, body: object) -> FormData:
 
 
 def _no_room(error: OSError) -> StorageFull:
-    """The refusal of an upload without room; larger uploads lie in the temporary directory until
-    complete.
+    """Return the refusal for an upload that the temporary directory rejects. Larger uploads lie
+    there until complete.
     """
     log.warning("an upload cannot be received: %s", error)
     return StorageFull(
@@ -303,7 +302,7 @@ def _name(file: UploadFile) -> str:
 
 
 def _purpose(form: FormData, usual: str | None) -> str:
-    """The file's purpose; `usual`: the default if optional."""
+    """Read the file's purpose. `usual`: the default if optional."""
     known = {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
     if unknown := set(form) - known - warm_fields(form):
         name = sorted(unknown)[0]
@@ -324,7 +323,7 @@ def _purpose(form: FormData, usual: str | None) -> str:
 
 
 def _lifetime(form: FormData) -> int | None:
-    """Seconds to keep the file; None: until deleted."""
+    """Return the seconds to keep the file, or None to keep it until deleted."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

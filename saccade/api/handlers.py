@@ -53,7 +53,7 @@ class RequestHandler:
     watch: ObservabilityOptions
 
     async def read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
-        """A body after reading; empties the body, which its reader still holds."""
+        """Read a body, then empty it, for its reader still holds it."""
         context_length = self.front.check_ready().context_length
         if len(body) <= SMALL_BODY:
             found = read(body, context_length)
@@ -113,7 +113,7 @@ class RequestHandler:
             await send_json(send, content)
 
     async def send_scroll(self, send: Send, content: StreamedBody) -> None:
-        """A long body, piece by piece; each is written in a thread."""
+        """Send a long body piece by piece. Each piece is written in a thread."""
         pieces = content.pieces()
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -145,21 +145,23 @@ class RequestHandler:
             )
 
     async def load_adapter(self, name: str, folder: str) -> Adapter:
-        """As `AdapterBook.load`, under a name that is not the model's. Raises InvalidRequest."""
+        """Load an adapter as `AdapterBook.load` does, under a name other than the model's. Raises
+        InvalidRequest.
+        """
         if name in self.names:
             raise InvalidRequest(f"lora_name: {name!r} is the model's own name", "lora_name")
         return await self.front.adapters.load(name, folder)
 
     def model_of(self, name: str | None) -> tuple[str, AdapterRef]:
-        """The client's name for the model, or for an adapter, and that one."""
+        """Return the client's name for the model or adapter, and the adapter."""
         if not name or name in self.names:
             return name or self.names[0], NO_ADAPTER
         adapter = self.front.adapters.find(name)
         return (self.name_of(name), NO_ADAPTER) if adapter is None else (name, adapter.ref)
 
     def name_of(self, name: str | None) -> str:
-        """The client's name for the model without an adapter; the server's own name if not
-        given.
+        """Return the client's name for the model without an adapter, or the server's own name by
+        default.
         """
         if name and name not in self.names:
             raise NotFound(
@@ -172,7 +174,7 @@ class RequestHandler:
 
 
 def image_bytes(prepared: Sequence[PreparedRequest]) -> int:
-    """Count the bytes of all images, those of several prompts once."""
+    """Count the bytes of all images. An image in several prompts counts once."""
     frames = [frame for each in prepared for opened in each.opened for frame in opened.frames]
     return sum([len(each.data) for each in {frame.encoded for frame in frames}])
 

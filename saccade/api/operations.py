@@ -58,9 +58,9 @@ class UpdateWeights(Struct, forbid_unknown_fields=True):
 
 
 class UpdateFromDisk(Struct):
-    """POST /update_weights_from_disk. abort_all_requests: those in flight end with an error, else
-    they are answered first. keep_pause: new ones wait until somebody resumes. Other fields of
-    SGLang's say what its caches do.
+    """Body for POST /update_weights_from_disk. abort_all_requests: those in flight end with an
+    error, else they are answered first. keep_pause: new ones wait until somebody resumes. SGLang's
+    other fields say what its caches do.
     """
 
     model_path: str
@@ -128,14 +128,16 @@ class _Operations:
         return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
     async def pause(self, request: Request) -> Response:
-        """Query: mode, abort unless told."""
+        """Pause the engine. The query may name a mode, by default abort."""
         self._check(request)
         mode = _read_mode(request, PAUSE_MODES)
         await self.door.front.adapters.changes.pause(mode)
         return json_response({"status": "paused"})
 
     async def sleep(self, request: Request) -> Response:
-        """Query: level, 1 unless told; mode, as of a pause, but nothing can be kept."""
+        """Put the engine to sleep. Query: level, 1 by default; mode, as for a pause, but without
+        keep.
+        """
         self._check(request)
         level = request.query_params.get("level", "1")
         if level not in ("1", "2"):
@@ -149,7 +151,7 @@ class _Operations:
         return json_response({"status": "asleep", "released": changes.asleep})
 
     async def wake(self, request: Request) -> Response:
-        """Query: tags, all unless told."""
+        """Wake the engine. Query: tags, all by default."""
         self._check(request)
         return await self._wake(request.query_params.getlist("tags"))
 
@@ -186,7 +188,9 @@ class _Operations:
         return await self._update((await self._read(request, _UPDATE)).model_path)
 
     async def update_from_disk(self, request: Request) -> Response:
-        """Pauses around the change unless somebody has paused: SGLang's clients do not."""
+        """Load new weights, in a pause unless somebody has paused already. SGLang's clients leave
+        the pause to the server.
+        """
         asked = await self._read(request, _FROM_DISK)
         if asked.load_format not in LOAD_FORMATS:
             raise InvalidRequest(
@@ -220,7 +224,7 @@ class _Operations:
             return reader.json(msgspec.Raw(bytes(body)), "")
 
     def _check(self, request: Request) -> None:
-        """Raises Unauthorized."""
+        """Raise Unauthorized unless the request may operate this server."""
         self.door.front.check_ready()
         check_operator(request)
         if not self.closed:
@@ -234,7 +238,7 @@ Mode = TypeVar("Mode", bound=PauseMode)
 
 
 def _read_mode(request: Request, modes: Sequence[Mode]) -> Mode:
-    """The fate of requests in flight. Raises InvalidRequest."""
+    """Read what becomes of requests in flight. Raises InvalidRequest."""
     asked = request.query_params.get("mode", "abort")
     mode = next((each for each in modes if each == asked), None)
     if mode is None:
@@ -243,7 +247,7 @@ def _read_mode(request: Request, modes: Sequence[Mode]) -> Mode:
 
 
 def _memory(tags: Sequence[str] | None) -> Sequence[Memory]:
-    """The named memory; all if none is named. Raises InvalidRequest."""
+    """Return the named memory, or all if none is named. Raises InvalidRequest."""
     if unknown := [tag for tag in tags or () if tag not in MEMORY]:
         raise InvalidRequest(
             f"tags: expected {', '.join(MEMORY)}, got {unknown[0][:100]!r}", "tags"
@@ -252,7 +256,7 @@ def _memory(tags: Sequence[str] | None) -> Sequence[Memory]:
 
 
 def check_operator(request: Request) -> None:
-    """Refuse one of several named keys, as caches and weights are shared by all. Raises
+    """Refuse one of several named keys, because all keys share caches and weights. Raises
     Unauthorized.
     """
     client = client_of(request.scope)
@@ -263,6 +267,6 @@ def check_operator(request: Request) -> None:
 
 
 def _check_path(path: str) -> None:
-    """Raises InvalidRequest."""
+    """Raise InvalidRequest unless the path is absolute and without NUL characters."""
     if not Path(path).is_absolute() or "\0" in path:
         raise InvalidRequest("model_path: expected an absolute path", "model_path")

@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """`limit`: how many at most. `newest`: the last come first. `after`: the id that comes before
-    the first; "" for the start.
+    """One page in a list. `limit`: how many at most. `newest`: the last come first. `after`: the id
+    that comes before the first; "" for the start.
     """
 
     limit: int
@@ -28,7 +28,7 @@ class Paging:
 
     @classmethod
     def of(cls, query: QueryParams, default: int, most: int) -> Paging:
-        """As a query says. Raises InvalidRequest that names the field."""
+        """Read a page from a query. Raises InvalidRequest that names the field."""
         limit, order = query.get("limit", str(default)), query.get("order", "desc")
         wanted = whole_number(limit, 1, most)
         if wanted is None:
@@ -38,7 +38,9 @@ class Paging:
         return cls(wanted, order == "desc", query.get("after", ""))
 
     def rest(self, listed: Iterable[T], id_of: Callable[[T], str]) -> list[T]:
-        """The items of a list, oldest first, after `after`. Raises InvalidRequest."""
+        """Return the items that follow `after` in a list that has the oldest first. Raises
+        InvalidRequest.
+        """
         found = list(listed)
         if self.newest:
             found.reverse()
@@ -51,7 +53,7 @@ class Paging:
 
 
 def whole_number(text: str, least: int, most: int) -> int | None:
-    """The number that a text means, within these bounds; None for other text."""
+    """Parse a number within these bounds. Returns None for other text."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
         return None
     return int(text) if least <= int(text) <= most else None

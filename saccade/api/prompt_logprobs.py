@@ -1,8 +1,8 @@
-"""Prompts shown in answers: their text (`echo`), and the model's scores of their tokens
+"""Prompts shown in answers: their text (`echo`), and the model's scores for their tokens
 (`prompt_logprobs`, and `logprobs` beside `echo`).
 
-Owns the shapes, and the writing of long prompts: scores stay packed until sent, piece by piece,
-since as JSON they take ten times the room and stall the loop. Knows nothing of HTTP.
+Owns the shapes, and the writing of long prompts. Scores stay packed until sent, piece by piece,
+since as JSON they take ten times the memory and stall the loop. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _MARK = b"\0"
 
 
 def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
-    """Bytes held by the scores of these prompts until sent. Raises InvalidRequest for too many."""
+    """Return the bytes that these prompts' scores hold until sent. Raises InvalidRequest for too
+    many.
+    """
     values = 0
     for each in prepared:
         top = each.request.prompt_logprobs
@@ -62,7 +64,7 @@ def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
 
 
 def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> list[str]:
-    """The echo of each prompt: the given text, or the text of the tokens."""
+    """Return each prompt's echo: the given text, or its tokens' text."""
     most = intake.spec.vocab_size  # a token beyond is refused later
     return [
         request.prompt
@@ -75,8 +77,9 @@ def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> l
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """A client's view of its prompts. `texts`: each prompt's own, if echoed. `echoed`: likeliest
-    tokens beside each token of an echo, `top`: of `prompt_logprobs`; None: no log-probabilities.
+    """How a client sees its prompts. `texts`: each prompt's own, if echoed. `echoed`: likeliest
+    tokens beside each echoed token, `top`: those of `prompt_logprobs`; None: without
+    log-probabilities.
     """
 
     texts: Sequence[str] = ()
@@ -85,15 +88,15 @@ class PromptView:
 
 
 class StreamedBody:
-    """A body too long to be written at once."""
+    """A body that is written in pieces because it is long."""
 
     def __init__(self, content: object, runs: Sequence[Iterator[bytes]]) -> None:
-        """`content` has marks in the places of `runs`."""
+        """Encode `content`, in which marks stand for `runs`."""
         self._body = msgspec.json.encode(content)
         self._runs = runs
 
     def pieces(self) -> Iterator[bytes]:
-        """Each takes at most some ms."""
+        """Yield pieces that each take at most some ms."""
         for index, part in enumerate(self._body.split(_MARK)):
             if index % 2:
                 yield from self._runs[int(part)]
@@ -102,7 +105,9 @@ class StreamedBody:
 
 
 def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> StreamedBody:
-    """`count`, with its tokens written piece by piece, and beside each its string by `name`."""
+    """Return `count` with its tokens written piece by piece, and their strings from `name` beside
+    them.
+    """
     runs = [in_pieces(iter(count.tokens), _PIECE)]
     if name is not None:
         runs.append(in_pieces(map(name, count.tokens), _PIECE))
@@ -113,8 +118,8 @@ def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> Stream
 
 
 class PromptTeller:
-    """A `ResponseWriter` that writes the answers as `inner` does, and of each answer's prompt the
-    `view`.
+    """A `ResponseWriter` that writes the answers as `inner` does, and each answer's prompt as
+    `view` says.
     """
 
     def __init__(
@@ -160,7 +165,7 @@ class PromptTeller:
         return StreamedBody(completion, self._runs) if self._runs else completion
 
     def _opened(self, event: AnswerUpdate) -> Iterable[AnswerUpdate]:
-        """The echo comes before an answer's first text."""
+        """Yield the echo before an answer's first text, then the event."""
         if self._view.texts and event.choice not in self._begun:
             self._begun.add(event.choice)
             yield AnswerUpdate(event.choice, self._view.texts[event.choice // self._n])
@@ -184,14 +189,14 @@ class PromptTeller:
         return structs.replace(choice, logprobs=logprobs)
 
     def _later(self, run: Iterator[bytes]) -> list[Any]:
-        """Stands for a run of entries in a list."""
+        """Return a placeholder for a run in a list."""
         self._runs.append(run)
         return stands_for(len(self._runs) - 1)
 
 
 class ScoredPrompt:
     """One prompt's tokens, and their scores in packed form. Its methods write an entry per token,
-    as pieces of JSON that follow each other in a list; the first token has no score.
+    as pieces of JSON that follow each other in a list. The first token lacks a score.
     """
 
     def __init__(self, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
@@ -204,7 +209,7 @@ class ScoredPrompt:
         return in_pieces((_text(self._name(token)) for token in self._tokens), _PIECE)
 
     def offsets(self, length: int) -> Iterator[bytes]:
-        """The offset of each token's text in the prompt's, of `length` characters."""
+        """Yield each token's offset in the prompt's text, which has `length` characters."""
 
         def offsets() -> Iterator[int]:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -220,7 +225,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE)
 
     def alternatives(self, top: int) -> Iterator[bytes]:
-        """The `top` likeliest tokens by their text, in the form of OpenAI's text completions."""
+        """Yield the `top` likeliest tokens by their text, in the form of OpenAI's completions."""
         found = (
             by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
             for ids, logprobs, _ in self._read()
@@ -228,7 +233,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def entries(self, top: int) -> Iterator[bytes]:
-        """The token and the `top` likeliest by their ids, in vLLM's form."""
+        """Yield the token and the `top` likeliest by their ids, in vLLM's form."""
 
         def entry(ids: list[int], logprobs: list[float], rank: int) -> dict[int, PromptLogprob]:
             found: dict[int, PromptLogprob] = {}
@@ -241,7 +246,9 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def _missing(self) -> Iterator[None]:
-        """Entries of the last tokens, which nobody computed if the answer can only be empty."""
+        """Yield entries for the last tokens, which are left uncomputed if the answer can only be
+        empty.
+        """
         yield from [None] * (len(self._tokens) - 1 - sum(each.count for each in self.scores))
 
     def _read(self) -> Iterator[tuple[list[int], list[float], int]]:
@@ -251,12 +258,12 @@ class ScoredPrompt:
 
 
 def stands_for(run: int) -> list[Any]:
-    """Stands for a run in a list."""
+    """Return a placeholder for a run in a list."""
     return [Raw(b"%b%d%b" % (_MARK, run, _MARK))]
 
 
 def in_pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:
-    """JSON of `entries`, `size` at a time, as parts of a list."""
+    """Encode `entries` as JSON, `size` at a time, to stand within a list."""
     before = b""
     while part := list(islice(entries, size)):
         yield before + msgspec.json.encode(part)[1:-1]

@@ -35,8 +35,8 @@ class ExtraArguments(Struct, forbid_unknown_fields=True):
 
 
 class Restraint(Struct, kw_only=True):
-    """Tokens and words kept out of the answer, the length of its reasoning, the shown part of its
-    end, and its turn. spaces_between_special_tokens: no spaces are put between tokens.
+    """Which tokens and words are kept out of the answer, how long it reasons, how its end is shown,
+    and its turn. spaces_between_special_tokens: tokens are joined without spaces.
     """
 
     allowed_token_ids: list[Natural] | None = None
@@ -52,7 +52,7 @@ class Restraint(Struct, kw_only=True):
     service_tier: ServiceTier | None = None
 
     def read(self) -> AnswerRules:
-        """Raises InvalidRequest that names the field."""
+        """Read the rules. Raises InvalidRequest that names the field."""
         if self.allowed_token_ids == []:
             raise InvalidRequest(
                 "allowed_token_ids: the list is empty: no token would be left", "allowed_token_ids"

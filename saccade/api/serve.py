@@ -1,7 +1,7 @@
 """The life of the server process: listen, start the engine, serve, and end in order.
 
 The first SIGINT or SIGTERM lets the requests in flight finish within the grace time, then fails the
-rest; a second SIGINT does not wait. When the engine dies, the server follows. Knows only how to put
+rest. A second SIGINT does not wait. When the engine dies, the server follows. Knows only how to put
 the parts together.
 """
 
@@ -51,13 +51,13 @@ STOPPED_EARLY = 128 + signal.SIGINT
 
 
 class Server(Serving):
-    """Drains the front when told to stop."""
+    """A uvicorn server that drains the front when told to stop."""
 
     def __init__(
         self, front: RequestManager, names: Sequence[str], options: ServeOptions, model: str = ""
     ) -> None:
-        """`model`: as `build_front` was told. Raises ConfigError for traces without the extra
-        otel.
+        """Build the server. `model`: as `build_front` was told. Raises ConfigError for traces
+        without the extra otel.
         """
         self._check = partial(check_parity, front, model, options)
         url, edge = options.watch.traces_url, options.edge
@@ -83,11 +83,11 @@ class Server(Serving):
         on_ready: Callable[[str, Ready], None],
         told: Callable[[Loading], None] = lambda _: None,
     ) -> bool:
-        """Serve until a signal (or `should_exit`); `/health` answers while the engine starts.
-        Returns False if a signal came before the start.
+        """Serve until a signal (or `should_exit`), with `/health` answering while the engine
+        starts. Returns False if a signal came before the start.
 
         `on_ready` gets the address and the engine's decisions, `told` the progress of loading.
-        Raises StartupError for an address that cannot be had or an engine that does not start.
+        Raises StartupError if the address cannot be had or the engine fails to start.
         """
         bound = listen(self._options.host, self._options.port)
         starting = asyncio.create_task(self._start(bound, on_ready, told))
@@ -106,7 +106,7 @@ class Server(Serving):
 
     @property
     def interrupted(self) -> bool:
-        """True if Ctrl-C has stopped the server."""
+        """Return True if Ctrl-C has stopped the server."""
         return signal.SIGINT in self._captured_signals
 
     async def _start(
@@ -148,7 +148,7 @@ class Server(Serving):
 
 
 def serve(model: str, options: ServeOptions) -> int:
-    """`saccade serve`: serve `model` until a signal, or until the engine has failed.
+    """Serve `model` until a signal, or until the engine has failed: the command `saccade serve`.
 
     Returns the exit status. Raises StartupError.
     """

@@ -1,8 +1,8 @@
 """Server-sent events: an answer during generation.
 
-Owns the wire format of a stream and the handling of an error in mid-stream. The response starts
-with the first event, so that an earlier failure is still an HTTP status of its own. Each API has a
-`ResponseWriter`; `Choices` is that of OpenAI's chat and text completions.
+Owns a stream's wire format and what happens to an error in mid-stream. The response starts with the
+first event, so that an earlier failure is still an HTTP status of its own. Each API has a
+`ResponseWriter`; OpenAI's chat and text completions have `Choices`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """The facts of a request's answer for its writers."""
+    """The facts about a request's answer, for its writers."""
 
     prepared: Sequence[PreparedRequest]
     tally: UsageCounter
@@ -53,11 +53,11 @@ class AnswerContext:
 
     @property
     def trace(self) -> Trace | UnsetType:
-        """What the client is told of the request's way, if asked for."""
+        """Return the trace of the request's way, if the client asked for it."""
         return UNSET if self.tracer is None or not self.tracer.wanted else self.tracer.trace
 
     async def counted(self, events: AsyncIterator[AnswerUpdate]) -> AsyncIterator[AnswerUpdate]:
-        """`events`, each counted before being sent."""
+        """Yield `events`, each counted before being sent."""
         try:
             async for event in events:
                 self.tally.add(event)
@@ -75,30 +75,30 @@ class ResponseWriter(Protocol):
     """
 
     def shown(self, event: AnswerUpdate) -> bytes:
-        """The bytes of an event in a stream; empty for nothing."""
+        """Return the bytes for an event in a stream. They may be empty."""
         ...
 
     def ending(self) -> bytes:
-        """The bytes after the last event of a stream."""
+        """Return the stream's final bytes."""
         ...
 
     def failure(self, error: RequestError) -> bytes:
-        """The bytes for an answer that fails in mid-stream."""
+        """Return the bytes for an answer that fails in mid-stream."""
         ...
 
     def keep(self, event: AnswerUpdate) -> None:
-        """An event of an answer that is told at once."""
+        """Keep an event for an answer that is sent at once."""
         ...
 
     def whole(self) -> object:
-        """The body that tells of all events that were kept."""
+        """Return the body that reports all kept events."""
         ...
 
 
 async def stream(send: Send, events: AsyncIterator[AnswerUpdate], teller: ResponseWriter) -> None:
     """Send `events` as they come.
 
-    Raises a RequestError before the first event; a later error is sent as an event.
+    Raises a RequestError before the first event. A later error is sent as an event.
     """
     event: AnswerUpdate | None = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -130,7 +130,7 @@ class Choices:
         self._answers = [ChoiceReply(writer.shape, i) for i in range(count)]
 
     def shown(self, event: AnswerUpdate) -> bytes:
-        """A chunk; before a choice's first, its opening."""
+        """Return a chunk, after the choice's opening if it is the first."""
         writer = self._writer
         used: Usage | UnsetType | None = (
             self._tally.usage

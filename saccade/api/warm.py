@@ -1,7 +1,7 @@
 """An upload's words on its first question: the way to look at the image, and the messages before.
 
-Owns the fields and their forms. A form has no objects: clients send JSON as one field, or, as SDKs
-write nested objects, a field for each leaf, whose lists are columns:
+Owns the fields and their forms. A form lacks objects, so clients send JSON as one field. As SDKs
+write nested objects, they may also send a field for each leaf, with lists as columns:
 
     warm={"max_pixels": 65536}    warm[max_pixels]=65536    warm[prefix][][role]=system
 """
@@ -44,7 +44,7 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: str | None = None
 
     def messages(self, context_length: int, place: str) -> tuple[Message, ...]:
-        """The messages before the upload. Raises InvalidRequest that names the fault."""
+        """Read the messages before the upload. Raises InvalidRequest that names the fault."""
         given = self.prefix or []
         check_lengths(given, context_length, f"{place}.prefix")
         return tuple(
@@ -53,7 +53,7 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
     def ask(self, before: Sequence[Message], id: str, data: bytes) -> GenerationRequest:
-        """The beginning of the question about an upload of these bytes."""
+        """Build the beginning of the question about an upload with these bytes."""
         part: dict[str, Any] = {"type": "file", "file": {"file_id": id}}
         if looks_like_video(data):
             part = {"type": "input_video", "file_id": id}
@@ -75,7 +75,7 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class _Extension(Struct, forbid_unknown_fields=True):
-    """The field `saccade` of an upload."""
+    """An upload's field `saccade`."""
 
     warm: Warm
 
@@ -85,12 +85,13 @@ _EXTENSION: Reader[_Extension] = Reader(_Extension)
 
 
 def warm_fields(form: FormData) -> set[str]:
-    """The names of the form's fields for warming."""
+    """Return the form's field names for warming."""
     return {name for name in form if name == "saccade" or _NAME.match(name)}
 
 
 def read_warm(form: FormData) -> tuple[Warm, str] | None:
-    """The form's wish for warming, and the client's name for the wish; None: no wish.
+    """Read the form's wish for warming, and the client's name for it. Returns None if there is
+    none.
 
     Raises InvalidRequest that names the fault.
     """
@@ -120,7 +121,7 @@ def read_warm(form: FormData) -> tuple[Warm, str] | None:
 
 
 def _nested(leaves: Sequence[tuple[str, str]], root: str) -> dict[str, Any]:
-    """An object from its leaves. Only a prefix has more than one step to a leaf."""
+    """Build an object from its leaves. Only a prefix has more than one step to a leaf."""
     found: dict[str, Any] = {}
     columns: dict[str, list[str]] = {}
     for name, value in leaves:

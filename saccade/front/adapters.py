@@ -1,8 +1,8 @@
-"""Adapters by the names of clients' choice.
+"""Adapters by the names that clients choose.
 
 Owns the names and numbers of loaded adapters; the engine knows numbers alone. A name lasts from the
-load on every rank to the unload; the memory is free when the last request with the adapter has
-ended. One event loop; no locks.
+load on every rank to the unload. The memory is free when the last request with the adapter has
+ended. One event loop, without locks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A loaded adapter. nbytes: of one rank's memory."""
+    """A loaded adapter. nbytes: memory on one rank."""
 
     name: str
     folder: str
@@ -40,7 +40,7 @@ class Adapter:
 
 
 class AdapterBook:
-    """At most `most` adapters at a time, including unloaded ones with requests still to end."""
+    """Holds at most `most` adapters, including unloaded ones with requests still to end."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class AdapterBook:
         most: int = 0,
         wanted: Mapping[str, str] = NOTHING,
     ) -> None:
-        """`wanted`: folders by name, for `begin`."""
+        """Begin without adapters. `wanted`: folders by name, for `begin`."""
         self.changes = changes
         self._wanted = wanted
         self._most = most
@@ -59,7 +59,7 @@ class AdapterBook:
 
     @property
     def loaded(self) -> Sequence[Adapter]:
-        """The adapters in order of loading."""
+        """Return the adapters in order of loading."""
         return list(self._named.values())
 
     @property
@@ -70,7 +70,7 @@ class AdapterBook:
         return self._named.get(name)
 
     def check(self, ref: AdapterRef) -> None:
-        """Raises NotFound for an adapter that was unloaded since its request was read."""
+        """Raise NotFound if an adapter was unloaded after its request was read."""
         if ref.number and all(each.ref != ref for each in self._named.values()):
             raise NotFound("the adapter was unloaded meanwhile", "model", "model_not_found")
 
@@ -83,7 +83,7 @@ class AdapterBook:
                 raise StartupError(f"--lora {name}={folder}: {error.message}") from None
 
     async def load(self, name: str, folder: str) -> Adapter:
-        """Load the adapter in `folder`; requests may choose it on return. Raises InvalidRequest."""
+        """Load the adapter in `folder`. Requests may choose it on return. Raises InvalidRequest."""
         self._check_new(name, folder)
         self._busy.add(name)
         try:
@@ -98,8 +98,8 @@ class AdapterBook:
         return made
 
     def unload(self, name: str) -> None:
-        """Take an adapter's name away at once, and the memory once its requests have ended, without
-        a wait. Raises NotFound.
+        """Remove an adapter's name at once and return. Its memory is freed once its requests have
+        ended. Raises NotFound.
         """
         if (gone := self._named.pop(name, None)) is None:
             raise NotFound(f"there is no adapter {name[:200]!r}", "lora_name", "model_not_found")
@@ -136,7 +136,7 @@ class AdapterBook:
 
 
 def read_names(given: Sequence[str]) -> dict[str, str]:
-    """Folder by name, of `--lora NAME=PATH`. Raises ConfigError."""
+    """Read `--lora NAME=PATH` options as folders by name. Raises ConfigError."""
     found: dict[str, str] = {}
     for each in given:
         name, sign, folder = each.partition("=")
@@ -149,5 +149,7 @@ def read_names(given: Sequence[str]) -> dict[str, str]:
 
 
 def salted(salt: str, ref: AdapterRef = NO_ADAPTER) -> str:
-    """The salt of a request's images."""
+    """Return the salt for a request's images: the adapter's fingerprint joins it if the tower is
+    adapted.
+    """
     return f"{salt}+{ref.fingerprint}" if ref.tower else salt

@@ -16,8 +16,8 @@ _BASE64_SEEN = 512
 
 
 def address(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
-    """The address: one of two fields, called `names` below `place`. Raises InvalidRequest for both,
-    and for neither.
+    """Return the one address that two fields give, called `names` below `place`. Raises
+    InvalidRequest unless exactly one is given.
     """
     if file_id is not None and url is not None:
         raise InvalidRequest(f"{place}: {names[0]} and {names[1]} exclude each other", place)
@@ -29,12 +29,12 @@ def address(file_id: str | None, url: str | None, place: str, *names: str) -> st
 
 
 def image_url(given: str) -> str:
-    """A URL, without the spaces around it; bare base64 becomes a data: URL."""
+    """Return a URL without the spaces around it. Bare base64 becomes a data: URL."""
     given = given.strip()
     bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
     return f"data:;base64,{given}" if bare else given
 
 
 def missing(path: str) -> InvalidRequest:
-    """The refusal of an absent required field."""
+    """Return the refusal for an absent required field."""
     return InvalidRequest(f"{path}: this parameter is required", path, "missing_required_parameter")

@@ -30,8 +30,8 @@ class AnswerRules:
     Tokens: allowed_token_ids, bad_words (texts forbidden in the answer, both at the beginning of a
     word and after a space), no_repeat_ngram (as `NoRepeat`), thinking_token_budget. Text:
     include_stop_str_in_output, skip_special_tokens (False: shown by name). Prompt:
-    truncate_prompt_tokens (only the last so many are kept; -1: as many as leave room for the
-    answer). Turn: priority, among the requests of one client; the lesser is served first.
+    truncate_prompt_tokens (keep only this many last tokens; -1: as many as leave a budget for the
+    answer). Turn: priority, among one client's requests; the lesser is served first.
     """
 
     allowed_token_ids: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ class AnswerRules:
             )
 
     def tokens(self, tokenizer: Tokenizer, begun: bool) -> TokenRules:
-        """The rules of tokens. begun: the prompt has opened the reasoning.
+        """Return these rules in tokens. begun: the prompt has opened the reasoning.
 
         Raises InvalidRequest for a bad word without a token.
         """
@@ -94,7 +94,7 @@ class AnswerRules:
         return NO_RULES if rules == NO_RULES else rules
 
     def named_tokens(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """The tokens named by the client, by field."""
+        """Yield the tokens that the client names, by field."""
         yield "allowed_token_ids", self.allowed_token_ids
         if self.no_repeat_ngram is not None:
             yield "vllm_xargs.whitelist_token_ids", self.no_repeat_ngram.spared
@@ -104,7 +104,7 @@ NO_ANSWER_RULES = AnswerRules()
 
 
 def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """The tokens that open and close reasoning; None for a tokenizer without such tokens."""
+    """Return the tokens that open and close reasoning, if the tokenizer has them."""
     for tags in THOUGHTS:
         opened, closed = (tokenizer.backend.token_to_id(tag) for tag in (tags.open, tags.close))
         if opened is not None and closed is not None:
@@ -113,8 +113,8 @@ def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 
 def _spellings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
-    """A word's tokens as a text's beginning and after a space, as in vLLM: the latter only if the
-    first token alone differs.
+    """Yield a word's tokens at the beginning of a text and after a space. As in vLLM, the latter
+    only count if the first token alone differs.
     """
     word = word.lstrip() or word
     plain = tuple(tokenizer.encode(word))

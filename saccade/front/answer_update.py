@@ -22,11 +22,11 @@ Level = Literal["kv", "embedding", "pixels", "encoder", "none"]
 
 @dataclass(frozen=True, slots=True)
 class FoundImage:
-    """The source of image `image` of a request, the reasons for misses above, and the cost.
+    """Where image `image` of a request was found, the reasons for misses above, and the cost.
     `pixels`: still in the arena, encoded again. `encoder`: the outcome of asking an encoder, if
     any.
 
-    The milliseconds are 0 unless spent for this request; `decoded` and `encoded` are the
+    The milliseconds are 0 unless spent for this request. `decoded` and `encoded` are the
     `time.monotonic()` of the ends.
     """
 
@@ -45,7 +45,9 @@ class FoundImage:
 
 
 class CachedTokens(NamedTuple):
-    """Prompt tokens from the prefix cache. restored: of these, by tier, those not on the device."""
+    """Prompt tokens from the prefix cache. restored: those from other tiers than the device, by
+    tier.
+    """
 
     total: int = 0
     restored: tuple[tuple[Tier, int], ...] = ()
@@ -56,16 +58,16 @@ NONE_CACHED = CachedTokens()
 
 @dataclass(frozen=True, slots=True)
 class AnswerUpdate:
-    """News of answer `choice` (0 to n - 1): text and tokens since its last event. The last event
-    has `finish`.
+    """New text and tokens of answer `choice` (0 to n - 1) since its last event. The last event has
+    `finish`.
 
     `parts`: the reasoning, text and tool calls made certain by `text`, in order; `(Text(text),)`
-    for an answer of text alone. No part is empty or ever taken back. `num_tokens` counts all
-    generated tokens, even without text. `stop`: the stop string that ended the answer.
-    `cached`, `found` and `caching` (the request's cache wishes, and their outcome) stand in a
-    choice's first event, and so does `admitted`: `time.monotonic()` when the engine began.
-    `scores`: of the prompt, in the first of its answers alone, before any token. `embedding`: as in
-    `Delta`, until `RequestManager.taken`. `readout`, `guesses`: as in `Delta`.
+    for an answer of text alone. Every part has content and is final. `num_tokens` counts all
+    generated tokens, even without text. `stop`: the stop string that ended the answer. `cached`,
+    `found` and `caching` (the request's cache wishes, and their outcome) stand in a choice's first
+    event, and so does `admitted`: `time.monotonic()` when the engine began. `scores`: the prompt's,
+    in the first event of the first answer, before any token. `embedding`: as in `Delta`, until
+    `RequestManager.taken`. `readout`, `guesses`: as in `Delta`.
     """
 
     # the next words

@@ -45,7 +45,7 @@ UNUSUAL = 61, 67
 
 
 def build_front(model: str, serving: ServeOptions) -> RequestManager:
-    """A front still to be started.
+    """Build a front that is still to be started.
 
     Call on a running event loop. Raises StartupError for unusable files or options.
     """
@@ -95,7 +95,7 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
 
 
 def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
-    """Raises ConfigError for an architecture that nobody has proven and the user does not allow."""
+    """Raise ConfigError for an unproven architecture unless the user allows it."""
     if not (name := spec.unproven):
         return
     if not options.allow_unproven:
@@ -108,16 +108,14 @@ def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
 
 
 def _cards(caches: CacheOptions) -> Path | None:
-    """The folder of cards that outlive the server, if embeddings do."""
+    """Return the folder of image metadata that outlives the server, if embeddings do."""
     if caches.embedding_cache_dir is None or caches.embedding_cache_disk_mb == 0:
         return None
     return Path(caches.embedding_cache_dir).expanduser().absolute() / CARDS
 
 
 def check_role(role: Role, spec: FamilySpec, answers: AnswerOptions) -> None:
-    """Raises ConfigError for a role other than all with a model without a vision tower, or with
-    adapters, perhaps the tower's.
-    """
+    """Raise ConfigError if a role other than all has adapters or a model without a vision tower."""
     if role != "all" and answers.lora:
         raise ConfigError(f"--lora: adapters are for --role all, not for {role}")
     if role != "all" and not spec.sees_images:

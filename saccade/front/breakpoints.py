@@ -1,13 +1,13 @@
 """Places where a client wants the prompt kept in the caches, and the times, in both APIs' words.
 
-Owns the schemas of marks and their effect. Knows nothing of tokens: a mark is a place between parts
-until the prompt is rendered (`text/prompt/message_offsets.py`).
+Owns the schemas for marks, and their effect. Knows nothing of tokens: a mark is a place between
+parts until the prompt is rendered (`text/prompt/message_offsets.py`).
 
     {"cache_control": {"type": "ephemeral", "ttl": "5m"}}               Anthropic's; 5 minutes
     {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}     OpenAI's; 30 minutes
 
 Both may stand on a part, on a message (after its last part) and on a tool (after all tools and the
-system's messages), with any ttl from a second to a day. A hit begins the time anew.
+system's messages). Their ttl is a second to a day. A hit begins the time anew.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class PromptCacheBreakpoint(Struct):
 
 class PromptCacheOptions(Struct, forbid_unknown_fields=True):
     """mode: implicit keeps the whole prompt; explicit the prompt up to breakpoints. ttl: default
-    for breakpoints. comparison_response_id: asks for diagnostics, which compare with the likest of
-    this client's prompts, for any response id. prewarm: compute the prompt, answer nothing.
+    for breakpoints. comparison_response_id: asks for diagnostics, which compare with this client's
+    likest prompt, for any response id. prewarm: compute the prompt without an answer.
     """
 
     mode: Literal["implicit", "explicit"] = "implicit"
@@ -72,8 +72,9 @@ _MARKED: Reader[Marked] = Reader(Marked)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """seconds: None: as in `prompt_cache_options`, or 30 minutes. message, part: the mark stands
-    after this part; no part: after the message; no message: after the tools.
+    """seconds: by default as in `prompt_cache_options`, or 30 minutes. message, part: the mark
+    stands after this part. Without a part, it stands after the message; without a message, after
+    the tools.
     """
 
     place: str
@@ -86,9 +87,9 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class CacheWish:
     """A request's wishes for the caches beside its marks. seconds: time to keep the whole prompt;
-    0: not kept. default: seconds of marks without a time. place: the client's name for the wish.
-    diagnose: explain why less of the prompt was found than possible. family: `prompt_cache_key`.
-    prewarm: only to cache the prompt.
+    0: drop it. default: seconds for marks without a time. place: the client's name for the wish.
+    diagnose: explain why less was found than possible. family: `prompt_cache_key`. prewarm: only to
+    cache the prompt.
     """
 
     seconds: int = 0
@@ -104,7 +105,9 @@ NO_WISH = CacheWish()
 
 
 def seconds_of(ttl: str, place: str) -> int:
-    """The seconds of a time such as 5m. Raises InvalidRequest for a malformed or too long time."""
+    """Return the seconds that a time such as 5m means. Raises InvalidRequest for a malformed or too
+    long time.
+    """
     number, unit = ttl[:-1], ttl[-1:]
     is_time = len(number) <= _LONGEST_NUMBER and number.isdecimal() and unit in _UNIT
     seconds = int(number) * _UNIT[unit] if is_time else 0
@@ -129,20 +132,20 @@ def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark:
 
 
 def control_mark(control: CacheControl, place: str, part: int | None = None) -> Mark:
-    """Anthropic's mark at `place`. Raises InvalidRequest as `seconds_of`."""
+    """Read Anthropic's mark at `place`. Raises InvalidRequest as `seconds_of`."""
     seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
     return Mark(place, seconds, True, None, part)
 
 
 def read_tool_marks(tools: Sequence[Any] | None) -> tuple[Mark, ...]:
-    """The marks of a request's tools. Raises InvalidRequest for a malformed mark."""
+    """Read the marks on a request's tools. Raises InvalidRequest for a malformed mark."""
     given = ((f"tools[{index}]", tool) for index, tool in enumerate(tools or ()))
     marks = (loose_mark(tool, place) for place, tool in given if isinstance(tool, Mapping))
     return tuple(mark for mark in marks if mark is not None)
 
 
 def loose_mark(holder: Mapping[str, Any], place: str, part: int | None = None) -> Mark | None:
-    """The mark among the keys of an object not read by a schema. Raises InvalidRequest for a
+    """Read the mark among the keys of an object outside any schema. Raises InvalidRequest for a
     malformed mark.
     """
     given = {name: holder[name] for name in _NAMES & holder.keys() if holder[name] is not None}
@@ -156,7 +159,7 @@ def read_cache_wish(
     diagnose: bool,
     family: str,
 ) -> CacheWish:
-    """The fields of a request. Raises InvalidRequest as `seconds_of`."""
+    """Read the cache fields of a request. Raises InvalidRequest as `seconds_of`."""
     default, seconds, place = _EXPLICIT, 0, ""
     if retention is not None:
         seconds = LONGEST_TTL if retention == "24h" else _EPHEMERAL
@@ -174,10 +177,10 @@ def read_cache_wish(
 
 
 def choose(marks: Iterable[Mark], wish: CacheWish) -> Sequence[Mark]:
-    """The valid marks, in order: with the wish for the whole prompt, the last four.
+    """Return the valid marks in order: the last four, counting the wish for the whole prompt.
 
-    Raises InvalidRequest for more than four of Anthropic's, as its own API does; OpenAI's stay in a
-    conversation, and the last ones count.
+    Raises InvalidRequest for more than four Anthropic marks, as its own API does. OpenAI's marks
+    stay in a conversation, and the last ones count.
     """
     every = list(marks)
     if wish.seconds and not any(mark.place == wish.place for mark in every):

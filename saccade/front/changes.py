@@ -1,6 +1,6 @@
-"""Questions to the engine beside requests, with an answer: changes of the weights, pauses.
+"""Questions to the engine beside requests: changes of the weights, and pauses.
 
-Owns the questions without an answer. One event loop; no locks.
+Owns the questions that await their answer. One event loop, without locks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 
 class EngineChanges:
-    """`tell` raises EngineUnavailable. paused: a pause was asked for, and no end of the pause.
-    asleep: the memory given back.
+    """Ask the engine for changes that concern all requests. `tell` raises EngineUnavailable.
+    paused: a pause was asked for and has yet to end. asleep: the memory given back.
     """
 
     def __init__(self, tell: Callable[[ToEngine], None]) -> None:
@@ -35,15 +35,17 @@ class EngineChanges:
         return self._say(id, Alter(id, change))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Returns once nothing is computed. abort: requests in flight end with an error; wait:
-        answered first; keep: continued after the pause.
+        """Pause the engine and return once it computes nothing.
+
+        abort: requests in flight end with an error; wait: answered first; keep: continued after the
+        pause.
         """
         id = next(self._ids)
         self.paused = True
         await self._say(id, Pause(id, mode))
 
     async def resume(self) -> None:
-        """Returns once requests are computed again. Raises InvalidRequest."""
+        """Resume, and return once requests are computed again. Raises InvalidRequest."""
         if self.asleep:
             raise InvalidRequest(
                 f"asleep ({', '.join(self.asleep)}): wake the server first (POST /wake_up)"
@@ -53,8 +55,8 @@ class EngineChanges:
         await self._say(id, Resume(id))
 
     async def update_weights(self, folder: str) -> bool:
-        """Go on with the checkpoint in `folder`; True if image embeddings stay. The engine is
-        paused. Raises InvalidRequest.
+        """Switch to the checkpoint in `folder`. Returns True if image embeddings stay valid. The
+        engine is paused. Raises InvalidRequest.
         """
         changed = await self.ask(Change("weights", folder=folder))
         self._heed(changed)
@@ -65,8 +67,9 @@ class EngineChanges:
     async def sleep(
         self, memory: Sequence[Memory], mode: PauseMode, *, lightly: bool = False
     ) -> None:
-        """Pause, and give memory back. lightly: weights only on an accelerator. Raises
-        InvalidRequest, before any request has ended for it.
+        """Pause the engine and give memory back. lightly: only the weights on an accelerator.
+
+        Raises InvalidRequest, before it has ended any request.
         """
         trial = Change("may sleep", memory=tuple(memory), lightly=lightly)
         changed = await self.ask(trial)
@@ -81,8 +84,8 @@ class EngineChanges:
             raise InvalidRequest(changed.error, None, "cannot_sleep")
 
     async def wake(self, memory: Sequence[Memory]) -> bool:
-        """Take memory again, and end the pause once none is given back; True if image embeddings
-        are of the same vision tower. Raises InvalidRequest.
+        """Take memory again, and end the pause once the engine holds all of it. Returns True if
+        image embeddings stay valid. Raises InvalidRequest.
         """
         changed = Changed()
         if self.asleep:
@@ -98,13 +101,13 @@ class EngineChanges:
         self.asleep = changed.asleep
 
     def hear(self, altered: Altered) -> None:
-        """The engine's answer."""
+        """Pass the engine's answer to whoever waits for it."""
         waiting = self._asked.pop(altered.id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(altered.changed)
 
     def fail(self, reason: str) -> None:
-        """The engine answers no more."""
+        """Fail every wait with EngineUnavailable: the engine has stopped answering."""
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(EngineUnavailable(reason))

@@ -27,13 +27,15 @@ Called in the compiler's thread; may raise InvalidRequest. None: any text.
 
 
 class Compiler:
-    """One thread, which reads the lexicon first. Clients take turns, and requests of one client
-    keep their order; the event loop never waits.
+    """Compiles grammars in one thread, which reads the lexicon first. Clients take turns, and
+    requests from one client keep their order. The event loop stays free.
     """
 
     def __init__(self, tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> None:
-        """`tokenizer_json`, `vocab_size`, `ends`: as in `grammar_vocab.read_lexicon`, which holds
-        the interpreter for half a second on a large vocabulary: build this before clients come.
+        """Begin to read the lexicon. Build this before clients come, for a large vocabulary holds
+        the interpreter for half a second.
+
+        `tokenizer_json`, `vocab_size`, `ends`: as in `grammar_vocab.read_lexicon`.
         """
         self._thread = ThreadPoolExecutor(1, "saccade-grammar")
         self._lexicon = self._thread.submit(_read, tokenizer_json, vocab_size, ends)
@@ -48,8 +50,8 @@ class Compiler:
         thinks_until: str | None = None,
         client: str = "",
     ) -> Grammar | None:
-        """Compile the grammar of a constraint; None if it allows any text. `thinks_until`: as in
-        `Grammars.compile`. client: the name for taking turns.
+        """Compile the grammar for a constraint, or return None if it allows any text.
+        `thinks_until`: as in `Grammars.compile`. client: the name for taking turns.
 
         Raises InvalidRequest whose `param` names the place.
         """

@@ -1,9 +1,9 @@
 """Messages and content parts in OpenAI's form: JSON over HTTP, or Python objects.
 
-Owns the schemas of messages and of text, and their reading into `conversation.Message`s;
-`image_parts.py` and `video_parts.py` have the other parts. Unknown keys are ignored, as answers of
-other servers and SDKs carry many when sent back, but for those that would change what the model
-sees (`refused_words.py`). Knows nothing of templates or of fetching images.
+Owns the schemas for messages and text, and reads them into `conversation.Message`s;
+`image_parts.py` and `video_parts.py` have the other parts. Unknown keys are ignored, for other
+servers' and SDKs' answers carry many when sent back. Keys that would change what the model sees are
+refused (`refused_words.py`). Knows nothing of templates or of fetching images.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
 class FunctionCall(Struct):
-    """A call made by the assistant; `arguments` are JSON text, or the object itself."""
+    """A call made by the assistant. `arguments` are JSON text, or the object itself."""
 
     name: Name
     arguments: str | dict[str, Any] = ""
@@ -92,8 +92,9 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Marked, kw_only=True):
-    """A message of any role. reasoning: another name for `reasoning_content`, if a text. images:
-    stand before the content, as in ollama's chats. refusal: an answer's text, if it has no content.
+    """A message in any role. reasoning: another name for `reasoning_content`, if a text. images:
+    stand before the content, as in ollama's chats. refusal: an answer's text, in place of absent
+    content.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -138,8 +139,8 @@ _BYTES_PER_TOKEN = 256
 
 
 def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) -> None:
-    """Refuse messages (or items) that no prompt of this context could hold, before building any.
-    Raises InvalidRequest that names `param`.
+    """Refuse messages (or items) that are too long for this context, however tokenised, before
+    building one. Raises InvalidRequest that names `param`.
     """
     if len(raws) > context_length:
         has = f"{len(raws)} entries of {param}, each of a token at least"
@@ -151,7 +152,7 @@ def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) 
 
 
 def message_from_json(raw: msgspec.Raw, place: str, defaults: PartDefaults) -> Message:
-    """A message of a request. Raises InvalidRequest that names the fault below `place`."""
+    """Read a request's message. Raises InvalidRequest that names the fault below `place`."""
     try:
         message = _MESSAGE.json(raw, place)
     except InvalidRequest as error:
@@ -164,8 +165,8 @@ def message_from_json(raw: msgspec.Raw, place: str, defaults: PartDefaults) -> M
 
 
 def text_bytes(raw: msgspec.Raw) -> int:
-    """Bytes of JSON text in a message, images left out. Nothing is built. 0 for a message of an
-    unusual form.
+    """Count the bytes of JSON text in a message, without building it or counting its images.
+    Returns 0 for a message in an unusual form.
     """
     try:
         message = _CONTENT.decode(raw)
@@ -180,10 +181,10 @@ def text_bytes(raw: msgspec.Raw) -> int:
 
 
 def message_from_object(given: Mapping[str, Any], place: str) -> Message:
-    """A message of Python objects.
+    """Read a message from Python objects.
 
     Parts may also be images themselves (`source_from_object`). Raises as `message_from_json`, and
-    ImageError for an object that is no image.
+    ImageError for an object other than an image.
     """
     fields = dict(given)
     content = fields.get("content")
@@ -201,7 +202,7 @@ def message_from_object(given: Mapping[str, Any], place: str) -> Message:
 
 
 def image_part(given: object) -> ContentPart:
-    """A content part from Python: a part, or an image. Raises InvalidRequest."""
+    """Read a content part from Python: a part, or an image. Raises InvalidRequest."""
     if isinstance(given, Mapping):
         return _PART.value(dict(given), "content")
     return ImageObjectPart(image=given)
@@ -210,14 +211,14 @@ def image_part(given: object) -> ContentPart:
 def read_parts(
     content: str | Sequence[str | ContentPart], place: str, defaults: PartDefaults
 ) -> tuple[Part, ...]:
-    """Content outside of a message. Raises InvalidRequest that names the fault."""
+    """Read content outside a message. Raises InvalidRequest that names the fault."""
     if isinstance(content, str):
         return (MessageText(content, place),)
     return tuple(_part(part, f"{place}[{i}]", defaults) for i, part in enumerate(content))
 
 
 def _name_kinds(message: object, place: str) -> None:
-    """Raises InvalidRequest with a remedy for the first audio or video part."""
+    """Raise InvalidRequest with a remedy for the first audio or video part."""
     content = message.get("content") if isinstance(message, dict) else None
     for number, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -266,8 +267,8 @@ def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Messag
 
 
 def _unsaid(message: ChatMessage, reasoning: str | None) -> str | None:
-    """The content of a message without any: what it refused with, or nothing; None where other
-    fields stand for it.
+    """Return the content for a message without any: its refusal, or "", or None where other fields
+    replace it.
     """
     if message.role == "assistant" and isinstance(message.refusal, str) and message.refusal:
         return message.refusal
@@ -287,7 +288,7 @@ def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 
 def _marks(message: ChatMessage, place: str, before: int) -> Iterator[Mark]:
-    """Read the marks of the parts, behind so many others, then the message's own."""
+    """Yield the marks on the parts, behind `before` others, then the message's own."""
     for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if not isinstance(part, str) and _is_marked(part):
             yield read_mark(part, f"{place}.content[{number}]", before + number)

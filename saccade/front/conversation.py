@@ -39,9 +39,9 @@ class Message:
     """One message.
 
     `fields` go to the template unchanged: tool_calls, tool_call_id, name, reasoning_content. marks:
-    places up to which the client wants the prompt kept. place: of the content in the client's body,
-    e.g. "messages[2].content". `num_characters`: of the text and the fields. `media`: all parts but
-    texts, in order.
+    places up to which the client wants the prompt kept. place: the content's path in the client's
+    body, e.g. "messages[2].content". `num_characters`: in the text and the fields. `media`: all
+    parts but texts, in order.
     """
 
     role: str
@@ -69,7 +69,7 @@ class Message:
         return self.content if isinstance(self.content, tuple) else ()
 
     def for_template(self) -> dict[str, Any]:
-        """The message for chat templates, without None values."""
+        """Return the message as chat templates take it, with absent values left out."""
         message: dict[str, Any] = {"role": self.role, **self.fields}
         if isinstance(self.content, tuple):
             message["content"] = [_for_template(part) for part in self.content]
@@ -88,9 +88,7 @@ def _for_template(part: Part) -> dict[str, Any]:
 
 
 def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A call of an earlier answer for templates: the arguments as an object, if their
-    text is one.
-    """
+    """Convert a past tool call for the template. JSON arguments become an object."""
     if isinstance(arguments, str):
         try:
             parsed = msgspec.json.decode(arguments)
@@ -105,12 +103,11 @@ def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> 
 class Chat:
     """A conversation to be rendered by the chat template.
 
-    `tools`: None: the client names none, and chooses none. `variables` are the client's own for the
-    template. effort, verbosity, thinks:
-    `reasoning_effort`, `verbosity` and `enable_thinking`, whose meaning is the template's.
-    `num_characters`: of the template's whole input; counting takes a while, so a large chat is
-    built beside the event loop. `media`: images, videos and files, in the order of the template.
-    `marks`: all marks in order, tools' first.
+    `tools`: None if the client sends neither tools nor a choice. `variables` are the client's own
+    for the template. effort, verbosity, thinks: `reasoning_effort`, `verbosity` and
+    `enable_thinking`, whose meaning is the template's. `num_characters`: in the template's whole
+    input. Counting takes a while, so a large chat is built beside the event loop. `media`: images,
+    videos and files, in the template's order. `marks`: all marks in order, tools' first.
     """
 
     messages: tuple[Message, ...]
@@ -144,17 +141,17 @@ class Chat:
 
     @property
     def has_switches(self) -> bool:
-        """True if the request says how much to reason or to write."""
+        """Return True if the request says how much to reason or to write."""
         return any(each is not None for each in (self.effort, self.verbosity, self.thinks))
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Images and videos, in the order of the template."""
+        """Return images and videos, in the template's order."""
         return tuple(each for each in self.media if not isinstance(each, SentFile))
 
     @property
     def files(self) -> tuple[SentFile, ...]:
-        """Files still to be opened."""
+        """Return the files that are still to be opened."""
         return tuple(each for each in self.media if isinstance(each, SentFile))
 
     @property
@@ -162,8 +159,8 @@ class Chat:
         return tuple(each for each in self.media if isinstance(each, VideoSource))
 
     def place_of(self, message: int, part: int | None) -> str:
-        """The client's name for a landmark: the tools, a message's content, or a part of the
-        content.
+        """Return the client's name for a message offset: the tools, a message's content, or a part
+        within it.
         """
         if message == TOOLS:
             return "tools"

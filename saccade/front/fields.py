@@ -1,8 +1,8 @@
-"""The reading of JSON and Python values into typed fields: one home for HTTP bodies and for `LLM`.
+"""Reads JSON and Python values into typed fields: one home for HTTP bodies and for `LLM`.
 
-Owns the tolerance of every field (null for "not given", 8.0 for 8), the range of integers, and the
-words of refusals: msgspec's own, with the field in `param` and named first. Knows no field but
-`type`, which tells parts apart.
+Owns what every field tolerates (null for "not given", 8.0 for 8), the range of integers, and the
+words of refusals. These are msgspec's own, with the field in `param` and named first. Knows no
+field but `type`, which tells parts apart.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Reader(Generic[V]):
     """Reads values of one type."""
 
     def __init__(self, kind: Any) -> None:
-        """`kind`: anything that msgspec decodes."""
+        """Read values as `kind`: anything that msgspec decodes."""
         self._kind = kind
         self._decoder: msgspec.json.Decoder[V] = msgspec.json.Decoder(kind)
         self._schema = inspect.type_info(kind)
 
     def json(self, raw: bytes | bytearray | msgspec.Raw, path: str) -> V:
-        """The value of a JSON text. Raises InvalidRequest that names the field below `path`."""
+        """Decode a JSON text. Raises InvalidRequest that names the field below `path`."""
         try:
             return self._decoder.decode(raw)
         except msgspec.ValidationError as error:
@@ -78,7 +78,7 @@ class Reader(Generic[V]):
         return self.value(value, path)
 
     def value(self, value: object, path: str) -> V:
-        """The same for a Python value."""
+        """Convert a Python value. Raises as `json`."""
         try:
             converted: V = msgspec.convert(_tidy(value), self._kind, str_keys=True)
         except msgspec.ValidationError as error:
@@ -89,7 +89,7 @@ class Reader(Generic[V]):
 
 
 def _tidy(value: Any) -> Any:
-    """The value without null keys, and with whole floats as integers."""
+    """Return the value without null keys, and with whole floats as integers."""
     if isinstance(value, dict):
         return {
             key: each if key in _VERBATIM else _tidy(each)
@@ -104,7 +104,7 @@ def _tidy(value: Any) -> Any:
 def not_json(
     error: Exception, raw: bytes | bytearray | msgspec.Raw, path: str = ""
 ) -> InvalidRequest:
-    """The fault of a text that is not JSON."""
+    """Return the refusal for a text that fails to parse as JSON."""
     at = path or "the body"
     if isinstance(error, RecursionError):
         why = f"{at} is nested too deeply"
@@ -117,8 +117,8 @@ def not_json(
 
 
 def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
-    """msgspec's words, with the field in `param`, the parameter named first, and the allowed values
-    if they are a list. `path`: the place of this schema's value.
+    """Turn msgspec's message into a refusal, with the field in `param` and the parameter named
+    first. It lists the allowed values if they are a list. `path`: where this schema's value stands.
 
     A field with one allowed value stands for a feature missing from this server.
     """
@@ -152,13 +152,13 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
 
 
 def unsupported(path: str) -> InvalidRequest:
-    """The refusal of an unknown parameter."""
+    """Return the refusal for an unknown parameter."""
     path = path if len(path) <= 200 else path[:200] + "..."
     return InvalidRequest(f"{path}: this parameter is not supported", path, "unsupported_parameter")
 
 
 def only(path: str, choices: list[Any]) -> InvalidRequest:
-    """The refusal of a value outside of `choices`."""
+    """Return the refusal for a value outside `choices`."""
     *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
     allowed = f"{', '.join(most)} or {last}" if most else last
     code = None if most else "unsupported_parameter"
@@ -166,10 +166,11 @@ def only(path: str, choices: list[Any]) -> InvalidRequest:
 
 
 def too_long(param: str, has: str, context_length: int, chat: bool = False) -> InvalidRequest:
-    """The refusal of a prompt that leaves no room for an answer; a chat may have images to blame.
+    """Return the refusal for a prompt that leaves no budget for an answer. A chat may have images
+    to blame.
 
-    Clients know the error by its first words, looked for in Python's `repr` of the whole error,
-    where a double quote anywhere in the message would put a backslash before the apostrophe.
+    Clients know the error by its first words. They look for these in Python's `repr` of the whole
+    error, where a double quote anywhere in the message would put a backslash before the apostrophe.
     """
     advice = (
         "shorten it, send fewer images, or smaller ones (detail: low, or max_pixels)"
@@ -186,8 +187,9 @@ def too_long(param: str, has: str, context_length: int, chat: bool = False) -> I
 
 
 def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
-    """The allowed values, except null, at the end of this path of fields, as far as they can be
-    listed.
+    """Return the allowed values, except null, at the end of this path of fields.
+
+    Only values that can be listed are among them.
     """
     match kind:
         case inspect.UnionType(types):

@@ -1,7 +1,7 @@
-"""Images and files within a message, as clients write them: OpenAI's parts, and those of LangChain,
-of Anthropic's Messages and of transformers' chats.
+"""Images and files within a message, as clients write them: OpenAI's parts, LangChain's, and those
+in Anthropic's Messages and transformers' chats.
 
-Owns the schemas and their reading into sources. The fields inside `image_url` and `file` decide the
+Owns the schemas, and reads them into sources. The fields inside `image_url` and `file` decide the
 image, and unknown ones are refused. Knows nothing of messages, or of fetching images.
 """
 
@@ -53,7 +53,7 @@ class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
     """An image's address: a URL, or its bytes in base64.
 
     detail: low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
-    otherwise; auto, high and original are as many as the model takes. format: the client's claim
+    otherwise. auto, high and original are as many as the model takes. format: the client's claim
     about the type, which the bytes themselves decide.
     """
 
@@ -94,8 +94,8 @@ class UploadedSource(Struct, tag_field="type", tag="file", forbid_unknown_fields
 
 
 class SourcedPart(ImageWishes, kw_only=True):
-    """An image or a file by one of the names of other libraries: LangChain's `url`, `base64`,
-    `data`, `file_id`, and `id` with source_type "id"; Anthropic's `source`.
+    """An image or a file as other libraries name it: LangChain's `url`, `base64`, `data`,
+    `file_id`, and `id` with source_type "id"; Anthropic's `source`.
     """
 
     url: str | None = None
@@ -153,9 +153,7 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 
 
 class Named(NamedTuple):
-    """What a part names. inside: what stands around the address; heading: lines before a
-    document.
-    """
+    """What a part names. inside: the object around the address. heading: put before a document."""
 
     url: Address
     inside: ImageURL | UploadedFile | None = None
@@ -165,7 +163,7 @@ class Named(NamedTuple):
 
 def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageSource | SentFile:
     """Read a part in any spelling. Raises InvalidRequest that names the fault below `place`, and
-    ImageError for an object that is no image.
+    ImageError for an object other than an image.
     """
     named = _SPELLINGS[type(part)](part, place)
     budget = _budget(named.inside, part, place, defaults)
@@ -228,8 +226,8 @@ _SPELLINGS: Mapping[type, Callable[[Any, str], Named]] = {
 
 
 def _sourced(part: SourcedPart, place: str, name: str) -> Address:
-    """The one address that a part names. Raises InvalidRequest for none, which names the part's
-    own field, and for several.
+    """Return the one address that a part names. Raises InvalidRequest for several, and for none,
+    which names the part's own field.
     """
     given = _addresses(part)
     if not given:
@@ -246,7 +244,7 @@ def _check_alone(part: SourcedPart, place: str, name: str) -> None:
 
 
 def _addresses(part: SourcedPart) -> dict[str, Address]:
-    """By the names of their fields."""
+    """Return a part's addresses by the names of their fields."""
     found: dict[str, Address] = {}
     if part.url is not None:
         found["url"] = image_url(part.url)
@@ -270,7 +268,7 @@ def _addresses(part: SourcedPart) -> dict[str, Address]:
 def _budget(
     inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, defaults: PartDefaults
 ) -> Budget:
-    """Read a part's wishes for its size, from two places that must not differ; else the
+    """Read a part's wishes for its size, from two places that must agree. Without any, return the
     request's.
     """
     within = _NO_WISHES if inside is None else inside

@@ -1,8 +1,8 @@
 """From a client's request to the engine's: `InputProcessor.prepare`.
 
 Owns the steps that a request joins, and their order: what refuses for less comes first. Each step
-is in `front/steps/`, and knows its feature alone. Knows nothing of HTTP and nothing of the engine
-but its context length.
+is in `front/steps/`, and knows its feature alone. Knows nothing of HTTP, and only the context
+length of the engine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class InputProcessor:
-    """The front's way in for one model."""
+    """The front's way in for one model: turns a client's request into one for the engine."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class InputProcessor:
         compiler: Compiler | None = None,
         answer_format: AnswerFormat = SILENT,
     ) -> None:
-        """`compiler`: None: one of the tokenizer's own vocabulary. `answer_format`: the model's way
-        to write calls and reasoning.
+        """Build the steps for one model. `compiler`: by default one for the tokenizer's own
+        vocabulary. `answer_format`: the model's way to write calls and reasoning.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -73,7 +73,7 @@ class InputProcessor:
         self._rules = ApplyRules(tokenizer, self.limits)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """The result of long work, without holding up other requests."""
+        """Run long work in a thread and return its result, without holding up other requests."""
         return await self.prompts.in_thread(work)
 
     async def warm_up(self) -> None:
@@ -87,10 +87,10 @@ class InputProcessor:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> PreparedRequest:
-        """Decide everything about `request` that needs no decoded image.
+        """Decide everything about `request` that can be decided before an image is decoded.
 
-        `budget`: the count of bytes not sent with the request. Raises a RequestError that names the
-        field.
+        `budget`: counts bytes that come from outside the request. Raises a RequestError that names
+        the field.
         """
         preparation = Preparation(
             request, context_length, client, budget, time.monotonic(), readable=context_length
@@ -142,7 +142,7 @@ class InputProcessor:
     def prompt(
         self, request: GenerationRequest, encoded: EncodedPrompt, opened: Sequence[Opened]
     ) -> Prompt:
-        """The prompt in the engine's terms, of encoded text and opened images."""
+        """Build the prompt in the engine's terms, from encoded text and opened images."""
         prompt = self._text.widened(request, encoded, opened)
         return self._marks.placed(request, encoded, prompt)
 
@@ -153,7 +153,7 @@ class InputProcessor:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> Prompt:
-        """The prompt of `request`, whose text fits the context; its images may exceed it, within
+        """Read the prompt alone. Its text fits the context, and its images may exceed it, within
         reason. Raises a RequestError that names the field.
         """
         self._marks.breakpoints_of(request)

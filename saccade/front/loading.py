@@ -17,8 +17,8 @@ LINE_SECONDS = 2.0
 
 
 class LoadingView:
-    """A context manager; the moving line disappears at the end. `lines`: without a terminal, print
-    lines; else print nothing.
+    """A context manager that shows loading as a moving line, which disappears at the end. `lines`:
+    print lines where a terminal is missing; otherwise stay silent there.
     """
 
     def __init__(self, console: Console, *, lines: bool = True) -> None:
@@ -41,11 +41,11 @@ class LoadingView:
         self.close()
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Stop the moving line."""
         self._bar.stop()
 
     def show(self, loading: Loading) -> None:
-        """News of start-up. The moving line begins with the first."""
+        """Show news from start-up. The moving line begins with the first."""
         told = describe(loading)
         if self._console.is_terminal:
             self._bar.start()
@@ -59,7 +59,7 @@ class LoadingView:
 
 
 def describe(loading: Loading) -> str:
-    """The stage, and its progress if known."""
+    """Describe the stage, and its progress if known."""
     if not loading.total:
         return loading.stage
     unit, name = (1e9, "GB") if loading.total >= 1e9 else (1e6, "MB")

@@ -33,8 +33,8 @@ GREEDY = {"temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True, "logpr
 
 
 async def check_parity(front: RequestManager, model: str, options: ServeOptions) -> None:
-    """Nothing without the option. Raises CheckpointError for an answer that is not transformers'
-    own.
+    """Compare answers with transformers' own if the option asks for it. Raises CheckpointError for
+    one that differs.
     """
     if not options.answers.check_parity:
         return

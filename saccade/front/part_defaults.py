@@ -35,8 +35,8 @@ class ImageBounds(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
     """Bounds for a request's images without bounds of their own (`mm_processor_kwargs`), and the
-    way to look at its videos. do_sample_frames: true is the rule; a client's frames are not sampled
-    again.
+    way to look at its videos. do_sample_frames: true is the rule; a client's frames are taken as
+    they are.
     """
 
     min_pixels: Positive | None = None
@@ -50,7 +50,7 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class PartDefaults:
-    """A request's fields for all its images, videos and documents. image: the budget of an image
+    """A request's fields for all its images, videos and documents. image: the budget for an image
     without wishes of its own.
     """
 
@@ -62,7 +62,7 @@ class PartDefaults:
     def of(
         cls, limits: ImageLimits | None, media: MediaReading | None, view: PageView | None = None
     ) -> PartDefaults:
-        """Of `mm_processor_kwargs`, `media_io_kwargs` and `saccade.documents`."""
+        """Read `mm_processor_kwargs`, `media_io_kwargs` and `saccade.documents`."""
         given = limits or ImageLimits()
         reading = None if media is None else media.video
         video = VideoDefaults(
@@ -83,7 +83,7 @@ class PartDefaults:
         return cls(image, video, view)
 
     def budget(self, detail: Detail | None, least: int | None, most: int | None) -> Budget:
-        """An image's wishes, and the request's where it has none."""
+        """Return an image's wishes, completed by the request's."""
         own = self.image
         return Budget(
             detail or "auto",
@@ -97,7 +97,7 @@ NO_DEFAULTS = PartDefaults()
 
 
 def _one(name: str, *given: int | None) -> int | None:
-    """A bound that may be said in several places. Raises InvalidRequest where these differ."""
+    """Return a bound that several places may give. Raises InvalidRequest where these differ."""
     found = {each for each in given if each is not None}
     if len(found) > 1:
         where = "mm_processor_kwargs"

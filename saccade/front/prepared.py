@@ -30,8 +30,8 @@ class Prompt:
     """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
     the images by their places. `reasoning`: the state in which the prompt leaves a reasoning model.
 
-    breakpoints: as in `Caching`. landmarks: (tokens, place) of the ends of a chat's parts, in
-    order; only for requests that ask for reasons of cache misses.
+    breakpoints: as in `Caching`. landmarks: (tokens, place) for the end of each chat part, in
+    order; only for requests that ask why the cache missed.
     """
 
     tokens: tuple[int, ...]
@@ -45,11 +45,11 @@ class Prompt:
 
 @dataclass(slots=True)
 class Preparation:
-    """A request with what its steps have found; a plain text leaves the most as it is here.
+    """A request with what its steps have found. A plain text leaves most fields at their defaults.
 
-    Prompt: `readable` is the most tokens that are read, `kept` the most that stay (None: all).
-    Answer: `reading` says how answers are read, `ignored` names fields that the model has no switch
-    for.
+    Prompt: `readable` is the most tokens that are read, `kept` the most that stay (by default all).
+    Answer: `reading` says how answers are read, `ignored` names fields that the model lacks a
+    switch for.
     """
 
     request: GenerationRequest
@@ -73,7 +73,7 @@ class Preparation:
     ignored: tuple[str, ...] = ()
 
     def kept_of(self, tokens: int) -> int:
-        """Return how many of so many tokens stay."""
+        """Return how many out of `tokens` tokens stay."""
         return tokens if self.kept is None else min(tokens, self.kept)
 
     def finish(self) -> PreparedRequest:
@@ -122,8 +122,8 @@ class PreparedRequest:
     the first).
 
     `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
-    "messages[2].content[0]". `reading`: the reading of the answers. `landmarks`: as in `Prompt`.
-    `silent`: as in `GenerationRequest`. `ignored`: fields that the model has no switch for.
+    "messages[2].content[0]". `reading`: how the answers are read. `landmarks`: as in `Prompt`.
+    `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch for.
     """
 
     request: Request
@@ -136,7 +136,7 @@ class PreparedRequest:
     ignored: tuple[str, ...] = ()
 
     def shown_tokens(self, video: bool) -> int:
-        """Tokens of the prompt in place of videos, or of still images."""
+        """Count the prompt tokens that stand for videos, or for still images."""
         return sum(
             span.length for span in self.request.spans if self.opened[span.image].of_video == video
         )

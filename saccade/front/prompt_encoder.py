@@ -1,5 +1,5 @@
-"""A chat, a text or token ids as the model's tokens: the template rendered, and the template's mark
-of a video replaced by the text for its images.
+"""A chat, a text or token ids as the model's tokens. The template is rendered, and each video's
+mark in it replaced by the text for the video's images.
 
 Owns `GenerationRequest`, a client's wish. Knows nothing of fetching images, of limits on answers,
 or of HTTP.
@@ -65,11 +65,11 @@ which waits for each of them to let go of the interpreter.
 class GenerationRequest:
     """A client's wish: `n` answers to one prompt (a chat, a text, or token ids).
 
-    `add_special_tokens`: the tokenizer's tokens around a bare text are added; to texts, not to
-    chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
+    `add_special_tokens`: add the tokenizer's tokens around a bare text; by default to texts alone,
+    without chats. `silent`: report only how each answer ends. `sampling` holds the fields from
     `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
-    does: a field out of bounds is refused before an image is fetched. `constraint`: the form of the
-    answers; None: any text. `adapter`: the answering one. `separate_reasoning`: reasoning is told
+    does: a field out of bounds is refused before an image is fetched. `constraint`: the answers'
+    form; by default any text. `adapter`: the answering one. `separate_reasoning`: report reasoning
     apart from text, if the model reasons. `prompt_logprobs`: as in `Request`. `cache`: wishes for
     the caches, beside the marks in a chat. `names`: the fields' names in the client's API, for
     refusals. `prediction`: text that the client expects in the answers.
@@ -124,7 +124,7 @@ class EncodedPrompt:
 
 
 class PromptEncoder:
-    """For one model."""
+    """Renders and tokenises prompts for one model."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class PromptEncoder:
         template: ChatTemplate,
         answer_format: AnswerFormat,
     ) -> None:
-        """As `InputProcessor`."""
+        """Take the same parts as `InputProcessor`."""
         self._spec = spec
         self._tokenizer = tokenizer
         self.template = template
@@ -142,13 +142,13 @@ class PromptEncoder:
         self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """The result of long work, without holding up other requests."""
+        """Run long work in a thread and return its result, without holding up other requests."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     async def encode(
         self, request: GenerationRequest, context_length: int, videos: Sequence[str] = ()
     ) -> EncodedPrompt:
-        """As `encode_now`, a long prompt in a thread."""
+        """Encode as `encode_now`, a long prompt in a thread."""
         encode = partial(self.encode_now, request, context_length, videos)
         long = takes_long(request) or sum(map(len, videos)) > _LONG_TEXT
         return await self.in_thread(encode) if long else encode()
@@ -156,8 +156,10 @@ class PromptEncoder:
     def encode_now(
         self, request: GenerationRequest, context_length: int, videos: Sequence[str] = ()
     ) -> EncodedPrompt:
-        """The prompt as tokens, each image one. `videos`: the text for each video; none given: the
-        template's mark, a token. Raises InvalidRequest that names the field.
+        """Encode the prompt as tokens, one for each image.
+
+        `videos`: the text for each video. If empty, the template's mark stands for each, as one
+        token. Raises InvalidRequest that names the field.
         """
         if isinstance(prompt := request.prompt, tuple):
             return EncodedPrompt(self._check_tokens(prompt, request.names["prompt"]))
@@ -167,19 +169,19 @@ class PromptEncoder:
         return EncodedPrompt(self._encode(prompt, request.names["prompt"], context_length, special))
 
     async def predicted(self, prediction: str) -> tuple[int, ...]:
-        """A predicted answer as tokens, as far as it is of use."""
+        """Encode a predicted answer, as far as it is useful."""
         text = prediction[:PREDICTED_CHARS]
         encode = partial(self._tokenizer.encode, text, False, PREDICTED_CHARS)
         return tuple(await self.in_thread(encode) if len(text) > _LONG_TEXT else encode())
 
     def render(self, chat: Chat, request: GenerationRequest, context_length: int) -> Rendered:
-        """A chat's text. Raises InvalidRequest for more than the context can hold."""
+        """Render a chat as text. Raises InvalidRequest for more than the context can hold."""
         return self._render(self._given(chat, request, context_length))
 
     def tokens_of(
         self, rendered: Rendered, param: str, context_length: int, special: bool = False
     ) -> list[int]:
-        """The tokens of a chat's text, or of a part. Raises InvalidRequest that names `param`."""
+        """Tokenise a chat's text, or a part. Raises InvalidRequest that names `param`."""
         self._check_length(rendered.text, param, context_length, True)
         try:
             return self._literals.encode(rendered, special, context_length)
@@ -209,8 +211,8 @@ class PromptEncoder:
         context_length: int,
         videos: Sequence[str] = (),
     ) -> EncodedPrompt:
-        """`videos`: as in `encode_now`. The ends of a chat's parts are found if something asks for
-        them.
+        """Encode a chat, and find the ends of its parts if something asks for them. `videos`: as in
+        `encode_now`.
         """
         special = bool(request.add_special_tokens)
         given = self._given(chat, request, context_length)
@@ -236,10 +238,10 @@ class PromptEncoder:
     def _tell_videos(
         self, plain: Rendered, chat: Chat, marks: Sequence[str], videos: Sequence[str]
     ) -> tuple[Rendered, Callable[[int], int]]:
-        """The prompt with each video's text in the place of the template's mark (a single
-        placeholder, for `videos` not yet known), and a map from places of `plain` to the prompt's.
+        """Replace each video's mark by its text, and map offsets in `plain` to the new prompt's. A
+        single placeholder stands for `videos` that are still unknown.
 
-        Raises InvalidRequest for a template that shows videos in no known way.
+        Raises InvalidRequest if the template shows videos in an unknown way.
         """
         mark = next((mark for mark in marks if plain.marked.count(mark) == len(chat.videos)), None)
         if mark is None:
@@ -260,7 +262,7 @@ class PromptEncoder:
         return rendered, lambda at: at + grown[bisect_left(starts, at)]
 
     def _given(self, chat: Chat, request: GenerationRequest, context_length: int) -> dict[str, Any]:
-        """The template's input. Raises InvalidRequest for more than the context can hold."""
+        """Return the template's input. Raises InvalidRequest for more than the context can hold."""
         if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
             has = f"{chat.num_characters} characters"
             raise too_long(request.names["messages"], has, context_length, True)
@@ -289,8 +291,8 @@ class PromptEncoder:
         return self._literals.render(self.template, **given)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
-        """The template's variables: those named by the client, and the template's own for effort,
-        verbosity and thinking.
+        """Return the template's variables: those named by the client, and the template's own for
+        effort, verbosity and thinking.
         """
         given: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
         names = self.template.names
@@ -304,8 +306,8 @@ class PromptEncoder:
         return {**known, **chat.variables}
 
     def ignored(self, chat: Chat) -> Iterator[str]:
-        """Fields of a request without a word in this model's template. For a model that does not
-        reason, a wish not to reason counts as met.
+        """Yield the request's fields that this model's template lacks a word for. Where a model
+        cannot reason, a wish against reasoning counts as met.
         """
         names, reasons = self.template.names, self._answer_format.reasoning is not None
         if chat.verbosity not in (None, "medium") and "verbosity" not in names:
@@ -326,7 +328,7 @@ class PromptEncoder:
         return "open" if last.startswith(tags.open) and tags.close not in last else "closed"
 
     def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
-        """Raises InvalidRequest for a text that cannot fit with any tokens."""
+        """Raise InvalidRequest for a text that is too long with any tokens."""
         least = -(-len(text) // self._tokenizer.longest_token)
         if least > context_length:
             has = f"{len(text)} characters, so at least {least} tokens"
@@ -334,14 +336,14 @@ class PromptEncoder:
 
 
 def takes_long(request: GenerationRequest) -> bool:
-    """True for a prompt to be rendered and tokenised in a thread."""
+    """Return True if a prompt is to be rendered and tokenised in a thread."""
     if isinstance(prompt := request.prompt, Chat):
         return len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
     return len(prompt) > _LONG_TEXT
 
 
 def _replaced(text: str, starts: Sequence[int], length: int, told: Sequence[str]) -> str:
-    """`text` with `told[k]` in the place of the `length` characters from `starts[k]` on."""
+    """Put `told[k]` in the place of the `length` characters from `starts[k]` on."""
     ends = [0, *(start + length for start in starts)]
     between = [text[end:start] for end, start in zip(ends, [*starts, len(text)])]
     return "".join(piece for pair in zip(between, [*told, ""]) for piece in pair)

@@ -1,8 +1,8 @@
-"""Prompts read and not answered: embeddings, ranks, decisions.
+"""Prompts that are read without being answered: embeddings, ranks, decisions.
 
-Owns the order in which many prompts of one request are prepared, and their bounds: text and tokens
-first, then their images, each opened once. Earlier readings are not asked of the engine again; a
-question put twice in one request is asked once. Knows nothing of any API.
+Owns the order in which one request's many prompts are prepared, and their bounds: text and tokens
+first, then their images, each opened once. Earlier readings are reused without asking the engine,
+and a question put twice in one request is asked once. Knows nothing of any API.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ReadAsk:
 
 @dataclass(frozen=True, slots=True)
 class SharedAsk:
-    """Prompts that begin alike: in the last text of a chat, `mark` stands for each of `tails`."""
+    """Prompts that begin alike: in a chat's last text, `mark` stands for each entry in `tails`."""
 
     request: GenerationRequest
     mark: str
@@ -63,8 +63,8 @@ class SharedAsk:
 
 @dataclass(frozen=True, slots=True)
 class WasRead:
-    """The reading of one prompt, float32 [C, width], and counts of tokens: all, from the cache,
-    kept by a breakpoint from now on, of images.
+    """The reading of one prompt, float32 [C, width], and token counts: all, from the cache, kept by
+    a breakpoint from now on, in images.
     """
 
     values: npt.NDArray[np.float32]
@@ -77,7 +77,7 @@ class WasRead:
 def read_ask(
     prompt: Chat | tuple[int, ...], place: str, reading: PromptReading = LAST_STATE, salt: str = ""
 ) -> ReadAsk:
-    """A chat or tokens to be read. The tokenizer's tokens around a text are added to a chat, as
+    """Ask to read a chat or tokens. A chat gets the tokens that the tokenizer adds to a text, as
     embedding models were trained.
     """
     names = FieldNames({"prompt": place, "messages": place})
@@ -99,7 +99,9 @@ class PromptReader:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> list[WasRead]:
-        """A reading for each prompt, in order. Raises a RequestError that names the field."""
+        """Read each prompt and return the readings in order. Raises a RequestError that names the
+        field.
+        """
         if not isinstance(asked, SharedAsk):
             return await self._run(await self._prepare(asked, client, budget))
         prepared = await self._prepare_shared(asked, client, budget)
@@ -156,8 +158,8 @@ class PromptReader:
     async def _prepare_shared(
         self, asked: SharedAsk, client: Client, budget: MemoryBudget
     ) -> list[PreparedRequest]:
-        """The chat is rendered and tokenised once; then each tail. A prompt is the same, alone and
-        in company.
+        """Render and tokenise the chat once, then each tail. A prompt is the same, alone and in
+        company.
         """
         intake, most = self._intake, self._front.check_ready().context_length
         (request,) = await intake.files.opened([asked.request], client, budget, most)
@@ -238,7 +240,9 @@ class PromptReader:
 
 
 def name_of(request: Request) -> bytes:
-    """Equal names mean an equal prompt, of one tenant, read in the same way."""
+    """Return a name that two requests share if they read an equal prompt, for one tenant, in the
+    same way.
+    """
     images = [
         (span.start, span.length, span.offset, key.digest, key.settings, key.salt)
         for span in request.spans
@@ -255,7 +259,9 @@ def _joined(runs: Sequence[Readout]) -> Readout:
 
 
 def _was_read(readout: Readout, request: Request, used: tuple[int, int] | None) -> WasRead:
-    """used: tokens cached, and tokens kept now; None: nothing was computed."""
+    """Decode a readout. used: tokens cached, and tokens kept now; None if the reading was kept
+    before.
+    """
     values = np.frombuffer(readout.values, np.float32).reshape(-1, readout.width)
     total, images = len(request.tokens), sum(span.length for span in request.spans)
     cached, written = (total, 0) if used is None else used
@@ -281,7 +287,7 @@ def _prepared(
 
 
 def _sources(request: GenerationRequest) -> tuple[Source, ...]:
-    """Raises InvalidRequest for a video."""
+    """Return the images in a request. Raises InvalidRequest for a video."""
     for video in request.chat.videos:
         raise InvalidRequest(
             f"{video.param}: videos are not read here: send frames as images", video.param
@@ -308,7 +314,9 @@ def _check_total(tokens: int, most: int = MOST_TOKENS) -> None:
 
 
 def unit_vectors(read: Sequence[WasRead], dimensions: int | None) -> Vectors:
-    """Embeddings [N, D], each of length 1, or only their first `dimensions`, of length 1 again."""
+    """Return the embeddings [N, D], each of length 1. With `dimensions`, cut each to its first
+    values and scale again.
+    """
     if not read:
         return np.empty((0, dimensions or 0), np.float32)
     rows = [each.values[-1, :dimensions].astype(np.float64) for each in read]
@@ -317,6 +325,6 @@ def unit_vectors(read: Sequence[WasRead], dimensions: int | None) -> Vectors:
 
 
 def rank_scores(read: Sequence[WasRead]) -> list[float]:
-    """The first label's share of the likelihood of both."""
+    """Return, for each prompt, the first label's share of both labels' likelihood."""
     logits = (each.values[-1].astype(np.float64) for each in read)
     return [float(1.0 / (1.0 + np.exp(min(no - yes, 700.0)))) for yes, no in logits]

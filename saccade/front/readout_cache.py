@@ -1,8 +1,8 @@
-"""Recent readings of prompts, by name: nothing is drawn, so a repeated question gets the same
-answer.
+"""Recent readings of prompts, by name. A reading involves no sampling, so a repeated question gets
+the same answer.
 
-Owns the kept bytes, and the choice of the next to go. One event loop; no locks. Knows nothing of
-prompts but their names, not shared by tenants (`readings.name_of`).
+Owns the kept bytes, and chooses the next to go. One event loop, without locks. Knows nothing of
+prompts but their names, which each tenant has for itself (`readings.name_of`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ ENTRY_BYTES = 256
 
 
 class ReadoutCache:
-    """Up to `limit` bytes; the least lately used go first.
+    """Keeps up to `limit` bytes of readings. The least recently used go first.
 
-    epoch: the number of flushes; readings begun before a flush are not kept after the flush.
+    epoch: counts flushes. Readings begun before a flush are dropped after it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,7 +36,7 @@ class ReadoutCache:
         return found
 
     def put(self, name: bytes, readout: Readout, epoch: int) -> None:
-        """Keep a reading, if nothing was flushed since `epoch`."""
+        """Keep a reading, unless a flush came after `epoch`."""
         size = len(readout.values) + ENTRY_BYTES
         if epoch != self.epoch or size > self._limit or name in self._kept:
             return
@@ -47,6 +47,6 @@ class ReadoutCache:
             self.nbytes -= len(gone.values) + ENTRY_BYTES
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all readings."""
         self._kept.clear()
         self.nbytes, self.epoch = 0, self.epoch + 1

@@ -1,9 +1,10 @@
-"""Keys of messages and parts that would change what the model sees, and that nothing here reads.
+"""Keys in messages and parts that would change what the model sees, and that this server leaves
+unread.
 
-Owns the words: carriers of images, videos, sounds and files, and sizes. Every message and part of
-every dialect has them as fields that may only say nothing (null, "", [] or {}); a part that reads
-one declares it anew. All other unknown keys are ignored, as answers of servers and SDKs carry many
-when sent back. Knows nothing of what is read.
+Owns the words: carriers of images, videos, sounds and files, and sizes. Messages and parts in every
+dialect have them as fields that must be empty (null, "", [] or {}). A part that reads one declares
+it anew. All other unknown keys are ignored, for servers' and SDKs' answers carry many when sent
+back. Knows nothing of what is read.
 """
 
 from __future__ import annotations

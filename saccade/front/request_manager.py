@@ -2,7 +2,8 @@
 exactly one way.
 
 Owns every request between `submit` and its last event, and the engine's state as clients see it.
-Knows nothing of HTTP: the server and the `LLM` class are its clients. One event loop; no locks.
+Knows nothing of HTTP: the server and the `LLM` class are its clients. One event loop, without
+locks.
 """
 
 from __future__ import annotations
@@ -84,26 +85,26 @@ class EngineClient(Protocol):
 
     @property
     def stall(self) -> str:
-        """The reason why a living engine makes no progress; empty while it does."""
+        """The reason why a living engine makes no progress. Empty while it does."""
         ...
 
     async def start(self, told: Callable[[Loading], None]) -> Ready:
-        """`told` hears how far loading is. Raises StartupError."""
+        """Start the engine. `told` hears how far loading is. Raises StartupError."""
         ...
 
     def send(self, message: ToEngine) -> None:
-        """Raises EngineUnavailable."""
+        """Send a message to the engine. Raises EngineUnavailable."""
         ...
 
     async def receive(self) -> ToFront:
-        """Raises EngineUnavailable once the engine is dead."""
+        """Wait for the engine's next message. Raises EngineUnavailable once the engine is dead."""
         ...
 
     async def stop(self, grace: float) -> None: ...
 
 
 class _Answer:
-    """One engine request: its text so far, the reader of the text, and the queue of its events."""
+    """One engine request: its text so far, the reader for the text, and its queue of events."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class _Answer:
         return InFlight(age, len(request.tokens), len(request.images), self._num_tokens)
 
     def advance(self, delta: Delta) -> AnswerUpdate:
-        """The event for `delta`; its `finish` may be a stop string's."""
+        """Return the event for `delta`. Its `finish` may come from a stop string."""
         sampling = self.request.sampling
         tokens = delta.tokens
         if delta.finish == "stop" and tokens and not self._reading.with_stop:
@@ -221,11 +222,11 @@ class RequestManager:
         told: Callable[[Loading], None] = lambda _: None,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> Ready:
-        """Start the image workers and the engine; returns when the engine can answer. `told` hears
-        the progress of loading. `check`: asks for answers before any client may, and raises where
-        one is wrong.
+        """Start the image workers and the engine, and return when the engine can answer. `told`
+        hears the progress of loading.
 
-        Raises StartupError.
+        `check`: asks for answers before any client may, and raises where one is wrong. Raises
+        StartupError.
         """
         self.intake.media.start()
         try:
@@ -245,9 +246,7 @@ class RequestManager:
         return ready
 
     async def drain(self, grace: float) -> None:
-        """Refuse new requests; let those in flight end within `grace` seconds, then fail
-        the rest.
-        """
+        """Refuse new requests. Those in flight have `grace` seconds to end, then fail."""
         if self.state in ("starting", "ready"):
             self.state, self.reason = "stopping", "the server is shutting down"
         deadline = time.monotonic() + grace
@@ -269,13 +268,13 @@ class RequestManager:
 
     @property
     def health(self) -> tuple[State | Literal["stalled"], str]:
-        """The state, and the reason unless "ready"."""
+        """Return the state, and the reason unless "ready"."""
         if self.state == "ready" and (stall := self._engine.stall):
             return "stalled", stall
         return self.state, self.reason
 
     async def scrape(self) -> Metrics:
-        """All metrics, the engine's as of now."""
+        """Collect all metrics, the engine's as of now."""
         self.metrics.set("saccade_engine_stalled", self.health[0] == "stalled")
         if self.state in ("ready", "stopping") and self._ready is not None:
             self._scraped.clear()
@@ -286,7 +285,7 @@ class RequestManager:
 
     def flush(self, embeddings: bool) -> None:
         """Forget the readouts, and make the engine forget its prefix cache and, with `embeddings`,
-        images too: requests submitted from now on find nothing unless a request in flight uses it.
+        images too. Requests submitted from now on find only what a request in flight uses.
 
         Raises EngineUnavailable.
         """
@@ -295,7 +294,7 @@ class RequestManager:
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:
-        """The engine's report at the start.
+        """Return the engine's report from its start.
 
         Raises EngineUnavailable unless the engine is ready.
         """
@@ -304,14 +303,16 @@ class RequestManager:
         return self._ready
 
     def _check_started(self) -> Ready:
-        """The same before the first client, while answers are checked."""
+        """Return the report as `check_ready`, also before the first client while answers are
+        checked.
+        """
         if self.state == "starting" and self._ready is not None:
             return self._ready
         return self.check_ready()
 
     @property
     def proven(self) -> bool:
-        """False: no test compares this architecture's answers with the model's own."""
+        """Return False if no test compares this architecture's answers with the model's own."""
         return not self.intake.spec.unproven
 
     # ---- requests
@@ -322,15 +323,15 @@ class RequestManager:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> PreparedRequest:
-        """`InputProcessor.prepare` within this engine's context length."""
+        """Prepare a request as `InputProcessor`, within this engine's context length."""
         most = self._check_started().context_length
         return await self.intake.prepare(request, most, client, budget)
 
     async def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
-        """The events of all answers in order of arrival; ends when each answer has had its last, or
-        raises the RequestError that ended an answer.
+        """Yield the events of all answers as they arrive, until each answer has had its last.
+        Raises the RequestError that ended an answer.
 
-        Choices count through the `n` answers of each prepared request in turn. Closing the iterator
+        Choices count through the `n` answers to each prepared request in turn. Closing the iterator
         early (`contextlib.aclosing`) aborts unfinished answers.
         """
         self._check_started()
@@ -369,26 +370,26 @@ class RequestManager:
                 media.release(image)
 
     def taken(self, id: str) -> None:
-        """Free the place of an answer's embedding, after sending."""
+        """Free the place that an answer's embedding holds, after sending."""
         self._tell(Abort(id))
 
     def in_flight(self, client: Client, most: int) -> list[InFlight]:
-        """The answers in flight, the longest first, at most `most`: a holder of one of several keys
-        sees the own ones, anybody else all.
+        """Return at most `most` answers in flight, the longest first. A client with one of several
+        keys sees its own, anybody else all.
         """
         own = client.share("") if client.limited and client.name else None
         shown = (each for each in self._answers.values() if own in (None, each.request.client))
         return [each.standing for each in islice(shown, most)]
 
     def cancel(self, group: str) -> None:
-        """End the answers of a request early (`PreparedRequest.request.id`) with Cancelled."""
+        """End the answers to a request early (`PreparedRequest.request.id`) with Cancelled."""
         for answer in [each for each in self._answers.values() if each.request.group == group]:
             self._tell(Abort(answer.request.id))
             if self._forget(answer, "abort"):
                 answer.events.put_nowait(Cancelled())
 
     def _forget(self, answer: _Answer, outcome: str) -> bool:
-        """End an answer, once; True if it was still in flight."""
+        """End an answer, once. Returns True if it was still in flight."""
         if self._answers.pop(answer.request.id, None) is None:
             return False
         if answer.request.caching.idle:
@@ -501,7 +502,7 @@ class RequestManager:
         answer.last_news = now
 
     async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
-        """Pixels for the engine, or the reason for none, which ends every request that names the
+        """Send the engine an image's pixels, or else the reason, which ends every request with the
         image.
         """
         try:
@@ -533,7 +534,7 @@ class RequestManager:
 
 
 def _told(delta: Delta) -> RequestError:
-    """The error with which the engine has ended a request."""
+    """Return the error with which the engine has ended a request."""
     said = delta.error or "the engine gave the request up"
     if delta.code == InternalError.code:
         log.error("request %s: %s", delta.id, said)
@@ -544,7 +545,7 @@ def _told(delta: Delta) -> RequestError:
 
 
 def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) -> CacheReport | None:
-    """The report, with the client's name for the part of the first missed token."""
+    """Return the report, with the client's name for the part that holds the first missed token."""
     if report is None or report.missed is None:
         return report
     after = bisect_right(landmarks, report.missed.token, key=lambda landmark: landmark[0])
@@ -553,13 +554,13 @@ def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) ->
 
 
 def _silenced(event: AnswerUpdate) -> AnswerUpdate:
-    """The event of an answer with unwanted content."""
+    """Return an answer's event without its content, which is unwanted."""
     finish: Finish | None = "length" if event.finish else None
     return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
 
 
 def _requests(prepared: PreparedRequest, group: str) -> Iterator[Request]:
-    """One engine request per wanted answer, all of one group, with ascending seeds."""
+    """Yield one engine request per wanted answer, all in one group, with ascending seeds."""
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)

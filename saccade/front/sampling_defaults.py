@@ -1,4 +1,4 @@
-"""A checkpoint's sampling for requests that say nothing. Owns the reading of its file alone."""
+"""A checkpoint's sampling for requests that set none. Owns the reading of its file alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from saccade.core.types import LARGEST, SamplingParams
 
 
 def load_sampling_defaults(directory: Path) -> SamplingParams:
-    """The sampling of `generation_config.json`, over OpenAI's defaults: temperature 1, and answers
-    of as many tokens as fit.
+    """Read the sampling in `generation_config.json`, over OpenAI's defaults: temperature 1, and
+    answers as long as fits.
     """
     path = directory / "generation_config.json"
     try:

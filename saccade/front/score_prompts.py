@@ -25,7 +25,7 @@ Task = Literal["embed", "rank", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """The task of a server beside chats: `task`; None: nothing. labels: token ids of a ranker's
+    """A server's task beside chats: `task`, if it has one. labels: token ids for a ranker's
     answers, yes and no.
     """
 
@@ -34,7 +34,7 @@ class Scoring:
     labels: tuple[int, int] = (0, 0)
 
     def check_embeds(self) -> None:
-        """Raises InvalidRequest where no embeddings are made."""
+        """Raise InvalidRequest unless the server makes embeddings."""
         if self.task not in ("embed", "last"):
             raise InvalidRequest(
                 "this model was not trained to embed: serve a Qwen3-VL-Embedding checkpoint, or "
@@ -44,7 +44,7 @@ class Scoring:
             )
 
     def check_ranks(self) -> None:
-        """Raises InvalidRequest where nothing is ranked."""
+        """Raise InvalidRequest unless the server ranks."""
         if self.task != "rank":
             raise InvalidRequest(
                 "this model was not trained to rank: serve a Qwen3-VL-Reranker checkpoint",
@@ -53,7 +53,7 @@ class Scoring:
             )
 
     def described(self) -> tuple[tuple[str, str], ...]:
-        """For people: name and value."""
+        """Describe the task for people, as pairs: name and value."""
         words = {
             "embed": "as the checkpoint was trained to make them",
             "last": "the last state of a model that was not trained for it: not calibrated",
@@ -65,7 +65,7 @@ class Scoring:
 
     @property
     def limits(self) -> ImageLimits:
-        """The bounds of images that name none."""
+        """The default bounds for images."""
         own = self.templates
         if own is None or self.task == "last":
             return ImageLimits()
@@ -74,7 +74,7 @@ class Scoring:
     def embed_chat(
         self, content: Sequence[Part], instruction: str | None, query: bool = False
     ) -> Chat:
-        """The prompt for an input to be embedded. query: a query, to search with."""
+        """Build the prompt for an input to be embedded. query: a query, to search with."""
         own = self.templates
         if own is None or self.task == "last":
             system = instruction
@@ -88,7 +88,7 @@ class Scoring:
     def rank_chat(
         self, query: Sequence[Part], document: Sequence[Part], instruction: str | None
     ) -> Chat:
-        """The prompt to ask whether `document` answers `query`."""
+        """Build the prompt that asks whether `document` answers `query`."""
         own = self.templates
         assert own is not None, "a ranker has templates"
         instruct, before_query, before_document = own.marks
@@ -108,7 +108,7 @@ CHATS = Scoring()
 
 
 def _ended(instruction: str) -> str:
-    """An instruction with a full stop, unless it ends in punctuation."""
+    """End an instruction with a full stop, unless it ends in punctuation."""
     instruction = instruction.strip()
     if instruction and not unicodedata.category(instruction[-1]).startswith("P"):
         return f"{instruction}."
@@ -118,7 +118,7 @@ def _ended(instruction: str) -> str:
 def find_scoring(
     wanted: Pooling, files: PoolingFiles | None, spec: FamilySpec, own: Tokenizer
 ) -> Scoring:
-    """The server's task beside chats. Raises ConfigError for a task beyond the model."""
+    """Find the server's task beside chats. Raises ConfigError for a task beyond the model."""
     templates = spec.templates.scores
     task = (files.task if files else None) if wanted == "auto" else wanted
     if task is None or task == "none":

@@ -1,8 +1,8 @@
-"""Videos as clients send them: a file by URL, upload or base64, or the client's own frames; with
-wishes beside or inside, and for all of a request.
+"""Videos as clients send them: a file by URL, upload or base64, or the client's own frames. Wishes
+stand beside or inside, and for a whole request.
 
-Owns the schemas and their reading into `VideoSource`. The fields inside `video_url` decide the
-video, and unknown ones are refused. Knows nothing of fetching or looking at a video.
+Owns the schemas, and reads them into `VideoSource`. The fields inside `video_url` decide the video,
+and unknown ones are refused. Knows nothing of fetching or looking at a video.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MOST_PARTS = 4 * MOST_FRAMES
 
 
 class VideoLook(Struct, kw_only=True):
-    """The way to look at a video. fps: frames for each second (of frames: as taken). num_frames:
-    frames altogether. max_frames: at most. min_pixels, max_pixels: of a frame after resizing; a
-    frame's size then depends on nothing else. total_pixels: of all frames together.
+    """The way to look at a video. fps: frames for each second (for sent frames: as taken).
+    num_frames: frames altogether. max_frames: at most. min_pixels, max_pixels: for a frame after
+    resizing; they alone then decide its size. total_pixels: for all frames together.
     """
 
     fps: Rate | None = None
@@ -97,7 +97,7 @@ AnyVideoPart = VideoURLPart | VideoPart | InputVideoPart
 
 class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
     """The way to look at a request's videos without wishes of their own, and facts about frames
-    (`media_io_kwargs.video`). total_num_frames, duration: of the frames' video.
+    (`media_io_kwargs.video`). total_num_frames, duration: about the frames' video.
     """
 
     fps: Rate | None = None
@@ -114,8 +114,8 @@ class MediaReading(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class VideoDefaults(Struct, frozen=True, kw_only=True):
-    """A request's fields for all its videos. sized: one gives a size in the words of a processor,
-    which says something else of videos.
+    """A request's fields for all its videos. sized: one gives a size in a processor's words, which
+    mean something else for videos.
     """
 
     sized: bool = False
@@ -130,7 +130,7 @@ NO_VIDEO_DEFAULTS = VideoDefaults()
 
 
 class Clip(NamedTuple):
-    """What a part names. inside: what stands around the address; indices, source_fps: of frames."""
+    """What a part names. inside: the object around the address; indices, source_fps: of frames."""
 
     url: Address | tuple[Address, ...]
     inside: VideoLook | None = None
@@ -198,7 +198,7 @@ def _linked(given: str | VideoURL) -> Clip:
 
 
 def _one_address(text: str) -> Address | tuple[Address, ...]:
-    """A URL; of several frames in one URL, each."""
+    """Return a URL, or each frame's URL if one text names several."""
     text = text.strip()
     if text[: len(FRAMES)].lower() == FRAMES:
         frames = text[len(FRAMES) :].split(",", MOST_PARTS)
@@ -224,7 +224,7 @@ def _frame(given: object, place: str) -> Address:
 
 
 def _rate(reading: VideoReading) -> float | None:
-    """Frames a second of the video behind the frames."""
+    """Return the frame rate of the video behind the frames, in frames a second."""
     if reading.fps is not None:
         return reading.fps
     if reading.total_num_frames is not None and reading.duration is not None:
@@ -235,7 +235,7 @@ def _rate(reading: VideoReading) -> float | None:
 def _wishes(
     inside: VideoLook | None, beside: AnyVideoPart, place: str, defaults: VideoDefaults
 ) -> VideoWishes:
-    """A part's wishes, from two places that must not differ; else the request's."""
+    """Return a part's wishes, from two places that must agree, or else the request's."""
     found: dict[str, Any] = {}
     for name in WISHES:
         within = None if inside is None else getattr(inside, name)

@@ -1,6 +1,6 @@
-"""Uploads made ready before the first question: encoded and prefilled while nobody waits.
+"""Uploads made ready before the first question: encoded and prefilled while the engine is idle.
 
-Owns their queue and its bounds: so many wait in all, and half as many of one of several keys; keys
+Owns their queue and its bounds: `MOST` wait in all, and half as many for one of several keys; keys
 take turns. Uploads are computed one at a time, by the engine's rules for idle work
 (`sched/parts/idle_work.py`). Knows nothing of HTTP, nor of an upload's description.
 """
@@ -31,8 +31,8 @@ Spawn = Callable[[Coroutine[None, None, None]], None]
 
 
 class WarmUps:
-    """`prepare`, `generate`: as of the request manager; `spawn` runs a task until the server
-    stops.
+    """Prepares uploads in turn. `prepare`, `generate`: as in the request manager. `spawn` runs a
+    task until the server stops.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class WarmUps:
         self._busy = False
 
     def check(self, client: Client) -> None:
-        """Raises Overloaded where no more can wait."""
+        """Raise Overloaded if the queue is full, or the client's share is."""
         mine = len(self._clients.get(client.name, ()))
         most = int(MOST * SHARE) if client.limited else MOST
         if mine >= most or self._waiting >= MOST:
@@ -56,7 +56,7 @@ class WarmUps:
             )
 
     def add(self, request: GenerationRequest, client: Client) -> None:
-        """Get `request` ready at some time. Raises as `check`."""
+        """Queue `request` to be prepared at some time. Raises as `check`."""
         self.check(client)
         self._clients.setdefault(client.name, deque()).append((request, client))
         self._tell()

@@ -48,7 +48,7 @@ example:</p><pre><code>{escape(as_curl("post", "/v1/chat/completions"))}</code><
 
 @cache
 def page() -> str:
-    """The page, as HTML."""
+    """Render the page as HTML."""
     document = describe()
     info, schemas = document["info"], document["components"]["schemas"]
     routes = [
@@ -116,7 +116,7 @@ def _told(field: dict[str, Any]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """A schema in a line."""
+    """Describe a schema in a line."""
     return f'<span class="type">{" or ".join(_types(schema))}</span>'
 
 

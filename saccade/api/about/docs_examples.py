@@ -87,7 +87,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def as_curl(method: str, path: str) -> str:
-    """A line of a shell."""
+    """Return the example call as a line for a shell."""
     verb = "" if method == "get" else f" -X {method.upper()}"
     words = f"curl{verb} {BASE}{path}"
     if (method, path) == ("post", "/v1/files"):
@@ -99,7 +99,7 @@ def as_curl(method: str, path: str) -> str:
 
 
 def as_python(method: str, path: str) -> str:
-    """With httpx, as a whole program."""
+    """Return the example call with httpx, as a whole program."""
     given = ""
     if (method, path) == ("post", "/v1/files"):
         given = ', data={"purpose": "vision"}, files={"file": open("image.png", "rb")}'

@@ -32,7 +32,9 @@ _ROOTLESS = ("/chat", "/completions", "/responses", "/models", "/files", "/embed
 
 
 def advice(path: str) -> str:
-    """The words on an absent path, after its name; "" for a path that no server has."""
+    """Return the words to follow an absent path's name, or "" for a path that other servers lack
+    too.
+    """
     for begin, what in _ABSENT.items():
         if _is_below(path, begin):
             return f": {what}; {_HERE}"
@@ -52,7 +54,7 @@ def advice(path: str) -> str:
 
 
 def overview(routes: Set[str]) -> str:
-    """The words on where to look instead, for people: those of `routes` that are for them."""
+    """Return words that tell people where to look: the paths among `routes` that are for them."""
     there = [f"{what} at {path}" for path, what in _FOR_PEOPLE.items() if path in routes]
     return f"; there is {' and '.join(there)}" if there else ""
 

@@ -468,8 +468,8 @@ OWN: dict[tuple[str, str], str] = {
 
 
 def add_words(components: dict[str, Any]) -> None:
-    """Give every field that has no description yet its own. Schemas share the objects that fields
-    are written in: each gets a new one.
+    """Give each undescribed field its own description. Schemas share the objects that fields are
+    written in, so each gets a new one.
     """
     for schema, shape in components.items():
         fields = shape.get("properties", {})

@@ -119,7 +119,7 @@ _GETS: dict[str, tuple[str, str]] = {
 
 @cache
 def describe() -> dict[str, Any]:
-    """The document, OpenAPI 3.1."""
+    """Build the document, in OpenAPI 3.1."""
     forms = [form for _, form, _ in _BODIES.values() if form is not None]
     groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
     told = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
@@ -214,7 +214,7 @@ _TOKENIZE: tuple[BodySchema[Any], ...] = (chat_fields.TOKENIZE_CHAT, chat_fields
 
 
 def _leave_out_refused(components: dict[str, Any]) -> None:
-    """Leave out the fields that may only say nothing."""
+    """Leave out the fields that must stay empty."""
     refused = components.pop(RefusedWords.__name__)["properties"]
     del components[SpokenAnswer.__name__]
     for shape in components.values():
@@ -224,7 +224,7 @@ def _leave_out_refused(components: dict[str, Any]) -> None:
 
 
 def _raw(kind: type[Any]) -> dict[str, Any]:
-    """The JSON that is read, or written, apart."""
+    """Describe JSON that is read or written separately."""
     if kind is msgspec.Raw:
         return {}
     raise NotImplementedError
@@ -236,7 +236,7 @@ def _bounds() -> dict[str, tuple[float, float]]:
 
 
 def _options(group: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """The schemas of a field that are of numbers."""
+    """Return a field's schemas for numbers."""
     field = group["properties"].get(name, {})
     options: list[dict[str, Any]] = field.get("anyOf", [field])
     return [option for option in options if option.get("type") in ("integer", "number")]
@@ -251,14 +251,14 @@ _BELOW = {
 
 
 def _item(field: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a field that is of a list."""
+    """Return a field's schema for a list."""
     lists = [each for each in field.get("anyOf", [field]) if each.get("type") == "array"]
     found: dict[str, Any] = lists[0]
     return found
 
 
 def _anthropics() -> dict[str, Any]:
-    """Answers of /v1/messages; a stream's events add up to a message."""
+    """Describe the answers of /v1/messages. A stream's events add up to a message."""
     number, text = {"type": "integer"}, {"type": "string"}
     tokens = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     message = {
@@ -287,7 +287,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_batches(components: dict[str, Any]) -> None:
-    """A batch as from `BatchJob.told`."""
+    """Describe a batch as `BatchJob.told` returns it."""
     components["Batch"] = batch = components.pop("BatchJob")
     del batch["properties"]["moments"]
     moment = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -296,7 +296,6 @@ def _describe_batches(components: dict[str, Any]) -> None:
 
 
 def _describe_items(components: dict[str, Any]) -> None:
-    """The input of a response, and the response."""
     item = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in _ITEMS]}
     for option in components["ResponseInput"]["properties"]["input"]["anyOf"]:
         if option.get("type") == "array":
@@ -319,7 +318,7 @@ def _describe_items(components: dict[str, Any]) -> None:
 
 
 def _completion(choice: str) -> dict[str, Any]:
-    """An answer; a stream's events are chunks of it."""
+    """Describe an answer. A stream's events are chunks of it."""
     return {
         "type": "object",
         "properties": {
@@ -334,7 +333,6 @@ def _completion(choice: str) -> dict[str, Any]:
 
 
 def _merged(form: BodySchema[Any], components: dict[str, Any]) -> dict[str, Any]:
-    """One object of all groups' fields."""
     found = [components[group.__name__] for group in form.groups]
     return {
         "type": "object",

@@ -1,5 +1,5 @@
-"""Changes to `/openapi.json` for generators of clients: names, groups and summaries of operations,
-items of lists, values that stay apart as names. Knows nothing of the routes.
+"""Changes to `/openapi.json` for client generators: operations get names, groups and summaries,
+lists get items, values stay apart as names. Knows nothing of the routes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def _name(path: str, method: str, operation: dict[str, Any], summaries: Any) -> 
 
 
 def _tag(path: str) -> str:
-    """The group of an operation: the part after /v1, else the server itself."""
+    """Return an operation's group: the part after /v1, or else the server itself."""
     parts = path.strip("/").split("/")
     return parts[1] if parts[0] == "v1" else "server"
 
 
 def _complete(value: Any) -> None:
-    """Lists have items; of two values that are one name to a generator, the first stays."""
+    """Give lists their items. Where two values are one name to a generator, keep the first."""
     if isinstance(value, list):
         for each in value:
             _complete(each)
@@ -58,7 +58,7 @@ def _complete(value: Any) -> None:
 
 
 def streams(answers: dict[str, Any]) -> dict[str, Any]:
-    """`answers` of an operation that can also stream."""
+    """Add a stream to an operation's `answers`."""
     answers["200"]["content"]["text/event-stream"] = {
         "schema": {"type": "string", "description": _EVENTS}
     }

@@ -1,9 +1,10 @@
-"""GET /: a page to try the server with, and GET /saccade/state, the page's source of running
+"""GET /: a page to try the server with, and GET /saccade/state, which tells the page about running
 requests.
 
-Owns the page's files (`web/`: HTML, styles, JavaScript modules, and in `vendor/` libraries as their
-authors published them; nothing else is fetched) and their permissions. The browser does the
-work, through every client's API. Knows nothing of requests but the front's news of those in flight.
+Owns the page's files and their permissions. `web/` has HTML, styles and JavaScript modules, and in
+`vendor/` libraries as their authors published them. The page fetches only these. The browser does
+the work, through every client's API. Knows nothing of requests but the front's news of those in
+flight.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ class Underway(Struct):
 
 
 class ServerState(Struct):
-    """The server as shown by its page. Times in seconds; `context_length` and `kv_tokens` are null
+    """The server as its page shows it. Times in seconds; `context_length` and `kv_tokens` are null
     until the model is loaded.
 
     `takes`: what requests may hold besides text; `frames` are lists of a video's images.
 
-    `answers` are the longest on their way, `MOST_SHOWN` at most; a holder of one of several keys
-    sees only own answers.
+    `answers` are the longest on their way, at most `MOST_SHOWN`. A holder of one of several keys
+    sees only its own answers.
     """
 
     status: str
@@ -84,7 +85,7 @@ class ServerState(Struct):
 
     @classmethod
     def of(cls, front: RequestManager, model: str, started: int, client: Client) -> ServerState:
-        """`started`: seconds since the epoch."""
+        """Take the server's present state. `started`: seconds since the epoch."""
         status, reason = front.health
         ready = front.check_ready() if front.state == "ready" else None
         return cls(
@@ -101,7 +102,7 @@ class ServerState(Struct):
 
 
 def state_route(door: RequestHandler, started: int) -> Route:
-    """/saccade/state. `started`: seconds since the epoch."""
+    """Build the route /saccade/state. `started`: seconds since the epoch."""
 
     async def state(request: Request) -> Response:
         client = client_of(request.scope)
@@ -111,7 +112,7 @@ def state_route(door: RequestHandler, started: int) -> Route:
 
 
 def page_routes() -> list[Route]:
-    """A route for each of the page's files, read once."""
+    """Build a route for each of the page's files, which are read once."""
     return [Route(path, _Served(file).answer) for path, file in FILES.items()]
 
 

@@ -34,14 +34,14 @@ DAY = 86_400
 
 
 class ExpiresAfter(Struct):
-    """The time to remove files of results: seconds after their making."""
+    """When to remove files with results: seconds after they are made."""
 
     seconds: Annotated[int, Meta(ge=3600, le=30 * DAY)]
     anchor: Literal["created_at"] = "created_at"
 
 
 class BatchRequest(Struct):
-    """The body of POST /v1/batches."""
+    """Body for POST /v1/batches."""
 
     input_file_id: str
     endpoint: Endpoint
@@ -51,7 +51,7 @@ class BatchRequest(Struct):
 
 
 class BatchLine(Struct):
-    """A line of the input file. `body`: a request's body for the endpoint."""
+    """A line in the input file. `body`: a request's body for the endpoint."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_CUSTOM_ID)]
     url: str
@@ -60,7 +60,7 @@ class BatchLine(Struct):
 
 
 class BatchError(Struct):
-    """The reason of a whole batch's failure. `line`: of the input file, from 1."""
+    """Why a whole batch failed. `line`: in the input file, from 1."""
 
     code: str
     message: str
@@ -69,7 +69,7 @@ class BatchError(Struct):
 
 
 class BatchErrors(Struct):
-    """A list of errors."""
+    """Errors in a list."""
 
     data: list[BatchError]
     object: str = "list"
@@ -106,14 +106,14 @@ class BatchJob(Struct, kw_only=True):
     moments: dict[Status, int] = field(default_factory=dict)
 
     def told(self) -> dict[str, Any]:
-        """The batch as told to clients."""
+        """Return the batch as clients see it."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         begun = found.pop("moments")
         return found | {f"{status}_at": begun.get(status) for status in TOLD}
 
 
 class BatchPage(Struct):
-    """A page of the list, newest first."""
+    """A page in the list, newest first."""
 
     data: list[dict[str, Any]]
     first_id: str | None

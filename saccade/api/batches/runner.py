@@ -1,8 +1,8 @@
 """Runs batches: each line is asked of the server itself, through the same routes as any request.
 
-Owns the times of lines: at most `ABREAST` requests are in flight together with those of waiting
-clients, so batches fill idle time. Owns the checks of an input file and the files of results. One
-task of the event loop; disk and databases are read in threads of its own.
+Owns when lines run: at most `ABREAST` requests are in flight together with those from waiting
+clients, so batches fill idle time. Owns the checks of an input file, and the files with results.
+One task on the event loop; disk and databases are read in threads of its own.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ STREAMED = InvalidRequest(
 
 
 class BatchRunner:
-    """`app` answers a request as clients are answered. `largest`: bytes of a line. The results of
-    a batch may have as many bytes as all uploaded files.
+    """Runs batches in the background. `app` answers a request as clients are answered. `largest`:
+    bytes in a line. A batch's results may have as many bytes as all uploaded files.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Lines under way are asked again by whoever runs the batch next."""
+        """Stop all batches. The next to run a batch asks its lines under way again."""
         tasks = [*self._running.values(), *([self._task] if self._task else [])]
         for task in tasks:
             task.cancel()
@@ -121,7 +121,7 @@ class BatchRunner:
         self._threads.close()
 
     async def add(self, request: BatchRequest, client: Client) -> BatchJob:
-        """A new batch of a file of the client's. Raises NotFound, Overloaded, StorageBusy."""
+        """Add a batch from a client's file. Raises NotFound, Overloaded, StorageBusy."""
         await self._files.find(request.input_file_id, client.name)
         made = now()
         batch = BatchJob(
@@ -142,7 +142,7 @@ class BatchRunner:
         return await self._threads.run(client, partial(self._store.find, id, client.name))
 
     async def page(self, client: Client, paging: Paging) -> list[BatchJob]:
-        """As the store's."""
+        """Return a page of the client's batches, as the store does."""
         return await self._threads.run(client, partial(self._store.page, client.name, paging))
 
     async def cancel(self, id: str, client: Client) -> BatchJob:
@@ -223,7 +223,7 @@ class BatchRunner:
     # ---- the input
 
     def _check(self, held: HeldBatch, input: BinaryIO) -> list[BatchError]:
-        """Keep the lines' places; returns the fault of the lines, if any."""
+        """Keep the lines' places. Returns the fault in the lines, if any."""
         held.clear_lines()
         faults: list[BatchError] = []
         lines: list[InputLine] = []
@@ -249,7 +249,7 @@ class BatchRunner:
     # ---- lines
 
     async def _answer_lines(self, held: HeldBatch, input: BinaryIO) -> Status:
-        """Ask all lines without a result; returns the reason for the end."""
+        """Ask all lines that lack a result. Returns the reason for the end."""
         under_way: set[asyncio.Task[None]] = set()
         waiting: list[InputLine] = []
         last = 0
@@ -291,7 +291,7 @@ class BatchRunner:
         return over
 
     def _may_begin(self) -> bool:
-        """True if a line may run: requests of waiting clients go first."""
+        """Return True if a line may run. Requests from waiting clients go first."""
         others = self._permits.taken - self._mine
         return self._mine < max(0, ABREAST - max(0, others))
 
@@ -311,7 +311,7 @@ class BatchRunner:
             self._mine -= 1
 
     async def _ask(self, held: HeldBatch, body: bytes) -> tuple[int, str, bytes]:
-        """The status, the request's id and the body of an answer."""
+        """Ask one line. Returns the answer's status, the request's id and the answer's body."""
         name = f"batch_req_{secrets.token_hex(16)}"
         if _is_streamed(body):
             status, _, told = refusal(held.batch.endpoint, STREAMED, name)
@@ -341,7 +341,7 @@ class BatchRunner:
     # ---- results
 
     async def _save(self, held: HeldBatch, *, answered: bool) -> str | None:
-        """The id of a file of all answers, or of all errors: the same at every call."""
+        """Save all answers, or all errors, as a file. Returns its id, the same at every call."""
         batch, client = held.batch, held.client
         with tempfile.TemporaryFile(dir=self._store.folder) as made:
             if not await self._off_loop(partial(_write_results, held, made, answered)):
@@ -377,7 +377,7 @@ def _scope(held: HeldBatch, body: bytes) -> Scope:
 
 
 def _lines(input: BinaryIO, largest: int) -> Iterator[tuple[int, int, bytes]]:
-    """Lines that are not empty: number, first byte, content (of a longer line, the beginning)."""
+    """Yield each line with content: number, first byte, content (cut off where too long)."""
     number, start = 0, 0
     input.seek(0)
     while data := input.readline(largest + 2):
@@ -388,7 +388,7 @@ def _lines(input: BinaryIO, largest: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _read(number: int, data: bytes, endpoint: str, largest: int) -> tuple[BatchError | None, str]:
-    """The fault of a line, if any, and its custom_id."""
+    """Read a line. Returns its fault, if any, and its custom_id."""
     if len(data) > largest:
         return BatchError("line_too_long", f"a line has at most {largest} bytes", number), ""
     try:
@@ -410,7 +410,7 @@ def _keep(held: HeldBatch, lines: Sequence[InputLine]) -> list[BatchError]:
 
 
 def _double(held: HeldBatch, lines: Sequence[InputLine]) -> BatchError:
-    """The first repeated custom_id, looked for one by one after a repetition."""
+    """Find the first repeated custom_id by adding the lines one by one."""
     for line in lines:
         try:
             held.add_lines([line])
@@ -421,7 +421,9 @@ def _double(held: HeldBatch, lines: Sequence[InputLine]) -> BatchError:
 
 
 def _body(input: BinaryIO, line: InputLine) -> bytes:
-    """Read in a thread, as the check was: the event loop's stack has less room for nesting."""
+    """Read a line's body. Runs in a thread, as the check did, because the event loop's stack allows
+    less nesting.
+    """
     return bytes(_LINE.decode(os.pread(input.fileno(), line.length, line.start)).body)
 
 
@@ -433,7 +435,7 @@ def _is_streamed(body: bytes) -> bool:
 
 
 def _result(custom_id: str, status: int, request: str, answer: bytes) -> bytes:
-    """A line of the file of results."""
+    """Encode a line for the file with results."""
     response = {
         "status_code": status,
         "request_id": request,
@@ -445,7 +447,7 @@ def _result(custom_id: str, status: int, request: str, answer: bytes) -> bytes:
 
 
 def _write_results(held: HeldBatch, made: BinaryIO, answered: bool) -> int:
-    """Lines written."""
+    """Write the results. Returns the number of lines written."""
     count = 0
     for result in held.results(answered):
         made.write(result + b"\n")

@@ -47,7 +47,7 @@ CREATE INDEX open_line ON line (number) WHERE answered IS NULL;
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """The place of a line in the input file: bytes. `number` counts from 1."""
+    """Where a line stands in the input file, in bytes. `number` counts from 1."""
 
     number: int
     custom_id: str
@@ -56,7 +56,7 @@ class InputLine:
 
 
 class BatchStore:
-    """The batches in `folder`, made with the first batch."""
+    """The batches in `folder`, which the first batch creates."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,8 +69,8 @@ class BatchStore:
     def add(self, batch: BatchJob, client: Client, lifetime: int | None) -> None:
         """Keep a new batch. `lifetime`: seconds that files of results stay.
 
-        Raises Overloaded if the owner has too many unfinished batches, StorageFull where the disk
-        takes no more; nothing of the batch is left then.
+        Raises Overloaded if the owner has too many unfinished batches, and StorageFull if the disk
+        is full. The batch then leaves no trace.
         """
         mine = self._ids_of(client.name)
         still = sum(not self._is_over(id, client.name) for id in mine)
@@ -95,7 +95,7 @@ class BatchStore:
             raise StorageFull(f"the batch cannot be kept on the server's disk: {error}") from error
 
     def find(self, id: str, owner: str) -> BatchJob:
-        """Raises NotFound."""
+        """Find an owner's batch. Raises NotFound."""
         with suppress(sqlite3.Error), self._open(id) as rows:
             batch, client, _, _ = _row(rows)
             if client.name == owner:
@@ -104,7 +104,9 @@ class BatchStore:
         raise NotFound(f"there is no batch {id[:200]!r}", code="batch_not_found")
 
     def page(self, owner: str, paging: Paging) -> list[BatchJob]:
-        """A page of the batches of `owner`, and one more if there is one. Raises InvalidRequest."""
+        """Return a page of the owner's batches, and one more if there is one. Raises
+        InvalidRequest.
+        """
         found: list[BatchJob] = []
         for id in paging.rest(self._ids_of(owner), str):
             with suppress(NotFound):
@@ -120,7 +122,7 @@ class BatchStore:
         return []
 
     def open_batches(self) -> list[tuple[str, str]]:
-        """Unfinished batches, oldest first, and their owners."""
+        """Return the unfinished batches, oldest first, with their owners."""
         found = []
         for id in self.ids():
             if id in self._over:
@@ -136,7 +138,7 @@ class BatchStore:
         return [(id, owner) for _, id, owner in sorted(found)]
 
     def cancel(self, id: str, owner: str) -> BatchJob:
-        """Cancel a batch: its runner begins no further line. Raises NotFound."""
+        """Cancel a batch. Its runner begins no further line. Raises NotFound."""
         batch = self.find(id, owner)
         if batch.status not in OVER:
             with self._open(id) as rows:
@@ -147,7 +149,9 @@ class BatchStore:
 
     @contextmanager
     def hold(self, id: str) -> Iterator[HeldBatch | None]:
-        """The batch, for its runner: None while another process runs the batch, or when over."""
+        """Hold the batch for its runner. Yields None if the batch is over, or another process runs
+        it.
+        """
         with ExitStack() as stack:
             held = None
             with suppress(FileNotFoundError, BlockingIOError, NotFound, sqlite3.Error):
@@ -159,7 +163,7 @@ class BatchStore:
             yield None if held is None or held.batch.status in OVER else held
 
     def _ids_of(self, owner: str) -> list[str]:
-        """The batches of `owner`, oldest first."""
+        """Return the owner's batches, oldest first."""
         with self._learning:  # whoever waits here finds all of it read
             there = set(self.ids())
             for id in self._index.keys() - there:
@@ -170,7 +174,7 @@ class BatchStore:
         return [id for _, id in sorted(found)]
 
     def _learn(self, id: str) -> None:
-        """Read whose a batch is. One that is not whole is perhaps still being added."""
+        """Read who owns a batch. An incomplete one is perhaps still being added."""
         try:
             with suppress(sqlite3.Error), self._open(id) as rows:
                 batch, client, _, _ = _row(rows)
@@ -181,7 +185,7 @@ class BatchStore:
                     self._broken.add(id)
 
     def _is_over(self, id: str, owner: str) -> bool:
-        """True also for a batch that cannot be read now."""
+        """Return True if a batch is over, or cannot be read now."""
         if id in self._over:
             return True
         with suppress(NotFound):
@@ -209,8 +213,8 @@ class BatchStore:
 
 
 class HeldBatch:
-    """A batch run by this process: nobody else writes its lines. The thread of a cancelled task
-    goes on: `close` waits for it, and later calls raise sqlite3's error of a closed database.
+    """A batch run by this process, the only one to write its lines. A cancelled task's thread goes
+    on: `close` waits for it, and later calls raise sqlite3's error for a closed database.
     """
 
     def __init__(self, rows: sqlite3.Connection) -> None:
@@ -229,19 +233,19 @@ class HeldBatch:
             return bool(self._rows.execute("SELECT cancelled FROM batch").fetchone()[0])
 
     def write(self) -> None:
-        """Keep the present state of `batch`."""
+        """Write the present `batch` to disk."""
         with self._lock:
             self.batch.request_counts = _counts(self._rows, self.batch)
             described = msgspec.json.encode(self.batch)
             self._rows.execute("UPDATE batch SET described = ?", (described,))
 
     def clear_lines(self) -> None:
-        """Forget the rows begun by a check of the input."""
+        """Forget the rows that a check of the input began."""
         with self._lock:
             self._rows.execute("DELETE FROM line")
 
     def add_lines(self, lines: Sequence[InputLine]) -> None:
-        """Raises sqlite3.IntegrityError for a repeated custom_id."""
+        """Add lines. Raises sqlite3.IntegrityError for a repeated custom_id."""
         with self._transaction():
             self._rows.executemany(
                 "INSERT INTO line (number, custom_id, start, length) VALUES (?, ?, ?, ?)",
@@ -249,7 +253,7 @@ class HeldBatch:
             )
 
     def drop_lines(self) -> None:
-        """Drop the lines; their counts stay in `batch`."""
+        """Drop the lines. Their counts stay in `batch`."""
         with self._lock:
             self.write()
             with self._transaction():
@@ -257,7 +261,9 @@ class HeldBatch:
             self._rows.execute("VACUUM")
 
     def open_lines(self, after: int, most: int) -> list[InputLine]:
-        """Lines without a result, in the input's order."""
+        """Return at most `most` lines that lack a result, numbered above `after`, in the input's
+        order.
+        """
         with self._lock:
             found = self._rows.execute(
                 "SELECT number, custom_id, start, length FROM line "
@@ -267,7 +273,7 @@ class HeldBatch:
             return [InputLine(*row) for row in found]
 
     def answer(self, number: int, answered: bool, result: bytes) -> None:
-        """The result of a line: an answer or an error."""
+        """Keep a line's result: an answer or an error."""
         with self._lock:
             self._rows.execute(
                 "UPDATE line SET answered = ?, result = ? WHERE number = ? AND answered IS NULL",
@@ -276,7 +282,7 @@ class HeldBatch:
             self.result_bytes += len(result)
 
     def results(self, answered: bool) -> Iterator[bytes]:
-        """In the input's order, answers or errors."""
+        """Yield the answers, or the errors, in the input's order."""
         with self._lock:
             found = self._rows.execute(
                 "SELECT result FROM line WHERE answered = ? ORDER BY number", (answered,)
@@ -305,12 +311,14 @@ def new_id() -> str:
 
 
 def now() -> int:
-    """Seconds since the epoch."""
+    """Return seconds since the epoch."""
     return int(time.time())
 
 
 def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
-    """Raises NotFound for a batch that is just being added, or was not added whole."""
+    """Read the batch's row. Raises NotFound for a batch that is incomplete, perhaps because it is
+    just being added.
+    """
     if (row := rows.execute("SELECT * FROM batch").fetchone()) is None:
         raise NotFound("the batch was not kept whole", code="batch_not_found")
     described, owner, lifetime, cancelled = row
@@ -319,7 +327,7 @@ def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
 
 
 def _counts(rows: sqlite3.Connection, batch: BatchJob) -> RequestCounts:
-    """Counts of the lines, or as counted when the lines were dropped."""
+    """Count the lines, or return the counts from when the lines were dropped."""
     total, good, bad = rows.execute(
         "SELECT count(*), coalesce(sum(answered = 1), 0), coalesce(sum(answered = 0), 0) FROM line"
     ).fetchone()

@@ -1,4 +1,5 @@
-"""The store's work for clients, on threads of its own: lists of batches hold up no other work.
+"""The store's work for clients, on threads of its own, so that lists of batches hold up no other
+work.
 
 A client has one place at a time, and waits for it. Knows nothing of what is asked of the store.
 """
@@ -50,7 +51,7 @@ class StoreThreads:
                 step.add_done_callback(lambda late: self._end_late(ticket, late))
 
     def close(self) -> None:
-        """Take no more work; running work ends by itself."""
+        """Refuse further work. Running work ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _end_late(self, ticket: Ticket, step: asyncio.Future[T]) -> None:

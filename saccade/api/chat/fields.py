@@ -39,7 +39,7 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """Options of a stream.
+    """How to stream.
 
     continuous_usage_stats: with include_usage, every chunk carries the usage so far.
     """
@@ -50,10 +50,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class SaccadeOptions(Struct, forbid_unknown_fields=True):
-    """Fields of this server alone.
+    """Fields that only this server has.
 
-    trace: say in the answer each image's place, the reason for misses, and the cost. documents: the
-    visible part of a PDF's pages: their text, their images, or both.
+    trace: say in the answer each image's place, the reason for misses, and the cost. documents:
+    what is shown from a PDF's pages: their text, their images, or both.
     """
 
     trace: bool = False
@@ -61,10 +61,10 @@ class SaccadeOptions(Struct, forbid_unknown_fields=True):
 
 
 class Sampling(Struct, kw_only=True):
-    """The sampling of tokens. None: not given, so the checkpoint's generation_config.json or
-    OpenAI's default decides.
+    """How tokens are sampled. A missing field takes the default from the checkpoint's
+    generation_config.json, or else OpenAI's.
 
-    Only types stand in `Sampling` and `Ending`; the bounds are those of `SamplingParams`.
+    Only types stand in `Sampling` and `Ending`. `SamplingParams` has the bounds.
     """
 
     temperature: float | None = None
@@ -114,15 +114,14 @@ class Reply(Struct, kw_only=True):
 
 
 class PromptCaching(Struct, kw_only=True):
-    """Wishes for the caches for the prompt as a whole; `front/breakpoints.py` reads marks on parts,
+    """Wishes for the caches for the whole prompt. `front/breakpoints.py` reads marks on parts,
     messages and tools.
 
     prompt_cache_key: a name for prompts with a common beginning. A single server has nothing to
-    route: the name does not decide sharing (`cache_salt` and the key do), and only names the
-    earlier prompts for diagnostics to compare. cache_control, prompt_cache_options (mode implicit),
-    prompt_cache_retention (in_memory: 5 minutes; 24h): the whole prompt is kept.
-    prompt_cache_diagnostics: the answer says in `diagnostics` why less of the prompt was found in
-    the cache than possible.
+    route. `cache_salt` and the key decide sharing, and the name only says which earlier prompts
+    diagnostics compare. cache_control, prompt_cache_options (mode implicit), prompt_cache_retention
+    (in_memory: 5 minutes; 24h): the whole prompt is kept. prompt_cache_diagnostics: the answer says
+    in `diagnostics` why less was found in the cache than possible.
     """
 
     prompt_cache_key: Annotated[str, Meta(max_length=LONGEST_CACHE_KEY)] | None = None
@@ -133,7 +132,7 @@ class PromptCaching(Struct, kw_only=True):
 
     @property
     def wish(self) -> CacheWish:
-        """Raises InvalidRequest for an invalid lifetime."""
+        """Read the wishes. Raises InvalidRequest for an invalid lifetime."""
         diagnose = self.prompt_cache_diagnostics
         return read_cache_wish(
             self.cache_control,
@@ -145,7 +144,7 @@ class PromptCaching(Struct, kw_only=True):
 
 
 class ThinkingSwitch(Struct):
-    """Reasoning on or off before the answer, in the words of Anthropic, Zhipu and more."""
+    """Reasoning on or off before the answer, as Anthropic, Zhipu and more write it."""
 
     type: Literal["enabled", "adaptive", "auto", "disabled"]
 
@@ -158,9 +157,9 @@ class ReasoningWish(Struct):
 
 
 class ThinkingFields(Struct, kw_only=True):
-    """The amount of reasoning, and of the answer's text, as the template understands these. A
-    template without a word for a field ignores it, and the trace lists the field in `ignored`.
-    Clients send any of these to every model.
+    """How much to reason and to write, as the template understands these. A template without a word
+    for a field ignores it, and the trace lists the field in `ignored`. Clients send any of these to
+    every model.
     """
 
     reasoning_effort: Effort | None = None
@@ -176,7 +175,7 @@ class ThinkingFields(Struct, kw_only=True):
 
     @property
     def thinks(self) -> bool | None:
-        """True or False as requested; None without a wish."""
+        """Return True or False as requested, or None by default."""
         if isinstance(self.thinking, ThinkingSwitch):
             return self.thinking.type != "disabled"
         inner = None if self.reasoning is None else self.reasoning.enabled
@@ -185,7 +184,7 @@ class ThinkingFields(Struct, kw_only=True):
 
 
 class Conversation(Struct, kw_only=True):
-    """The content of a chat. A message is a `ChatMessage`."""
+    """What a chat consists of. A message is a `ChatMessage`."""
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
@@ -196,15 +195,15 @@ class Conversation(Struct, kw_only=True):
 
 
 class PredictedText(Struct):
-    """A part of a predicted answer."""
+    """A part in a predicted answer."""
 
     type: Literal["text"]
     text: str
 
 
 class Prediction(Struct):
-    """OpenAI's predicted output: text that much of the answer will repeat. It never changes the
-    answer.
+    """OpenAI's predicted output: text that the answer will largely repeat. It leaves the answer
+    unchanged.
     """
 
     type: Literal["content"]
@@ -218,7 +217,7 @@ class Prediction(Struct):
 
 
 class ChatAnswer(Struct, kw_only=True):
-    """The content of a chat's answer."""
+    """What a chat's answer contains."""
 
     max_completion_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     logprobs: bool | None = None
@@ -238,8 +237,8 @@ class ToolUse(Struct, kw_only=True):
 
 
 class Structure(Struct, kw_only=True):
-    """The form of an answer: OpenAI's field, and vLLM's spellings, new and old. At most one of them
-    is used.
+    """The form that answers have: OpenAI's field, and vLLM's spellings, new and old. At most one of
+    them is used.
     """
 
     response_format: dict[str, Any] | None = None
@@ -262,7 +261,7 @@ class TextPrompt(Struct, kw_only=True):
 
 
 class Counting(Struct, kw_only=True):
-    """The display beside the count of POST /tokenize."""
+    """What POST /tokenize shows beside the count."""
 
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
@@ -277,7 +276,7 @@ class Tokens(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletionRequest:
-    """The body of POST /v1/chat/completions."""
+    """Body for POST /v1/chat/completions."""
 
     conversation: Conversation
     sampling: Sampling
@@ -293,7 +292,7 @@ class ChatCompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """The body of POST /v1/completions."""
+    """Body for POST /v1/completions."""
 
     text: TextPrompt
     sampling: Sampling
@@ -306,7 +305,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeChatRequest:
-    """The body of POST /tokenize for a chat."""
+    """Body for POST /tokenize with a chat."""
 
     request: ChatCompletionRequest
     counting: Counting
@@ -314,7 +313,7 @@ class TokenizeChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeTextRequest:
-    """The body of POST /tokenize for a text."""
+    """Body for POST /tokenize with a text."""
 
     request: CompletionRequest
     counting: Counting
@@ -322,7 +321,7 @@ class TokenizeTextRequest:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeRequest:
-    """The body of POST /detokenize."""
+    """Body for POST /detokenize."""
 
     tokens: Tokens
 

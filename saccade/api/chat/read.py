@@ -47,7 +47,7 @@ from saccade.text.grammar.tools import ToolSet, read_tools
 
 
 def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, Reply, ChatAnswer]:
-    """The request in a chat's body. Raises InvalidRequest that names the field."""
+    """Read the request in a chat's body. Raises InvalidRequest that names the field."""
     request = CHAT.read(body, context_length)
     return chat_request(request, context_length), request.reply, request.answer
 
@@ -55,7 +55,7 @@ def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, 
 def read_completion(
     body: bytearray, context_length: int
 ) -> tuple[list[GenerationRequest], Reply, TextPrompt]:
-    """The requests in a text completion's body, one per prompt. Raises as `read_chat`."""
+    """Read the requests in a text completion's body, one per prompt. Raises as `read_chat`."""
     request = COMPLETION.read(body, context_length)
     return completion_requests(request, context_length), request.reply, request.text
 
@@ -63,7 +63,7 @@ def read_completion(
 def read_tokenize(
     body: bytearray, context_length: int
 ) -> tuple[GenerationRequest, Reply, Counting]:
-    """The prompt to count: a chat if messages are given, else one text. Raises as `read_chat`."""
+    """Read the prompt to count: a chat if messages are given, else text. Raises as `read_chat`."""
     if "messages" in open_object(body):
         chat = TOKENIZE_CHAT.read(body, context_length)
         request = chat_request(chat.request, context_length)
@@ -78,7 +78,7 @@ def read_tokenize(
 
 
 def read_detokenize(body: bytearray, context_length: int) -> Tokens:
-    """Tokens that are to be text. Raises as `read_chat`."""
+    """Read the tokens that are to become text. Raises as `read_chat`."""
     tokens = DETOKENIZE.read(body, context_length).tokens
     if len(tokens.tokens) > context_length:
         raise too_long("tokens", f"{len(tokens.tokens)} tokens", context_length)
@@ -86,7 +86,7 @@ def read_detokenize(body: bytearray, context_length: int) -> Tokens:
 
 
 def chat_request(request: ChatCompletionRequest, context_length: int) -> GenerationRequest:
-    """The request of a chat. Raises InvalidRequest for faults beyond the schema."""
+    """Build the request for a chat. Raises InvalidRequest for faults beyond the schema."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
     sampling = sampling_fields(request.sampling, request.ending)
@@ -124,7 +124,7 @@ def chat_request(request: ChatCompletionRequest, context_length: int) -> Generat
 
 
 def _read_conversation(conversation: Conversation, reply: Reply, context_length: int) -> Chat:
-    """Read the messages, refused by their length before one is built."""
+    """Read the messages. Their length is checked before one is built."""
     continues = bool(conversation.continue_final_message)
     if continues and conversation.add_generation_prompt:
         raise InvalidRequest(
@@ -162,7 +162,7 @@ def _read_form(structure: Structure) -> OutputConstraint | None:
 
 
 def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
-    """`max_tokens` by its newer name, if limited."""
+    """Return `max_tokens` from its newer name, if it sets a limit."""
     if given is None or given == NO_LIMIT:
         return {}
     if ending.max_tokens not in (None, given):
@@ -173,7 +173,7 @@ def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
 
 
 def completion_requests(request: CompletionRequest, context_length: int) -> list[GenerationRequest]:
-    """The requests of a completion, one per prompt."""
+    """Build the requests for a completion, one per prompt."""
     reply = request.reply
     _check_stream(reply)
     sampling = sampling_fields(request.sampling, request.ending)
@@ -203,7 +203,7 @@ def completion_requests(request: CompletionRequest, context_length: int) -> list
 
 
 def _check_shown(reply: Reply, scored: bool, echo: bool) -> None:
-    """Raises InvalidRequest for a stream, whose chunks have no field for prompt scores."""
+    """Raise InvalidRequest for a stream, whose chunks lack a field for prompt scores."""
     if scored and reply.stream:
         raise InvalidRequest(
             "prompt_logprobs, or echo with logprobs: a stream has no place for what is said of a "
@@ -214,8 +214,8 @@ def _check_shown(reply: Reply, scored: bool, echo: bool) -> None:
 
 
 def silence(sampling: dict[str, Any], silent: bool) -> bool:
-    """`silent`: the client wants the prompt computed, and no answer. The engine still samples one
-    token, which is not shown.
+    """Limit the answer to one token if the client wants only the prompt computed. The engine still
+    samples that token, which stays hidden. Returns `silent`.
     """
     if silent:
         sampling["max_tokens"] = 1
@@ -255,7 +255,7 @@ def _tokens(prompt: Sequence[object], context_length: int) -> tuple[int, ...]:
 
 
 def sampling_fields(*groups: Struct) -> dict[str, Any]:
-    """The `SamplingParams` fields that the request sets; lists become tuples."""
+    """Return the `SamplingParams` fields that the request sets. Lists become tuples."""
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for group in groups

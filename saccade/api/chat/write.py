@@ -24,9 +24,9 @@ from saccade.text.answer.tool_calls import CallArguments, CallEnded, CallStarted
 
 
 class PromptTokensDetails(Struct):
-    """Counts of the prompt's tokens: from the prefix cache, computed and now kept by a breakpoint,
-    of images, and of videos (if any). cached_tokens_by_tier: the cached tokens' tiers, if not all
-    on the device.
+    """Prompt token counts: from the prefix cache, computed and now kept by a breakpoint, in images,
+    and in videos (if any). cached_tokens_by_tier: the cached tokens' tiers, unless all are on the
+    device.
     """
 
     cached_tokens: int
@@ -37,14 +37,14 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Answer tokens guessed before they were drawn, right and wrong; none changes the answer."""
+    """Draft tokens for the answer, right and wrong. They leave the answer unchanged."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class Usage(Struct):
-    """Tokens of one request; the prompt counts once, whatever `n`. completion_tokens_details: if
+    """Tokens in one request. The prompt counts once, whatever `n`. completion_tokens_details: if
     any were guessed.
     """
 
@@ -64,7 +64,7 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(Struct):
-    """A token of the answer, its log-probability, and the likeliest tokens in its place."""
+    """An answer's token, its log-probability, and the likeliest tokens in its place."""
 
     token: str
     logprob: float
@@ -73,14 +73,14 @@ class TokenLogprob(Struct):
 
 
 class ChatLogprobs(Struct):
-    """`logprobs` of a chat choice: a `TokenLogprob` for each token, as JSON already."""
+    """`logprobs` for a chat choice: a `TokenLogprob` for each token, as JSON already."""
 
     content: list[Raw]
     refusal: None = None
 
 
 class PromptLogprob(Struct):
-    """The model's score of a prompt token, in vLLM's words; `rank` 1 is the likeliest."""
+    """The model's score for a prompt token, in vLLM's words. `rank` 1 is the likeliest."""
 
     logprob: float
     rank: int
@@ -92,8 +92,8 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class CompletionLogprobs(Struct):
-    """`logprobs` of a text completion: parallel lists; the likeliest tokens as JSON already. An
-    echoed prompt's come first, beginning with null.
+    """`logprobs` for a text completion: parallel lists, with the likeliest tokens as JSON already.
+    An echoed prompt's come first, beginning with null.
     """
 
     tokens: list[str]
@@ -114,7 +114,7 @@ class FunctionReply(Struct):
 
 
 class CallReply(Struct):
-    """An entry of `tool_calls`."""
+    """An entry in `tool_calls`."""
 
     id: str
     function: FunctionReply
@@ -122,7 +122,7 @@ class CallReply(Struct):
 
 
 class AnswerMessage(Struct):
-    """The assistant's message. `content` is null for calls alone; `reasoning` repeats
+    """The assistant's message. `content` is null for calls alone. `reasoning` repeats
     `reasoning_content`.
     """
 
@@ -135,7 +135,7 @@ class AnswerMessage(Struct):
 
 
 class ChatChoice(Struct):
-    """One answer of a chat completion."""
+    """One answer in a chat completion."""
 
     index: int
     message: AnswerMessage
@@ -144,7 +144,7 @@ class ChatChoice(Struct):
 
 
 class FunctionDelta(Struct):
-    """The name of the called function, or a piece of its arguments."""
+    """The called function's name, or a piece of its arguments."""
 
     arguments: str
     name: str | UnsetType = UNSET
@@ -181,7 +181,7 @@ class ChunkChoice(Struct):
 
 
 class TextChoice(Struct):
-    """One answer of a text completion, or its part of a chunk."""
+    """One answer in a text completion, or its part in a chunk."""
 
     index: int
     text: str
@@ -191,8 +191,8 @@ class TextChoice(Struct):
 
 
 class MissReason(Struct):
-    """The reason why less of a prompt was found in the cache than possible (`type`: explained in
-    `core/types.CacheMissReason`), the first part affected, and the number of prompt tokens from
+    """Why less was found in the cache than possible. `type` is explained in
+    `core/types.CacheMissReason`. Also the first part affected, and the number of prompt tokens from
     there on.
     """
 
@@ -202,9 +202,7 @@ class MissReason(Struct):
 
 
 class CacheDiagnostics(Struct):
-    """cache_miss_reason: null if nothing was missed: the new part of the prompt was in no earlier
-    prompt.
-    """
+    """cache_miss_reason: null if all was found that earlier prompts contain."""
 
     cache_miss_reason: MissReason | None
 
@@ -216,8 +214,8 @@ class CacheDiagnostics(Struct):
 
 
 class Completion(Struct):
-    """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it;
-    then it is null in all but the last.
+    """Every answer and every chunk. Chunks leave `usage` out unless the client asked for it. Then
+    it is null in all but the last.
 
     `saccade` stands in answers and last chunks for clients that asked for the trace, `diagnostics`
     for questions about the cache, `prompt_logprobs` in a chat's answer if requested.
@@ -235,8 +233,8 @@ class Completion(Struct):
 
 
 class Model(Struct):
-    """An entry of the model list. parent: of an adapter, the model below. unproven: no test
-    compares the architecture's answers with transformers' own.
+    """An entry in the model list. parent: the model below an adapter. unproven: no test compares
+    the architecture's answers with transformers' own.
     """
 
     id: str
@@ -256,9 +254,9 @@ class ModelList(Struct):
 
 
 class TokenCount(Struct):
-    """POST /tokenize: the size of a prompt, and of each of its images.
+    """Answer to POST /tokenize: a prompt's size, and each image's.
 
-    `max_model_len`: most tokens of prompt and answer. `token_strs`: if requested.
+    `max_model_len`: maximum tokens in prompt and answer. `token_strs`: if requested.
     """
 
     count: int
@@ -269,14 +267,14 @@ class TokenCount(Struct):
 
 
 class TokenText(Struct):
-    """POST /detokenize: the text of the tokens."""
+    """Answer to POST /detokenize: the tokens' text."""
 
     prompt: str
 
 
 class ChoiceReply:
     """One choice, built from its events. Its log-probabilities are written as they come, since
-    writing those of many answers at once would stall the loop.
+    writing many answers' at once would stall the loop.
     """
 
     def __init__(self, shape: Shape, choice: int) -> None:
@@ -301,11 +299,11 @@ class ChoiceReply:
 
 
 class UsageCounter:
-    """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as found by its
-    first answer.
+    """Counts tokens for `usage`. A prompt counts once, whatever `n`, and its cached tokens as its
+    first answer found them.
 
-    written: tokens now kept in the cache, by the seconds of keeping. missed: the reason for a
-    shorter prefix than possible; None if nothing was missed, or nobody asked.
+    written: tokens now kept in the cache, by the seconds they are kept. missed: why the prefix was
+    shorter than possible, or None without a miss or a question.
     """
 
     def __init__(
@@ -365,24 +363,24 @@ class UsageCounter:
 
 
 class Shape(Protocol):
-    """The form of answers in either of the two APIs."""
+    """The form of answers in either API."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
     def opening(self, choice: int) -> ChunkChoice | None:
-        """The first chunk of a choice, before its text."""
+        """Return a choice's first chunk, before its text."""
         ...
 
     def logprobs(self, choice: int, tokens: Sequence[TokenLogprobs], /) -> Logprobs | None:
-        """Log-probabilities in the client's format; None unless requested. Called once per token,
-        in order.
+        """Return log-probabilities in the client's format, or None unless requested. Call once per
+        token, in order.
         """
         ...
 
     def chunks(self, event: AnswerUpdate) -> Sequence[ChunkChoice | TextChoice]:
-        """A stream's chunks for an event, in order."""
+        """Return a stream's chunks for an event, in order."""
         ...
 
     def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice | TextChoice: ...
@@ -536,8 +534,8 @@ class TextShape:
 
 
 def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
-    """The likeliest tokens, best first, by their text; of several with one text (pieces of
-    characters have no text of their own), the best.
+    """Return the likeliest tokens by their text, best first. Tokens with equal text keep only the
+    best: pieces of characters lack a text of their own.
     """
     found: dict[str, float] = {}
     for token, logprob in top:

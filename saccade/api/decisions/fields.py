@@ -24,7 +24,7 @@ Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
 class QuestionText(RefusedWords, tag_field="type", tag="input_text"):
-    """Text of a question."""
+    """Text in a question."""
 
     text: str
 
@@ -46,14 +46,14 @@ class PredicateQuestion(RefusedWords, tag_field="type", tag="predicate", kw_only
 
 
 class Choice(RefusedWords, kw_only=True):
-    """One of the values to choose from."""
+    """A value to choose from."""
 
     value: str | bool
     description: str | None = None
 
 
 class ChoiceQuestion(RefusedWords, tag_field="type", tag="choice", kw_only=True):
-    """A choice of one value that fits the input."""
+    """Asks which one value fits the input."""
 
     instructions: Instructions
     choices: Annotated[list[Choice], Meta(min_length=2, max_length=MOST_CHOICES)]
@@ -61,14 +61,14 @@ class ChoiceQuestion(RefusedWords, tag_field="type", tag="choice", kw_only=True)
 
 
 class Level(RefusedWords, kw_only=True):
-    """One of the levels of a score, the lowest first."""
+    """A level that a score may have, the lowest first."""
 
     label: str
     description: str | None = None
 
 
 class ScoreQuestion(RefusedWords, tag_field="type", tag="score", kw_only=True):
-    """A choice of one of some levels, in order."""
+    """Asks for one among some levels, in order."""
 
     instructions: Instructions
     levels: Annotated[list[Level], Meta(min_length=2, max_length=MOST_CHOICES)]
@@ -79,14 +79,14 @@ Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 class DecisionInput(Struct, kw_only=True):
-    """The input, and questions about the input. input: a text, or items as in /v1/responses."""
+    """The input, and questions about it. input: a text, or items as in /v1/responses."""
 
     input: Raw
     questions: Raw
 
 
 class DecisionScope(Struct, kw_only=True):
-    """The model, the cache, the keeping of the input, and the size of images."""
+    """The model, the cache, how the input is kept, and image sizes."""
 
     model: str | None = None
     cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
@@ -97,7 +97,7 @@ class DecisionScope(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class DecisionsRequest:
-    """The body of POST /v1/decisions."""
+    """Body for POST /v1/decisions."""
 
     asked: DecisionInput
     scope: DecisionScope

@@ -1,8 +1,8 @@
-"""The prompts of POST /v1/decisions: one for each question, all beginning with the input.
+"""The prompts for POST /v1/decisions: one for each question, all beginning with the input.
 
-Owns the prompt, the same beside any other questions: the input as a conversation, then a question,
-answered by one label; and the choice of tokens as labels. `fields.py` has the fields. Knows nothing
-of answers.
+Owns the prompt: the input as a conversation, then a question, answered by one label. A prompt is
+the same beside any other questions. Owns the choice of tokens as labels. `fields.py` has the
+fields. Knows nothing of answers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LETTERS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)), 
 
 @dataclass(frozen=True, slots=True)
 class DecisionsAsked:
-    """Prompts, and the question of each."""
+    """Prompts, and each one's question."""
 
     shared: SharedAsk
     questions: tuple[Question, ...]
@@ -61,8 +61,8 @@ Encode = Callable[[str], list[int]]
 
 
 def read_decisions(encode: Encode, body: bytearray, context_length: int) -> DecisionsAsked:
-    """The prompts of a body. `encode`: tokens of a text. Raises InvalidRequest that names the
-    field.
+    """Read the prompts in a body. `encode`: returns a text's tokens. Raises InvalidRequest that
+    names the field.
     """
     given = DECISIONS.read(body, context_length)
     asked, scope = given.asked, given.scope
@@ -108,9 +108,7 @@ def _messages(raw: msgspec.Raw, scope: DecisionScope, context_length: int) -> tu
 
 
 def _closed(messages: tuple[Message, ...], mark: str) -> tuple[Message, ...]:
-    """The conversation with the question's place at the end: in the user's last message, or in a
-    new one.
-    """
+    """Put the question's place at the end: in the user's last message, or in a new one."""
     *before, last = messages
     place = MessageText(mark, last.place)
     if last.role != "user":
@@ -150,7 +148,7 @@ class _Labels:
         return tuple(tokens[0] for tokens in found)
 
     def letters(self, count: int, place: str) -> list[tuple[str, int]]:
-        """As many labels as asked for, and their tokens."""
+        """Return `count` labels and their tokens."""
         while len(self._letters) < count and self._tried < len(LETTERS):
             label = LETTERS[self._tried]
             self._tried += 1
@@ -166,8 +164,9 @@ class _Labels:
 
 
 def _tail(question: Question, labels: _Labels, place: str) -> tuple[str, PromptReading]:
-    """A question in the model's words, and labels of its answers. The words shared by questions of
-    a kind come first, and are computed once.
+    """Put a question in the model's words, with labels for its answers.
+
+    The words shared by questions of a kind come first, and are computed once.
     """
     told = _told(question.instructions)
     if isinstance(question, PredicateQuestion):

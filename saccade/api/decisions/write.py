@@ -47,7 +47,7 @@ class ChoiceAnswer(Struct, tag_field="type", tag="choice"):
 
 
 class ScoreAnswer(Struct, tag_field="type", tag="score"):
-    """The mean of the levels' places by their probabilities. confidence: that of the likeliest."""
+    """The levels' mean place, weighted by probability. confidence: the likeliest level's."""
 
     name: str | None
     score: float
@@ -56,20 +56,20 @@ class ScoreAnswer(Struct, tag_field="type", tag="score"):
 
 
 class DecisionInputDetails(Struct):
-    """Of the input's tokens: those from the cache, and those that are kept from now on."""
+    """Counts among the input's tokens: those from the cache, and those kept from now on."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class DecisionOutputDetails(Struct):
-    """Nothing is reasoned."""
+    """Always 0: decisions come without reasoning."""
 
     reasoning_tokens: int = 0
 
 
 class DecisionUsage(Struct):
-    """Tokens of all questions' prompts; each has the input in it. One label is each answer."""
+    """Tokens in all questions' prompts, each with the input in it. Each answer is one label."""
 
     input_tokens: int
     input_tokens_details: DecisionInputDetails
@@ -79,7 +79,7 @@ class DecisionUsage(Struct):
 
 
 class Decision(Struct):
-    """The answers, in the order of the questions."""
+    """The answers, in the questions' order."""
 
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
     model: str

@@ -34,7 +34,7 @@ class TextBlock(MarkedBlock, tag_field="type", tag="text", kw_only=True):
 
 
 class Base64Source(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
-    """The bytes of an image."""
+    """An image's bytes."""
 
     data: str
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
@@ -53,13 +53,13 @@ class FileSource(Struct, tag_field="type", tag="file", forbid_unknown_fields=Tru
 
 
 class Transformations(Struct, forbid_unknown_fields=True):
-    """The treatment of an image that is too large."""
+    """How to treat an image that is too large."""
 
     oversized_image: Literal["downsize"] | None = None
 
 
 class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
-    """An image. min_pixels, max_pixels: an extension of ours, as in a chat's parts."""
+    """An image. min_pixels, max_pixels: our extension, as in a chat's parts."""
 
     source: Base64Source | URLSource | FileSource
     transformations: Transformations | None = None
@@ -68,7 +68,7 @@ class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
 
 
 class VideoBytes(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
-    """The bytes of a video."""
+    """A video's bytes."""
 
     data: str
     media_type: Annotated[str, Meta(pattern="^video/")] = "video/mp4"
@@ -81,7 +81,7 @@ class FramesSource(Struct, tag_field="type", tag="frames", forbid_unknown_fields
 
 
 class VideoBlock(MarkedBlock, tag_field="type", tag="video", kw_only=True):
-    """A video: an extension of ours, with the fields of a chat's `video_url`."""
+    """A video: our extension, with the fields that a chat's `video_url` has."""
 
     source: VideoBytes | URLSource | FileSource | FramesSource
     fps: Rate | None = None
@@ -93,21 +93,21 @@ class VideoBlock(MarkedBlock, tag_field="type", tag="video", kw_only=True):
 
 
 class PlainSource(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """The text of a document."""
+    """A document's text."""
 
     data: str
     media_type: Literal["text/plain"]
 
 
 class PDFBytes(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
-    """The bytes of a PDF."""
+    """A PDF's bytes."""
 
     data: str
     media_type: Literal["application/pdf"] = "application/pdf"
 
 
 class PartsSource(Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
-    """A document of texts and images."""
+    """A document that consists of texts and images."""
 
     content: str | list[TextBlock | ImageBlock]
 
@@ -128,7 +128,7 @@ class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True)
 
 
 class ThinkingBlock(RefusedWords, tag_field="type", tag="thinking"):
-    """Reasoning of an earlier answer."""
+    """Reasoning from an earlier answer."""
 
     thinking: str
     signature: str = ""
@@ -141,7 +141,7 @@ class RedactedBlock(RefusedWords, tag_field="type", tag="redacted_thinking"):
 
 
 class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
-    """A call of an earlier answer."""
+    """A call from an earlier answer."""
 
     id: Name
     name: Name
@@ -161,7 +161,7 @@ Block = Shown | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(RefusedWords):
-    """A message of the conversation."""
+    """A message in the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
@@ -185,13 +185,13 @@ class ToolDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolKind(Struct):
-    """A tool by its type: tools without a schema of their own are Anthropic's."""
+    """A tool by its type. Tools without a schema are Anthropic's own."""
 
     type: str | None = None
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True):
-    """The use of tools: optional, required, forbidden, or a named tool."""
+    """How to use tools: optional, required, forbidden, or a named tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -209,14 +209,14 @@ class Thinking(Struct, forbid_unknown_fields=True):
 
 
 class OutputFormat(Struct, forbid_unknown_fields=True):
-    """The form of the answer."""
+    """The answer's form."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    """The form of the answer; effort: a hint."""
+    """The answer's form. effort: a hint."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -229,7 +229,7 @@ class Metadata(Struct):
 
 
 class Diagnostics(Struct, forbid_unknown_fields=True):
-    """A question why the cache missed the content of the message before."""
+    """Asks why the cache missed what the message before contained."""
 
     previous_message_id: str | None = None
 
@@ -268,7 +268,7 @@ class Inquiry(Struct, kw_only=True):
 
 
 class Drawing(Struct, kw_only=True):
-    """Sampling, and the end of the answer. max_tokens 0: compute the prompt, and answer nothing."""
+    """Sampling, and where the answer ends. max_tokens 0: only compute the prompt."""
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     stop_sequences: list[str] | None = None
@@ -279,13 +279,13 @@ class Drawing(Struct, kw_only=True):
 
 
 class DocumentOptions(Struct, forbid_unknown_fields=True):
-    """Fields of this server alone. documents: as in chats."""
+    """Fields that only this server has. documents: as in chats."""
 
     documents: PageView | None = None
 
 
 class Sender(Struct, kw_only=True):
-    """The client, and its terms. No field changes the answer."""
+    """The client, and its terms. These fields leave the answer unchanged."""
 
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
@@ -294,14 +294,14 @@ class Sender(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class CountTokensRequest:
-    """The body of POST /v1/messages/count_tokens."""
+    """Body for POST /v1/messages/count_tokens."""
 
     inquiry: Inquiry
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
-    """The body of POST /v1/messages."""
+    """Body for POST /v1/messages."""
 
     inquiry: Inquiry
     drawing: Drawing

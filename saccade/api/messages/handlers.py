@@ -60,8 +60,8 @@ class _Messages:
             await while_connected(receive, answer)
 
     async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the tokens of a prompt: images are fetched and their headers read, nothing is
-        decoded, and the engine hears nothing.
+        """Count a prompt's tokens. Images are fetched and their headers read, without decoding them
+        or asking the engine.
         """
         front = self.door.front
         async with self.door.admission.admit(scope, receive) as (body, held):
@@ -78,8 +78,10 @@ HOUR = 3600
 
 
 def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
-    """Diagnostics in Anthropic's words, which are fewer: a reason other than a change of the prompt
-    is "unavailable". `saccade_reason` and `saccade_place` have the full finding.
+    """Return diagnostics in Anthropic's words. These are fewer, so a reason other than a changed
+    prompt is "unavailable".
+
+    `saccade_reason` and `saccade_place` have the full finding.
     """
     if missed is None:
         return {"cache_miss_reason": None}
@@ -97,8 +99,8 @@ def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
 
 
 class MessageTeller:
-    """Writes an answer as Anthropic's message (see `stream.ResponseWriter`). An answer of no tokens
-    is computed with one token, which is not shown.
+    """Writes an answer as Anthropic's message (see `stream.ResponseWriter`). An empty answer is
+    computed with one token, which stays hidden.
     """
 
     def __init__(self, model: str, asked: AskedMessage, told: AnswerContext) -> None:

@@ -75,8 +75,8 @@ _KIND: Reader[ToolKind] = Reader(ToolKind)
 
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
-    """A body after reading. `requests` holds one request, until taken. `most`: most tokens of the
-    answer.
+    """A body after reading. `requests` holds one request, until taken. `most`: the answer's maximum
+    tokens.
     """
 
     requests: list[GenerationRequest]
@@ -86,7 +86,7 @@ class AskedMessage:
 
 
 def read_message(body: bytearray, context_length: int) -> AskedMessage:
-    """The request to answer. Raises InvalidRequest that names the field in Anthropic's words."""
+    """Read the request to answer. Raises InvalidRequest that names the field as Anthropic does."""
     request = MESSAGES.read(body, context_length)
     thinking, drawing = request.inquiry.thinking, request.drawing
     return AskedMessage(
@@ -98,7 +98,7 @@ def read_message(body: bytearray, context_length: int) -> AskedMessage:
 
 
 def read_count(body: bytearray, context_length: int) -> AskedMessage:
-    """The request to count. Raises as `read_message`."""
+    """Read the request to count. Raises as `read_message`."""
     request = COUNT_TOKENS.read(body, context_length)
     return AskedMessage(
         [message_request(request, context_length)], Reply(model=request.inquiry.model)
@@ -108,7 +108,7 @@ def read_count(body: bytearray, context_length: int) -> AskedMessage:
 def message_request(
     request: CountTokensRequest | MessagesRequest, context_length: int
 ) -> GenerationRequest:
-    """The request of a body. Raises InvalidRequest for faults beyond the schema."""
+    """Build the request for a body. Raises InvalidRequest for faults beyond the schema."""
     inquiry = request.inquiry
     if inquiry.thread is not None:
         raise InvalidRequest(
@@ -153,7 +153,7 @@ def message_request(
 
 
 def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
-    """The form of the answer, by its newer or older field."""
+    """Return the form of the answer, from its newer or older field."""
     config = inquiry.output_config
     if config is not None and config.format is not None:
         return OutputConstraint("json", config.format.schema, "output_config.format.schema")
@@ -162,7 +162,7 @@ def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
 
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
-    """The `SamplingParams` fields that a request sets."""
+    """Return the `SamplingParams` fields that a request sets."""
     drawing = request.drawing
     given = {
         "max_tokens": max(1, drawing.max_tokens),
@@ -187,7 +187,6 @@ def _tool_set(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet | N
 
 
 def _read_tools(given: list[msgspec.Raw] | None) -> tuple[tuple[Tool, ...], tuple[Mark, ...]]:
-    """The tools of a request, and their marks."""
     marks: list[Mark] = []
 
     def read(raw: msgspec.Raw, place: str) -> Tool:
@@ -214,7 +213,7 @@ def _read_tool(raw: msgspec.Raw, place: str) -> ToolDefinition:
 
 @dataclass(slots=True)
 class _Content:
-    """The parts of a message being read, and their marks."""
+    """A message's parts while they are read, and their marks."""
 
     view: PageView | None = None
     parts: list[Part] = field(default_factory=list)
@@ -238,12 +237,12 @@ class _Conversation:
     """Messages being read."""
 
     def __init__(self, view: PageView | None) -> None:
-        """`view`: of documents."""
+        """Begin without messages. `view`: how documents are shown."""
         self.messages: list[Message] = []
         self._view = view
 
     def keep(self, control: CacheControl) -> None:
-        """Keep the prompt up to the end, unless the last message has a mark of its own."""
+        """Add a cache breakpoint at the end, unless the last message has one."""
         final, mark = self.messages[-1], control_mark(control, "cache_control")
         if all(each.part is not None for each in final.marks):
             self.messages[-1] = replace(final, marks=(*final.marks, mark))
@@ -261,7 +260,7 @@ class _Conversation:
             self.messages.append(content.message("system", "system"))
 
     def add(self, message: InputMessage, place: str) -> None:
-        """Add a message; results of tools become messages of their own."""
+        """Add a message. Tool results become messages of their own."""
         where = f"{place}.content"
         if isinstance(message.content, str):
             self.messages.append(Message(message.role, message.content, place=where))
@@ -339,7 +338,7 @@ def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
 
 
 def _parts(block: Shown, place: str, view: PageView | None) -> list[Part]:
-    """The parts that show a block. view: of documents."""
+    """Return the parts that show a block. view: how documents are shown."""
     if isinstance(block, TextBlock):
         return [MessageText(block.text, place)]
     if isinstance(block, ImageBlock):

@@ -30,9 +30,9 @@ Ending = Literal["stop", "length", "context"]
 
 @dataclass(frozen=True, slots=True)
 class MessageUsage:
-    """Tokens. `fresh`: prompt tokens neither read from the cache nor kept by a mark. hour: of those
-    `written`, the tokens kept for an hour or more. tiers: of those `read`, by tier, if not all on
-    the device.
+    """Token counts. `fresh`: prompt tokens neither read from the cache nor kept by a mark. hour:
+    those among `written` that are kept for an hour or more. tiers: those among `read`, by tier,
+    unless all are on the device.
     """
 
     fresh: int
@@ -43,7 +43,7 @@ class MessageUsage:
     tiers: Mapping[Tier, int] | None = None
 
     def told(self) -> dict[str, Any]:
-        """The counts in the form of `usage`."""
+        """Return the counts in the form of `usage`."""
         return {
             "input_tokens": self.fresh,
             "cache_creation_input_tokens": self.written,
@@ -74,7 +74,7 @@ class MessageStream:
     def begin(
         self, usage: MessageUsage, diagnostics: dict[str, Any] | None = None
     ) -> list[StreamEvent]:
-        """The events before the first token. diagnostics: of the cache, if requested."""
+        """Return the events before the first token. diagnostics: about the cache, if requested."""
         message: dict[str, Any] = {
             "id": self._id,
             "type": "message",
@@ -90,11 +90,11 @@ class MessageStream:
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def feed(self, events: Iterable[AnswerEvent]) -> list[StreamEvent]:
-        """The events for new content."""
+        """Return the events for new content."""
         return [told for event in events for told in self._feed(event)]
 
     def end(self, finish: Ending, stop: str | None, usage: MessageUsage) -> list[StreamEvent]:
-        """The events after the last token. stop: the stop sequence that ended the answer."""
+        """Return the events after the last token. stop: the stop sequence that ended the answer."""
         reason = self._reason(finish, stop)
         delta = {
             "stop_reason": reason,
@@ -144,7 +144,7 @@ class MessageStream:
     def _enter(
         self, kind: Literal["text", "thinking", "tool_use"], block: dict[str, Any]
     ) -> list[StreamEvent]:
-        """Begin a block, unless a block of this kind is open."""
+        """Begin a block, unless a block like this is open."""
         if self._open == kind:
             return []
         closed = self._close()
@@ -168,7 +168,7 @@ class MessageStream:
 
 
 class WholeMessage:
-    """The message of a stream, for clients without streaming. `add` every event."""
+    """A stream's message, for clients without streaming. `add` every event."""
 
     def __init__(self) -> None:
         self._message: dict[str, Any] = {}
@@ -196,7 +196,7 @@ class WholeMessage:
                 self._message |= event["delta"] | {"usage": event["usage"]}
 
     def told(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the answer's body."""
         content = []
         for block, (field, pieces) in zip(self._blocks, self._pieces, strict=True):
             text = "".join(pieces)
@@ -206,7 +206,7 @@ class WholeMessage:
 
 
 def read_input(text: str) -> Any:
-    """A call's input; of an input cut off by its length, the complete part, as the SDKs read a
+    """Parse a call's input. If its length cut it off, parse the complete part, as the SDKs read a
     stream.
     """
     try:
@@ -222,14 +222,14 @@ def _parsed(text: str) -> Any:
 
 
 def _number(word: str) -> Any:
-    """The value of a number; beyond the range of JSON readers, the model's own digits as JSON."""
+    """Parse a number. Beyond the range of JSON readers, return the model's own digits as JSON."""
     value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
     told = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
     return value if told else msgspec.Raw(word.encode())
 
 
 def _tellable(value: Any) -> Any:
-    """`value` without halves of surrogate pairs, which JSON can name but no text can hold."""
+    """Replace halves of surrogate pairs in `value`: JSON can name them, text cannot hold them."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -238,9 +238,9 @@ def _tellable(value: Any) -> Any:
 
 
 def whole_part(text: str) -> str:
-    """The longest beginning of a JSON document, cut between its values, with its brackets closed.
+    """Return a JSON document's longest beginning, cut between its values, with its brackets closed.
 
-    text: the beginning of an object or a list.
+    text: begins an object or a list.
     """
     closers: list[str] = []
     best, closing = 0, "{}"

@@ -44,7 +44,7 @@ Metadata = Annotated[
 
 
 class TextFormat(Struct, forbid_unknown_fields=True):
-    """The form of the answer."""
+    """The answer's form."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -54,15 +54,15 @@ class TextFormat(Struct, forbid_unknown_fields=True):
 
 
 class ResponseText(Struct, forbid_unknown_fields=True):
-    """The form of the answer, and its length; verbosity is a hint to the template."""
+    """The answer's form and length. verbosity: a hint to the template."""
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 
 
 class ReasoningConfig(Struct):
-    """The amount of reasoning: effort is a hint to the template, "none" switches reasoning off. No
-    summary is made: reasoning is shown as it is.
+    """How much to reason. effort: a hint to the template; "none" switches reasoning off. Reasoning
+    is shown as it is, without a summary.
     """
 
     effort: Effort | None = None
@@ -70,13 +70,13 @@ class ReasoningConfig(Struct):
 
 
 class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
-    """Options of a stream."""
+    """How to stream."""
 
     include_obfuscation: bool | None = None
 
 
 class ResponseInput(Struct, kw_only=True):
-    """The input. An item of `input` is a message, a function's call or output, or reasoning."""
+    """The input. An item in `input` is a message, a function's call or output, or reasoning."""
 
     input: str | list[msgspec.Raw]
     instructions: str | None = None
@@ -98,7 +98,7 @@ class ResponseEnding(Struct, kw_only=True):
 
 
 class ResponseForm(Struct, kw_only=True):
-    """The content of the answer. reasoning_effort: `reasoning.effort` by its name in chats, as
+    """What the answer contains. reasoning_effort: `reasoning.effort` by its name in chats, as
     programs send it that turn their chats into responses.
     """
 
@@ -119,7 +119,7 @@ class ResponseForm(Struct, kw_only=True):
 
 
 class ResponseDelivery(Struct, kw_only=True):
-    """The delivery of the answer, its keeping, and facts about the client."""
+    """How the answer is sent and kept, and facts about the client."""
 
     model: str | None = None
     stream: bool | None = None
@@ -136,7 +136,7 @@ class ResponseDelivery(Struct, kw_only=True):
 
     @property
     def compared(self) -> str | None:
-        """The response that diagnostics of the cache are to compare with."""
+        """Return the response to compare with for cache diagnostics."""
         options = self.prompt_cache_options
         return None if options is None else options.comparison_response_id
 
@@ -147,7 +147,7 @@ class ResponseDelivery(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """The body of POST /v1/responses."""
+    """Body for POST /v1/responses."""
 
     asked: ResponseInput
     sampling: Sampling

@@ -76,8 +76,8 @@ class Running:
 class ResponseAsked:
     """A request after reading, and the turn that it continues.
 
-    `requests`: one request, until prepared. `packed`: its items as the store keeps them; None if
-    nothing is to be kept. `comparable`: the response named for comparison is known, or none is
+    `requests`: one request, until prepared. `packed`: its items as the store keeps them, or None if
+    the response is not kept. `comparable`: the response named for comparison is known, or none is
     named.
     """
 
@@ -90,13 +90,13 @@ class ResponseAsked:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held during the answer, beside the encoded images."""
+        """Return the bytes held during the answer, beside the encoded images."""
         before = 0 if self.before is None else self.before.total
         return before + sum(len(item) for _, item in self.packed or ())
 
 
 class ResponseTeller:
-    """Writes one answer in the form of /v1/responses. `on_end`: called with the response, once."""
+    """Writes one answer as /v1/responses has it. `on_end`: called with the response, once."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _Responses:
             await while_connected(receive, self._answer(send, found, held))
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the tokens of a request's input."""
+        """Count the tokens in a request's input."""
         async with self._asked(scope, receive) as (found, held):
             self._door.model_of(found.reply.model)
             intake, context_length = (
@@ -210,7 +210,7 @@ class _Responses:
     async def _asked(
         self, scope: Scope, receive: Receive
     ) -> AsyncIterator[tuple[ResponseAsked, Held]]:
-        """A request after reading, with its share of memory."""
+        """Read a request, and hold its share of memory."""
         async with self._door.admission.admit(scope, receive) as (body, held):
             inquiry = await self._door.read(read_responses, body)
             before = self._before(inquiry.request, held.client)
@@ -245,8 +245,10 @@ class _Responses:
         return False
 
     def _items(self, inquiry: ResponseInquiry, client: Client) -> list[Item | bytes]:
-        """The items of a request; items named by id come packed. No item may be named twice:
-        reading takes no more memory than the body and the kept items.
+        """Return a request's items. Items named by id come packed.
+
+        Each item may be named once, so that reading takes only as much memory as the body and the
+        kept items.
         """
         named = set[str]()
         for i, item in enumerate(inquiry.items):
@@ -340,10 +342,10 @@ def exchange(
     keeps: bool,
     comparable: bool,
 ) -> ResponseAsked:
-    """`request`, its conversation included, read as a chat. `given`: its items, some packed;
-    `keeps`: the items will be kept; `comparable`: as in `ResponseAsked`.
+    """Read `request` as a chat, its conversation included. `given`: its items, some packed.
+    `keeps`: the items will be kept. `comparable`: as in `ResponseAsked`.
 
-    Raises InvalidRequest with the client's name of the field.
+    Raises InvalidRequest with the client's name for the field.
     """
     turns = [] if before is None else before.chain()
     past = [unpack(item) for turn in turns for _, item in (*turn.items, *turn.answer)]
@@ -356,8 +358,10 @@ def exchange(
 
 
 def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:
-    """Diagnostics in OpenAI's words, which are fewer: a reason other than a change of the prompt is
-    "unavailable". `saccade_reason` and `saccade_place` have the full finding.
+    """Return diagnostics in OpenAI's words. These are fewer, so a reason other than a changed
+    prompt is "unavailable".
+
+    `saccade_reason` and `saccade_place` have the full finding.
     """
     if missed is None:
         return {"type": "cache_hit"}
@@ -371,7 +375,7 @@ def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:
 
 
 def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams) -> dict[str, Any]:
-    """A response without any generated text."""
+    """Return a response before any text is generated."""
     request = found.request
     form, delivery = request.form, request.delivery
     text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()
@@ -412,7 +416,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
 
 
 def _given(value: msgspec.Struct) -> dict[str, Any]:
-    """The fields of a value that are not None."""
+    """Return a value's fields, except those that are None."""
     fields = msgspec.structs.asdict(value)
     return {name: each for name, each in fields.items() if each is not None}
 

@@ -57,20 +57,20 @@ class PlainContent(SparseItem, tag_field="type", tag="text"):
 
 
 class SaidContent(Struct, tag_field="type", tag="output_text"):
-    """Text of the model."""
+    """Text that the model wrote."""
 
     text: str
     annotations: list[Any] = []
 
 
 class RefusalContent(Struct, tag_field="type", tag="refusal"):
-    """A model's words of refusal."""
+    """A model's words when it refuses."""
 
     refusal: str
 
 
 class ThoughtContent(SparseItem, tag_field="type", tag="reasoning_text"):
-    """Text of the model's reasoning."""
+    """Text from the model's reasoning."""
 
     text: str
 
@@ -123,7 +123,7 @@ Content = Given | SaidContent | RefusalContent
 
 
 class MessageItem(SparseItem, tag_field="type", tag="message", kw_only=True):
-    """A message of any role."""
+    """A message in any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Content]
@@ -142,7 +142,7 @@ class CallItem(SparseItem, tag_field="type", tag="function_call", kw_only=True):
 
 
 class ResultItem(SparseItem, tag_field="type", tag="function_call_output", kw_only=True):
-    """The result of the client's function: text, images, or both."""
+    """What the client's function returned: text, images, or both."""
 
     call_id: Id
     output: str | list[Given]
@@ -162,7 +162,7 @@ class ReasoningItem(SparseItem, tag_field="type", tag="reasoning", kw_only=True)
 
 
 class ReferenceItem(SparseItem, tag_field="type", tag="item_reference", kw_only=True):
-    """An item of an earlier response, by its id."""
+    """An item from an earlier response, by its id."""
 
     id: Id
 
@@ -194,12 +194,14 @@ _ITEM: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
 
 
 def new_id(kind: str) -> str:
-    """A fresh id for an item of type `kind`."""
+    """Return a fresh id for an item with type `kind`."""
     return _PREFIXES[kind] + secrets.token_hex(16)
 
 
 def read_item(raw: msgspec.Raw, place: str) -> Item | ReferenceItem:
-    """An item of a request. Raises InvalidRequest that names the fault's place below `place`."""
+    """Read an item from a request. Raises InvalidRequest that names the fault's place below
+    `place`.
+    """
     kind = _KIND.json(raw, place).type or "message"
     reader = _KINDS.get(kind)
     if reader is None:
@@ -213,19 +215,19 @@ def read_item(raw: msgspec.Raw, place: str) -> Item | ReferenceItem:
 
 
 def pack(item: Item) -> tuple[str, bytes]:
-    """An item in the store's form: its id, and JSON in which a message's content is a list."""
+    """Encode an item for the store: its id, and JSON in which a message's content is a list."""
     kind = str(type(item).__struct_config__.tag)
     item_id = item.id or new_id(kind)
     return item_id, msgspec.json.encode(_whole(item, item_id))
 
 
 def unpack(packed: bytes) -> Item:
-    """The item again."""
+    """Decode a packed item."""
     return _ITEM.decode(packed)
 
 
 def pack_output(output: dict[str, Any]) -> tuple[str, bytes]:
-    """An answer's item, packed as by `pack`: without its log-probabilities."""
+    """Encode an answer's item as `pack` does, without its log-probabilities."""
     return pack(msgspec.convert(output, Item))
 
 
@@ -242,7 +244,7 @@ def _whole(item: Item, item_id: str) -> Item:
 
 
 def _told(content: Any) -> Any:
-    """A content in the API's form: clients recognise an image by its `detail`."""
+    """Return a content in the API's form. Clients recognise an image by its `detail`."""
     if isinstance(content, ImageContent) and content.detail is None:
         return msgspec.structs.replace(content, detail="auto")
     return content
@@ -255,7 +257,7 @@ def _told(content: Any) -> Any:
 class _Turn:
     """The model's turn being read: its words, thoughts and calls become one message.
 
-    place: of the content of its first item.
+    place: where its first item has its content.
     """
 
     place: str
@@ -299,10 +301,10 @@ class _Turn:
 
 
 class ItemReader:
-    """Items as messages. Raises InvalidRequest that names an item's own place."""
+    """Reads items as messages. Raises InvalidRequest that names an item's own place."""
 
     def __init__(self, defaults: PartDefaults) -> None:
-        """`defaults`: of images that have none of their own."""
+        """Begin without messages. `defaults`: for images without wishes of their own."""
         self._messages: list[Message] = []
         self._limits = defaults
         self._turn: _Turn | None = None
@@ -318,9 +320,7 @@ class ItemReader:
         self._add(Message("system", instructions, place="instructions"))
 
     def add(self, item: Item, place: str, where: str = "") -> None:
-        """Add the next item. where: the place of its content, unless the content is a field of the
-        item.
-        """
+        """Add the next item. where: its content's place, unless that is one of its fields."""
         match item:
             case ReasoningItem():
                 self._thoughts += [each.text for each in item.content or item.summary]
@@ -353,7 +353,7 @@ class ItemReader:
             self._turn = None
 
     def _answering(self, place: str) -> _Turn:
-        """The model's turn, begun with the thoughts before it."""
+        """Return the model's turn, begun with the thoughts before it."""
         if self._turn is None:
             self._turn = _Turn(f"{place}.content")
         self._turn.think(self._thoughts)
@@ -368,8 +368,8 @@ def _listed(content: str | tuple[Part, ...], place: str) -> tuple[Part, ...]:
 def _content(
     content: str | Sequence[Content], where: str, defaults: PartDefaults
 ) -> tuple[str | tuple[Part, ...], tuple[Mark, ...]]:
-    """A content and the marks in it. Text of the model alone is one string, as in the model's
-    original turns.
+    """Read a content and the marks in it. If it is the model's text alone, it becomes one string,
+    as in the original turns.
     """
     if isinstance(content, str):
         return content, ()

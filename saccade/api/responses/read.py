@@ -45,7 +45,7 @@ class ResponseInquiry:
 
 
 def read_responses(body: bytearray, context_length: int) -> ResponseInquiry:
-    """The inquiry of a body. Raises InvalidRequest that names the field."""
+    """Read the inquiry in a body. Raises InvalidRequest that names the field."""
     request = RESPONSES.read(body, context_length)
     _check(request)
     given = request.asked.input
@@ -91,7 +91,7 @@ _NAMES = FieldNames(
 def response_request(
     request: ResponsesRequest, before: Sequence[Item], items: Sequence[Item]
 ) -> GenerationRequest:
-    """The request for an answer. `before`: the conversation so far; `items`: the new items.
+    """Build the request for an answer. `before`: the conversation so far. `items`: the new items.
 
     Raises InvalidRequest that names the field.
     """
@@ -189,7 +189,7 @@ def _tool_set(form: ResponseForm) -> ToolSet | None:
 
 
 def _tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[Tool]) -> Any:
-    """OpenAI's choice in the form of chats. Raises InvalidRequest that names the field."""
+    """Convert OpenAI's choice to the form of chats. Raises InvalidRequest that names the field."""
     if choice is None or choice in ("none", "auto", "required"):
         return choice
     if isinstance(choice, dict):

@@ -1,8 +1,8 @@
-"""Kept responses: by id, for their makers, for a time and within a room.
+"""Kept responses: by id, for their makers, for a time and within a budget.
 
-Owns the kept responses and the order of eviction. A conversation is a chain of turns, each kept
-once, however many responses continue it, for as long as any of them is kept. The content is JSON,
-unread by the store. One event loop; no locks.
+Owns the kept responses and the order of eviction. A conversation is a chain of turns. Each turn is
+kept once, however many responses continue it, for as long as any of them is kept. The content is
+JSON, unread by the store. One event loop, without locks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Packed = tuple[str, bytes]
 
 @dataclass(eq=False, slots=True)
 class KeptTurn:
-    """A request's addition to a conversation: its items, and the answer's. `nbytes`: its own;
+    """What a request adds to a conversation: its items, and the answer's. `nbytes`: its own.
     `total`: with all turns before.
     """
 
@@ -50,7 +50,7 @@ class KeptTurn:
         self.total = self.nbytes + (0 if self.before is None else self.before.total)
 
     def chain(self) -> list[KeptTurn]:
-        """All turns up to this turn, in order."""
+        """Return all turns up to this turn, in order."""
         turns = list(self._back())
         turns.reverse()
         return turns
@@ -64,7 +64,7 @@ class KeptTurn:
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response: its body as JSON, its last turn, and the end of its keeping."""
+    """A response: its body as JSON, its last turn, and when its keeping ends."""
 
     id: str
     body: bytes
@@ -109,7 +109,7 @@ class OwnResponses:
 
 
 class ResponseStore:
-    """All that is kept."""
+    """All kept responses."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ResponseStore:
         """
 
     def name(self) -> str:
-        """An id for a new response."""
+        """Return an id for a new response."""
         return f"resp_{self.instance}{secrets.token_hex(20)}"
 
     @property
@@ -140,7 +140,7 @@ class ResponseStore:
         return sum(len(shelf.kept) for shelf in self._shelves.values())
 
     def keep(self, client: Client, response_id: str, body: bytes, turn: KeptTurn) -> None:
-        """Keep a response, and evict responses beyond the room, perhaps the new one itself."""
+        """Keep a response, and evict responses beyond the budget, perhaps the new one itself."""
         self._expire()
         shelf = self._shelves.setdefault(client.name, OwnResponses())
         shelf.put(KeptResponse(response_id, body, turn, self._clock() + KEPT_SECONDS))
@@ -153,13 +153,13 @@ class ResponseStore:
         self._count()
 
     def fits(self, client: Client, nbytes: int) -> bool:
-        """True if a conversation of so many bytes can be kept at all."""
+        """Return True if a conversation with `nbytes` bytes can be kept at all."""
         return self._most > 0 and nbytes <= self._room * (SHARE if client.limited else 1.0)
 
     def find(self, client: Client, response_id: str, param: str) -> KeptResponse:
-        """A response of this client, whose keeping is prolonged.
+        """Find this client's response, and keep it for longer.
 
-        Raises NotFound for an unknown response; other clients' responses are unknown.
+        Raises NotFound for an unknown response. Other clients' responses are unknown.
         """
         self._expire()
         shelf = self._shelves.get(client.name)
@@ -177,7 +177,7 @@ class ResponseStore:
         return found
 
     def item(self, client: Client, item_id: str, param: str) -> bytes:
-        """An item of a kept conversation. Raises NotFound for an unknown item."""
+        """Return an item from a kept conversation. Raises NotFound for an unknown item."""
         self._expire()
         shelf = self._shelves.get(client.name)
         if shelf is None or item_id not in shelf.items:

@@ -26,7 +26,7 @@ Ended = Literal["stop", "length", "cancelled", "prewarmed"]
 class ResponseStream:
     """One answer's stream: `begin`, `feed` as text comes, then `end` or `fail`.
 
-    `response`: the response's body, kept up to date; its status is "in_progress".
+    `response`: the response's body, kept up to date. Its status is "in_progress".
     """
 
     def __init__(self, response: dict[str, Any]) -> None:
@@ -43,17 +43,17 @@ class ResponseStream:
 
     @property
     def reasons(self) -> bool:
-        """True if the last content was reasoning."""
+        """Return True if the last content was reasoning."""
         return self._item is not None and self._item["type"] == "reasoning"
 
     def begin(self) -> list[ResponseEvent]:
-        """The events before the first token."""
+        """Return the events before the first token."""
         return [self._whole("response.created"), self._whole("response.in_progress")]
 
     def feed(
         self, parts: Iterable[AnswerEvent], logprobs: Sequence[Raw] = ()
     ) -> list[ResponseEvent]:
-        """The events for new content. Log-probabilities stand with the text of their tokens."""
+        """Return the events for new content. Log-probabilities stand with their tokens' text."""
         self._logprobs += logprobs
         events = [told for part in parts for told in self._feed(part)]
         if self._item is not None and self._item["type"] != "message":
@@ -61,7 +61,7 @@ class ResponseStream:
         return events
 
     def end(self, how: Ended, usage: dict[str, Any], **more: Any) -> list[ResponseEvent]:
-        """The events after the last token. `more`: fields of the response known only now."""
+        """Return the events after the last token. `more`: response fields known only now."""
         whole = how in ("stop", "prewarmed")
         silent = self._output or how == "prewarmed"
         events = [] if silent else self._feed(Text(""))  # the model said nothing
@@ -79,7 +79,7 @@ class ResponseStream:
         return [*events, self._whole("response.incomplete")]
 
     def fail(self, error: RequestError) -> list[ResponseEvent]:
-        """The events for an answer that fails on its way."""
+        """Return the events for an answer that fails on its way."""
         events = self._close("incomplete")
         code = "server_error"
         if isinstance(error, ImageError):
@@ -122,13 +122,13 @@ class ResponseStream:
 
     @property
     def _content(self) -> dict[str, Any]:
-        """The one content part of the open item."""
+        """Return the open item's one content part."""
         assert self._item is not None
         content: dict[str, Any] = self._item["content"][0]
         return content
 
     def _enter(self, kind: str, content: dict[str, Any]) -> list[ResponseEvent]:
-        """Begin an item with this content, unless an item of this kind is open."""
+        """Begin an item with this content, unless an item like this is open."""
         if self._item is not None and self._item["type"] == kind:
             return []
         fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
@@ -184,7 +184,7 @@ class ResponseStream:
         return {"type": name, "sequence_number": number, **fields}
 
     def _within(self, name: str, /, content: bool = True, **fields: Any) -> ResponseEvent:
-        """An event of the open item, or of its content."""
+        """Return an event for the open item, or for its content."""
         assert self._item is not None
         at: dict[str, Any] = {"item_id": self._item["id"], "output_index": self._index}
         if content:

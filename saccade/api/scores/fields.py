@@ -26,7 +26,7 @@ EncodingFormat = Literal["float", "base64"]
 
 
 class ScoreScope(Struct, kw_only=True):
-    """The model, the cache, the way of asking, and the size of images."""
+    """The model, the cache, the way of asking, and image sizes."""
 
     model: str | None = None
     cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
@@ -35,8 +35,8 @@ class ScoreScope(Struct, kw_only=True):
 
 
 class EmbeddingInput(Struct, kw_only=True):
-    """The input to embed. input: a text, tokens, or a list of texts or of lists of tokens.
-    messages: a chat, or a list of chats, whose system message is the instruction.
+    """What to embed. input: a text, tokens, or a list with texts or lists of tokens. messages: a
+    chat, or several, whose system message is the instruction.
     """
 
     input: Raw = field(default_factory=Raw)
@@ -44,7 +44,9 @@ class EmbeddingInput(Struct, kw_only=True):
 
 
 class EmbeddingForm(Struct, kw_only=True):
-    """The form of embeddings. dimensions: the first so many values, made of length 1 again."""
+    """How embeddings are written. dimensions: keep this many first values, scaled to length 1
+    again.
+    """
 
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     encoding_format: EncodingFormat | None = None
@@ -52,7 +54,7 @@ class EmbeddingForm(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsRequest:
-    """The body of POST /v1/embeddings."""
+    """Body for POST /v1/embeddings."""
 
     asked: EmbeddingInput
     form: EmbeddingForm
@@ -60,13 +62,13 @@ class EmbeddingsRequest:
 
 
 class CohereImage(RefusedWords, tag_field="type", tag="image_url", kw_only=True):
-    """An image of /v2/embed."""
+    """An image in /v2/embed."""
 
     image_url: str | ImageURL
 
 
 class CohereText(RefusedWords, tag_field="type", tag="text", kw_only=True):
-    """A text of /v2/embed."""
+    """A text in /v2/embed."""
 
     text: str
 
@@ -78,7 +80,7 @@ class CohereInput(RefusedWords, kw_only=True):
 
 
 class CohereInputs(Struct, kw_only=True):
-    """The input to embed: texts, images (as data: URLs), or inputs of both."""
+    """What to embed: texts, images (as data: URLs), or inputs with both."""
 
     texts: Raw = field(default_factory=Raw)
     images: Raw = field(default_factory=Raw)
@@ -86,8 +88,8 @@ class CohereInputs(Struct, kw_only=True):
 
 
 class CohereForm(Struct, kw_only=True):
-    """The making and the form of embeddings. input_type: search_query has an instruction of its
-    own, unless the body has one.
+    """How embeddings are made and written. input_type: search_query has its own instruction, unless
+    the body has one.
     """
 
     input_type: (
@@ -99,7 +101,7 @@ class CohereForm(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest:
-    """The body of POST /v2/embed."""
+    """Body for POST /v2/embed."""
 
     asked: CohereInputs
     form: CohereForm
@@ -107,7 +109,7 @@ class EmbedRequest:
 
 
 class ScoredContent(RefusedWords, kw_only=True):
-    """A query or a document: its text, or the parts of its content."""
+    """A query or a document: its text, or its content in parts."""
 
     text: str | None = None
     content: str | list[str | ContentPart] | None = None
@@ -129,7 +131,7 @@ class RankForm(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """The body of POST /rerank."""
+    """Body for POST /rerank."""
 
     asked: RankInput
     form: RankForm
@@ -149,7 +151,7 @@ class PairInput(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """The body of POST /score."""
+    """Body for POST /score."""
 
     asked: PairInput
     scope: ScoreScope

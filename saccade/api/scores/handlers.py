@@ -84,7 +84,7 @@ class _Scores:
             await send_json(send, score_list(read, model))
 
     def _check_dimensions(self, wanted: int | None, field: str) -> None:
-        """Raises InvalidRequest for more than there are."""
+        """Raise InvalidRequest for more dimensions than the model has."""
         most = self.door.front.intake.spec.hidden_size
         if wanted is not None and wanted > most:
             message = f"{field}: {wanted}; this model's embeddings have {most}"

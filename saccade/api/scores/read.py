@@ -46,7 +46,7 @@ _CONTENT: Reader[ScoredContent] = Reader(ScoredContent)
 
 @dataclass(frozen=True, slots=True)
 class EmbedAsked:
-    """Prompts to embed. formats: the form of each embedding; texts: as sent."""
+    """Prompts to embed. formats: each embedding's form; texts: as sent."""
 
     asks: tuple[ReadAsk, ...]
     model: str | None
@@ -57,7 +57,7 @@ class EmbedAsked:
 
 @dataclass(frozen=True, slots=True)
 class RankAsked:
-    """Pairs of a query and a document. documents: as sent, if to be told."""
+    """Pairs: a query and a document each. documents: as sent, if to be told."""
 
     asks: tuple[ReadAsk, ...]
     model: str | None
@@ -66,12 +66,12 @@ class RankAsked:
 
 
 def _room(context_length: int) -> int:
-    """The most values of a body: as many as a prompt may have tokens."""
+    """Return how many values a body may have: as many as a prompt may have tokens."""
     return max(context_length, MOST_TOKENS)
 
 
 def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
-    """The request of POST /v1/embeddings. Raises InvalidRequest that names the field."""
+    """Read a request to POST /v1/embeddings. Raises InvalidRequest that names the field."""
     request = EMBEDDINGS.read(body, _room(context_length))
     scoring.check_embeds()
     given, scope, form = request.asked, request.scope, request.form
@@ -87,7 +87,7 @@ def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> E
 
 
 def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
-    """The request of POST /v2/embed. Raises as `read_embeddings`."""
+    """Read a request to POST /v2/embed. Raises as `read_embeddings`."""
     request = EMBED.read(body, _room(context_length))
     scoring.check_embeds()
     scope, form = request.scope, request.form
@@ -117,7 +117,7 @@ def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedA
 
 
 def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """The request of POST /rerank. Raises as `read_embeddings`."""
+    """Read a request to POST /rerank. Raises as `read_embeddings`."""
     request = RERANK.read(body, _room(context_length))
     scoring.check_ranks()
     given, limits = request.asked, _limits(scoring, request.scope)
@@ -132,7 +132,7 @@ def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankA
 
 
 def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """The request of POST /score. Raises as `read_embeddings`."""
+    """Read a request to POST /score. Raises as `read_embeddings`."""
     request = SCORE.read(body, _room(context_length))
     scoring.check_ranks()
     limits = _limits(scoring, request.scope)
@@ -167,7 +167,9 @@ def _is_given(raw: Raw) -> bool:
 
 
 def _items(raw: Raw, name: str) -> list[Raw]:
-    """The entries of a list, still as JSON. Raises InvalidRequest for none, and for too many."""
+    """Return a list's entries, still as JSON. Raises InvalidRequest for an empty list, and for too
+    many entries.
+    """
     items = _LIST.json(raw, name)
     if not items:
         raise InvalidRequest(f"{name}: the list is empty", name)
@@ -185,7 +187,7 @@ def _limits(scoring: Scoring, scope: ScoreScope) -> PartDefaults:
 
 
 class _Embedder:
-    """Inputs as prompts."""
+    """Turns inputs into prompts."""
 
     def __init__(self, scoring: Scoring, scope: ScoreScope, query: bool = False) -> None:
         self._scoring = scoring
@@ -194,7 +196,7 @@ class _Embedder:
         self._limits = _limits(scoring, scope)
 
     def inputs(self, raw: Raw) -> Sequence[ReadAsk]:
-        """OpenAI's `input` in its forms."""
+        """Read OpenAI's `input` in its forms."""
         if _begins(raw) != "[":
             return [self.text(_TEXT.json(raw, "input"), "input")]
         if _begins(raw, 1) in "0123456789-":
@@ -206,7 +208,7 @@ class _Embedder:
         return [read(each, f"input[{i}]") for i, each in enumerate(items)]
 
     def chats(self, raw: Raw) -> Sequence[ReadAsk]:
-        """vLLM's `messages`: a chat, or several."""
+        """Read vLLM's `messages`: a chat, or several."""
         items = _items(raw, "messages")
         if _begins(items[0]) != "[":
             return [self._chat(items, "messages")]
@@ -225,7 +227,7 @@ class _Embedder:
         return self.text(_TEXT.json(raw, place), place)
 
     def tokens(self, raw: Raw, place: str) -> ReadAsk:
-        """A prompt of tokens: no template is rendered around tokens."""
+        """Read a prompt in tokens, which stands without a template."""
         tokens = _TOKENS.json(raw, place)
         if not tokens:
             raise InvalidRequest(f"{place}: the list is empty", place)
@@ -235,7 +237,7 @@ class _Embedder:
         return self._whole(read_parts(parts, place, self._limits), self._scope.instruction, place)
 
     def cohere(self, raw: Raw, place: str) -> ReadAsk:
-        """An entry of Cohere's `inputs`."""
+        """Read an entry in Cohere's `inputs`."""
         content = _INPUT.json(raw, place).content
         parts = [
             ImagePart(image_url=part.image_url)
@@ -275,13 +277,13 @@ def _parts(message: Message) -> tuple[Part, ...]:
 
 
 def _begins(raw: Raw, at: int = 0) -> str:
-    """The `at`-th character of a JSON value that is no space."""
+    """Return a JSON value's `at`-th character, spaces left out."""
     seen = bytes(memoryview(raw)[:256]).decode("utf-8", "replace")
     return "".join(seen.split())[at : at + 1] or " "
 
 
 def _content(raw: Raw, place: str, limits: PartDefaults) -> tuple[Part, ...]:
-    """A query or a document."""
+    """Read a query or a document."""
     if _begins(raw) == '"':
         return read_parts(_TEXT.json(raw, place), place, limits)
     given = _CONTENT.json(raw, place)

@@ -24,14 +24,14 @@ _PIECE = 64
 
 
 class ScoreTokens(Struct):
-    """Counts of the prompts' tokens: not computed anew, and of images."""
+    """Prompt token counts: those already computed, and those in images."""
 
     cached_tokens: int
     image_tokens: int
 
 
 class ScoreUsage(Struct):
-    """Tokens of a request's prompts."""
+    """Tokens in a request's prompts."""
 
     prompt_tokens: int
     total_tokens: int
@@ -45,7 +45,7 @@ class ScoreUsage(Struct):
 
 
 class EmbeddingList(Struct):
-    """The answer of /v1/embeddings. data: an `EmbeddingEntry` for each input, in order."""
+    """Answer to /v1/embeddings. data: an `EmbeddingEntry` for each input, in order."""
 
     data: list[Any]
     model: str
@@ -54,7 +54,7 @@ class EmbeddingList(Struct):
 
 
 class EmbeddingEntry(Struct):
-    """The embedding of one input: numbers, or float32 in base64."""
+    """One input's embedding: numbers, or float32 in base64."""
 
     index: int
     embedding: list[float] | str
@@ -62,7 +62,7 @@ class EmbeddingEntry(Struct):
 
 
 class CohereEmbeddings(Struct):
-    """The answer of /v2/embed. embeddings: by form."""
+    """Answer to /v2/embed. embeddings: by form."""
 
     id: str
     embeddings: dict[str, list[Any]]
@@ -80,7 +80,7 @@ class RankEntry(Struct):
 
 
 class RankList(Struct):
-    """The answer of /rerank, the best document first."""
+    """Answer to /rerank, the best document first."""
 
     id: str
     model: str
@@ -98,7 +98,7 @@ class ScoreEntry(Struct):
 
 
 class ScoreList(Struct):
-    """The answer of /score, in the order of the documents."""
+    """Answer to /score, in the documents' order."""
 
     id: str
     created: int
@@ -111,7 +111,7 @@ class ScoreList(Struct):
 def embedding_list(
     read: Sequence[WasRead], vectors: Vectors, written: EncodingFormat, model: str
 ) -> StreamedBody:
-    """OpenAI's answer, which is long."""
+    """Write OpenAI's answer, which is long."""
 
     def pieces() -> Iterator[bytes]:
         before = b""
@@ -131,7 +131,7 @@ def cohere_list(
     formats: Sequence[EncodingFormat],
     texts: Sequence[str],
 ) -> StreamedBody:
-    """Cohere's answer."""
+    """Write Cohere's answer."""
 
     def pieces(written: EncodingFormat) -> Iterator[bytes]:
         before = b""
@@ -157,7 +157,7 @@ def _written(vectors: Vectors, written: EncodingFormat) -> list[Any]:
 def rank_list(
     read: Sequence[WasRead], model: str, top: int | None, documents: Sequence[Any]
 ) -> RankList:
-    """Jina's and Cohere's answer; of equal documents the first comes first."""
+    """Write Jina's and Cohere's answer. Among equal documents the first comes first."""
     scores = rank_scores(read)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
     results = [
@@ -173,13 +173,13 @@ def _document(sent: Any) -> Any:
 
 
 def score_list(read: Sequence[WasRead], model: str) -> ScoreList:
-    """vLLM's answer."""
+    """Write vLLM's answer."""
     data = [ScoreEntry(index, score) for index, score in enumerate(rank_scores(read))]
     name = f"score-{secrets.token_hex(12)}"
     return ScoreList(name, int(time.time()), model, data, ScoreUsage.of(read))
 
 
 def _meta(read: Sequence[WasRead]) -> dict[str, Any]:
-    """As Cohere counts."""
+    """Count tokens as Cohere does."""
     tokens = sum(each.tokens for each in read)
     return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}

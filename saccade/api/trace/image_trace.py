@@ -1,8 +1,7 @@
-"""The way of each image of a request: the `saccade` field of answers, the log of slow requests, and
+"""Each image's way through a request: the `saccade` field in answers, the log of slow requests, and
 the legs of a trace.
 
-Owns the shapes, and the join of a request's images with the front's findings. Knows nothing of
-HTTP.
+Owns the shapes, and joins a request's images with the front's findings. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class ImageCost(Struct):
 class ImageTimes(Struct):
     """Milliseconds for one image.
 
-    `wait`: from submission to the embedding, outside of the other times. `encoder`: the time of
+    `wait`: from submission to the embedding, outside the other times. `encoder`: the time spent
     asking another server for the embedding.
     """
 
@@ -78,8 +77,8 @@ class ImageTimes(Struct):
 
 
 class ImageStarts(Struct, omit_defaults=True):
-    """Begin of each stage of an image, in milliseconds from the arrival of the request; negative
-    for a stage begun by another request. UNSET: no such stage.
+    """When each stage of an image began, in milliseconds from the request's arrival. Negative for a
+    stage begun by another request. UNSET: the image skipped this stage.
     """
 
     fetch: float
@@ -95,8 +94,8 @@ class ImageMissed(Struct, omit_defaults=True):
 
 
 class ImageTrace(ImageCost, kw_only=True):
-    """The way of one image. `tier`: the embedding's tier, if found. `encoder`: the outcome of
-    asking an encoder, if any: "embedding", or the reason for encoding on this server.
+    """One image's way. `tier`: the embedding's tier, if found. `encoder`: the outcome of asking an
+    encoder, if any: "embedding", or the reason for encoding on this server.
     """
 
     found: Level
@@ -141,8 +140,8 @@ class ImageTrace(ImageCost, kw_only=True):
 
 
 class VideoTrace(Struct):
-    """The way of one video's images in one line. `found`: the number at each level; "encoded": at
-    none. `note`: a part of the video that no model is shown.
+    """The way of one video's images in one line. `found`: the number at each level; "encoded":
+    missed at every level. `note`: a part of the video that stays hidden from every model.
     """
 
     place: str
@@ -164,7 +163,7 @@ class VideoTrace(Struct):
 def video_traces(
     found: Sequence[FoundImage], opened: Sequence[OpenedImage], places: Sequence[str]
 ) -> list[VideoTrace]:
-    """A line for each video of a request, in order."""
+    """Return a line for each video in a request, in order."""
     videos: dict[str, list[tuple[FoundImage, OpenedImage]]] = {}
     for each in found:
         if opened[each.image].of_video:
@@ -177,7 +176,7 @@ Figure = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A part of a request's way; times are `time.monotonic()`."""
+    """A part in a request's way. Times are `time.monotonic()`."""
 
     name: str
     begun: float
@@ -186,8 +185,8 @@ class Leg:
 
 
 class RequestTimes(Struct):
-    """Milliseconds from the arrival of a request to its submission to the engine, to the engine's
-    begin, to the first token, to the end.
+    """Milliseconds from a request's arrival to its submission to the engine, to the engine's begin,
+    to the first token, to the end.
     """
 
     prepared: float
@@ -198,7 +197,7 @@ class RequestTimes(Struct):
 
 class CacheTrace(Struct, omit_defaults=True):
     """The way of a request's prompt: tokens found, by tier, too; tokens computed and now kept, by
-    the time of keeping ("300s"), and the reason for further misses, if requested.
+    keeping time ("300s"). Also the reason for further misses, if requested.
     """
 
     cached_tokens: int
@@ -208,14 +207,14 @@ class CacheTrace(Struct, omit_defaults=True):
 
 
 def tiers_of(cached: int, restored: Iterable[tuple[Tier, int]]) -> dict[Tier, int]:
-    """The places of so many cached tokens. `restored`: tokens off the device."""
+    """Count cached tokens by tier. `restored`: tokens off the device."""
     beside = dict(restored)
     here = cached - sum(beside.values())
     return {"device": here, **beside} if here else beside
 
 
 def _by_source(guesses: Iterable[Guesses]) -> list[Guesses]:
-    """Those of all answers together."""
+    """Add up all answers' guesses by source."""
     found: dict[GuessSource, Guesses] = {}
     for each in guesses:
         before = found.get(each.source, Guesses(each.source, 0, 0))
@@ -225,9 +224,9 @@ def _by_source(guesses: Iterable[Guesses]) -> list[Guesses]:
 
 
 class Trace(Struct):
-    """The way of a request's images. `images`: in the order of the messages. `ignored`: fields
-    without a switch in this model. `videos`: a line for each. `guesses`: of the answers' tokens, a
-    line for each source.
+    """The way of a request's images. `images`: in the messages' order. `ignored`: fields without a
+    switch in this model. `videos`: a line for each. `guesses`: among the answers' tokens, a line
+    for each source.
     """
 
     images: Sequence[ImageTrace]
@@ -276,21 +275,21 @@ class Tracer:
 
     @property
     def arrival(self) -> float:
-        """`time.monotonic()` when the body had been read."""
+        """Return `time.monotonic()` when the body had been read."""
         return self._arrival
 
     @property
     def first(self) -> float | None:
-        """`time.monotonic()` of the first token; None before."""
+        """Return `time.monotonic()` at the first token, or None before."""
         return self._first
 
     @property
     def levels(self) -> Counter[Level]:
-        """The number of images found at each level."""
+        """Count the images found at each level."""
         return Counter(found.level for found in self._found)
 
     def legs(self) -> Iterator[Leg]:
-        """The request's legs; with at most `MOST_TOLD` of its images."""
+        """Yield the request's legs, with at most `MOST_TOLD` of its images."""
         yield Leg("prepare", self._arrival, self._ready)
         named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
         for image, place in named[:MOST_TOLD]:
@@ -333,12 +332,12 @@ class Tracer:
 
     @property
     def seconds(self) -> float:
-        """Since the request arrived."""
+        """Return the seconds since the request arrived."""
         return time.monotonic() - self._arrival
 
     @property
     def trace(self) -> Trace:
-        """At the end of the answer."""
+        """Return every image's trace. Call once the answer has ended."""
         opened, places = self._prepared.opened, self._prepared.places
         images = [
             ImageTrace.found_at(found, opened[found.image], places[found.image], self._arrival)

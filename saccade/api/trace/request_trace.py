@@ -2,7 +2,8 @@
 outcome.
 
 Owns the timeline of the request being served, and the list of traced paths. A timeline's content is
-plain and small: no text, no image, no reference to either. Knows nothing of OpenTelemetry.
+plain and small: it holds neither text nor images, nor references to them. Knows nothing of
+OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ MOST_STATE = 512
 
 
 class RequestTimeline:
-    """One request. Times are `time.monotonic()`; adding `wall` gives seconds since the epoch.
+    """One request. Times are `time.monotonic()`. Add `wall` to get seconds since the epoch.
 
-    status: of the response; None before. whole: its last byte was sent. failed: the code of its
-    final error, if any.
+    status: the response's; None before. whole: its last byte was sent. failed: its final error's
+    code, if any.
     """
 
     def __init__(self, path: str, headers: Headers) -> None:
@@ -57,21 +58,21 @@ class RequestTimeline:
         self.answer: AnswerTold | None = None
 
     def send(self, message: Message) -> None:
-        """A part of the response is about to be sent."""
+        """Record that a response part is about to be sent."""
         if message["type"] == "http.response.start":
             self.status, self.answering = message["status"], time.monotonic()
 
     def sent(self, message: Message) -> None:
-        """It was."""
+        """Record that a response part was sent."""
         if message["type"] == "http.response.body":
             self.whole = not message.get("more_body", False)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTold:
-    """The outcome of a request's answers. limits: the request's sampling, in the words of the
-    conventions. finishes: the reason of each ended answer, in order of ends. levels: number of
-    images found at each level.
+    """How a request's answers ended. limits: the request's sampling, in the conventions' words.
+    finishes: the reason for each end, in the order of ends. levels: number of images found at each
+    level.
     """
 
     arrival: float
@@ -115,7 +116,7 @@ journey: ContextVar[RequestTimeline | None] = ContextVar("journey", default=None
 
 
 def note_failure(error: RequestError) -> None:
-    """The request that is being served ends with `error`."""
+    """Record that the request being served ends with `error`."""
     if (own := journey.get()) is not None:
         own.failed = error.code or error.type
 

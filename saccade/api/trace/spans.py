@@ -47,7 +47,7 @@ class Spans:
         self._exporter = OTLPSpanExporter(url, timeout=EXPORT_SECONDS)
 
     def send(self, journeys: Sequence[RequestTimeline]) -> bool:
-        """Send timelines; True if the collector has taken them."""
+        """Send timelines. Returns True if the collector has taken them."""
         for journey in journeys:
             self._make(journey)
         made = self._made.get_finished_spans()

@@ -31,7 +31,7 @@ CLOSE_SECONDS = 3.0
 
 
 def check_installed() -> None:
-    """Raises ConfigError where the extra is missing."""
+    """Raise ConfigError where the extra is missing."""
     try:
         missing = find_spec("opentelemetry.sdk") is None or (
             find_spec("opentelemetry.exporter.otlp.proto.http") is None
@@ -45,12 +45,12 @@ def check_installed() -> None:
 
 
 class Telemetry:
-    """Sends journeys to the collector at `url`. `record` belongs to the event loop; `close` may be
-    called by any thread, once.
+    """Sends journeys to the collector at `url`. `record` belongs to the event loop. Any thread may
+    call `close`, once.
     """
 
     def __init__(self, url: str, metrics: Metrics) -> None:
-        """Raises ConfigError where the extra is missing."""
+        """Start the thread that sends. Raises ConfigError where the extra is missing."""
         check_installed()
         self._url = url
         self._metrics = metrics
@@ -62,7 +62,7 @@ class Telemetry:
         self._thread.start()
 
     def record(self, journey: RequestTimeline) -> None:
-        """Have a journey that has ended sent. Never waits."""
+        """Queue an ended journey to be sent, without waiting."""
         lost = self._lost
         dropped = lost - self._told
         self._told = lost
@@ -105,7 +105,7 @@ class Telemetry:
         spans.close()
 
     def _batch(self) -> list[RequestTimeline]:
-        """The next journeys; none when the server ends and none waits."""
+        """Wait for the next journeys. Returns an empty list once the server ends and none waits."""
         batch: list[RequestTimeline] = []
         due = 0.0
         while len(batch) < MOST_IN_BATCH:

@@ -23,7 +23,7 @@ class ApplyRules:
         self._limits = limits
 
     async def begin(self, preparation: Preparation) -> None:
-        """Say how much of the prompt is read, and how much stays."""
+        """Decide how many prompt tokens are read, and how many stay."""
         most, context = preparation.request.rules.truncate_prompt_tokens, preparation.context_length
         if most is not None:
             answer = max(1, preparation.request.sampling.get("max_tokens", 1))
@@ -31,12 +31,12 @@ class ApplyRules:
             preparation.readable = READABLE * context
 
     async def check(self, preparation: Preparation) -> None:
-        """Raises InvalidRequest for tokens that the model does not have."""
+        """Raise InvalidRequest for tokens outside the model's vocabulary."""
         for name, ids in preparation.request.rules.named_tokens():
             self._limits.check_tokens(name, ids)
 
     async def apply(self, preparation: Preparation) -> None:
-        """Cut the prompt, and make the rules ones of tokens."""
+        """Cut the prompt, and express the rules in tokens."""
         rules, length = preparation.request.rules, len(preparation.prompt.tokens)
         if surplus := length - preparation.kept_of(length):
             preparation.prompt = cut(preparation.prompt, surplus)
@@ -50,8 +50,8 @@ class ApplyRules:
             preparation.ignored += ("thinking_token_budget",)
 
     def _reasons(self, preparation: Preparation) -> bool:
-        """Tell whether the answer begins within reasoning. A chat's content may have the tags as
-        text; in any other prompt the tags are the client's intent.
+        """Return True if the answer begins within reasoning. A chat's content may have the tags as
+        text. In any other prompt the tags are the client's intent.
         """
         prompt, tags = preparation.prompt, reasoning_tags(self._tokenizer)
         if isinstance(preparation.request.prompt, Chat) or tags is None:

@@ -23,7 +23,7 @@ from saccade.text.prompt.template import Tokenizer
 
 
 class FormAnswer:
-    """For requests with tools, or with a form that answers must have. tags: those of reasoning."""
+    """For requests with tools, or with a form that answers must have. tags: reasoning's."""
 
     def __init__(
         self, answer_format: AnswerFormat, compiler: Compiler, tokenizer: Tokenizer, tags: Tags
@@ -35,7 +35,7 @@ class FormAnswer:
         self._tags = tags
 
     async def choose(self, preparation: Preparation) -> None:
-        """Choose what holds the answer. Raises InvalidRequest for tools that cannot be called."""
+        """Choose what holds the answer. Raises InvalidRequest if the model cannot call tools."""
         request = preparation.request
         preparation.constraint = self._constraint(request)
         if (tools := request.chat.tools) is None:
@@ -50,7 +50,7 @@ class FormAnswer:
         )
 
     async def compile(self, preparation: Preparation) -> None:
-        """Compile the grammar of what was chosen."""
+        """Compile the grammar for what was chosen."""
         request, constraint = preparation.request, preparation.constraint
         if constraint is None:
             return
@@ -63,7 +63,6 @@ class FormAnswer:
             preparation.reading = replace(preparation.reading, certain=certain)
 
     def _constraint(self, request: GenerationRequest) -> OutputConstraint | MakeConstraint | None:
-        """Return the form of the answers, calls included."""
         tools, form, constraint = request.chat.tools, self._format.calls, request.constraint
         if tools is None:
             return constraint
@@ -90,8 +89,8 @@ class FormAnswer:
         return make
 
     def _without_calls(self, request: GenerationRequest) -> dict[str, object]:
-        """Return the request's sampling with no call begun: forbidden tools stay in the prompt, so
-        that the cached beginning serves in both cases.
+        """Return the request's sampling with calls forbidden. The tools stay in the prompt, so that
+        the cached beginning serves in both cases.
         """
         tag = self._call_tag
         if tag is None:

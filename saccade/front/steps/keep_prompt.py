@@ -19,16 +19,16 @@ class KeepPrompt:
         self._spec = spec
 
     async def check(self, preparation: Preparation) -> None:
-        """Raises InvalidRequest for too many marks."""
+        """Raise InvalidRequest for too many marks."""
         self.breakpoints_of(preparation.request)
 
     async def place(self, preparation: Preparation) -> None:
-        """Find the breakpoints, and the ends of parts if misses are to be explained."""
+        """Find the breakpoints, and where parts end if misses are to be explained."""
         prompt = preparation.prompt
         preparation.prompt = self.placed(preparation.request, preparation.encoded, prompt)
 
     def placed(self, request: GenerationRequest, encoded: EncodedPrompt, prompt: Prompt) -> Prompt:
-        """Return the prompt with its breakpoints and landmarks."""
+        """Return the prompt with its breakpoints and message offsets."""
         spans, images = prompt.spans, [each.image for each in prompt.opened]
         ends = encoded.landmarks
         found = [(self._spec.widened(at, spans, images), mark) for at, mark in ends]
@@ -56,7 +56,9 @@ def _breakpoints(
     found: Sequence[tuple[int, Landmark]],
     length: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Return tokens and seconds of marks, by tokens; of several at one place, the longest."""
+    """Return marks as (tokens, seconds), ordered by tokens. Where several meet, the longest time
+    counts.
+    """
     ends = {(each.message, each.part): at for at, each in found}
     points: dict[int, int] = {}
     for mark in marks:

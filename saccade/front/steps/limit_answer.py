@@ -1,4 +1,4 @@
-"""The limits of an answer: its sampling with nothing left open, within what the context leaves."""
+"""The limits of an answer: its sampling complete, within what the context leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.front.prompt_encoder import GenerationRequest
 
 
 class LimitAnswer:
-    """defaults: of every field that a request leaves open."""
+    """Bounds each answer's length. defaults: for every field that a request leaves open."""
 
     def __init__(self, defaults: SamplingParams, vocab_size: int) -> None:
         self._defaults = defaults
@@ -23,7 +23,7 @@ class LimitAnswer:
 
     @property
     def usual_length(self) -> str:
-        """The length of an answer whose request names no limit, for people."""
+        """Describe for people how long an answer may be by default."""
         most = self._defaults.max_tokens
         return "as long as the context allows" if most == LARGEST else f"{most} tokens at most"
 
@@ -66,7 +66,7 @@ class LimitAnswer:
         return sampling
 
     def check_tokens(self, name: str, ids: Sequence[int]) -> None:
-        """Raises InvalidRequest, of the field `name`, for a token that the model does not have."""
+        """Raise InvalidRequest, naming the field `name`, for a token outside the vocabulary."""
         size = self._vocab_size
         if outside := [token for token in ids if not 0 <= token < size]:
             raise InvalidRequest(

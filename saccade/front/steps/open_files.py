@@ -1,7 +1,7 @@
-"""A request's files, opened and replaced by the parts visible to a model: of a PDF each page's text
-and image, in order; of an image the image.
+"""A request's files, opened and replaced by the parts that a model can see. A PDF becomes each
+page's text and image, in order; an image stays one.
 
-Owns the words around pages, and the place of marks of a file's part. Knows nothing of reading
+Owns the words around pages, and where a mark on a file's part stands. Knows nothing of reading
 files, or of templates.
 """
 
@@ -46,9 +46,9 @@ class OpenFiles:
         told: int = 0,
         most: int = 1,
     ) -> list[GenerationRequest]:
-        """Return the requests with all files opened: the visible part of each in its place.
+        """Return the requests with all files opened: each file's visible part stands in its place.
 
-        No page is read for a chat whose pages, with `told` tokens beside them, are more than `most`
+        A chat is refused before its pages are read if they and `told` other tokens exceed `most`
         contexts. Raises a RequestError that names the field.
         """
         files = list({id(file): file for each in requests for file in each.chat.files}.values())
@@ -84,7 +84,7 @@ PartsOfFiles = Mapping[int, tuple[Part, ...]]
 
 
 def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
-    """The heading, then of each page its number, its text and its image."""
+    """Return the heading, then each page's number, text and image."""
     parts: list[Part] = []
     said = file.heading
     for number, page in enumerate(pages, 1):
@@ -98,7 +98,7 @@ def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
 
 
 def with_parts(chat: Chat, parts: PartsOfFiles) -> Chat:
-    """The chat with its files replaced. A mark of a file's part stands after its last page."""
+    """Return the chat with its files replaced. A file's mark stands after its last page."""
     messages = tuple(
         _with_parts(message, parts) if message.media else message for message in chat.messages
     )

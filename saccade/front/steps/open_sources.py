@@ -1,6 +1,6 @@
-"""A request's images and videos: checked, then opened; videos say what stands around their images.
+"""A request's images and videos: checked, then opened. Videos say what stands around their images.
 
-Nothing is decoded. Knows nothing of fetching (`media/`).
+Decoding comes later. Knows nothing of fetching (`media/`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class OpenSources:
         self._prompts = prompts
 
     async def check(self, preparation: Preparation) -> None:
-        """Refuse what this model does not see, before anything is fetched."""
+        """Refuse media that this model cannot see, before fetching any."""
         self._media.check_sources(preparation.request.chat.sources)
 
     async def open(self, preparation: Preparation) -> None:
-        """Open all, and tell the prompt what stands around the images of videos."""
+        """Open all, and tell the prompt what stands around the images in videos."""
         request, client, budget = preparation.request, preparation.client, preparation.budget
         opened = await self.opened(request, request.chat.sources, client, budget)
         preparation.encoded = await self.told(
@@ -58,6 +58,6 @@ class OpenSources:
         opened: Sequence[Opened],
         readable: int,
     ) -> EncodedPrompt:
-        """Return the prompt with a placeholder for each image of a video, and the text around."""
+        """Return the prompt with a placeholder for each video image, and the text around."""
         texts = [each.text for each in opened if isinstance(each, OpenedVideo)]
         return await self._prompts.encode(request, readable, texts) if texts else encoded

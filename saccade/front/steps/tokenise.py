@@ -19,7 +19,7 @@ from saccade.text.answer.reasoning import Tags
 
 
 class Tokenise:
-    """For one model. tags: those of reasoning in answers."""
+    """Turns prompts into tokens for one model. tags: reasoning's, in answers."""
 
     def __init__(
         self, spec: FamilySpec, prompts: PromptEncoder, limits: LimitAnswer, tags: Tags
@@ -30,7 +30,7 @@ class Tokenise:
         self._tags = tags
 
     async def encode(self, preparation: Preparation) -> None:
-        """Make the text tokens, images one each, that leave room for an answer."""
+        """Tokenise the text, with one token per image. The tokens leave a budget for an answer."""
         request, most = preparation.request, preparation.context_length
         encoded = await self._prompts.encode(request, preparation.readable)
         least = preparation.kept_of(len(encoded.tokens))
@@ -42,7 +42,7 @@ class Tokenise:
         preparation.reading = replace(preparation.reading, where=where, tags=self._tags)
 
     async def widen(self, preparation: Preparation) -> None:
-        """Make every placeholder as wide as its image."""
+        """Widen every placeholder to its image's length."""
         request, encoded = preparation.request, preparation.encoded
         preparation.prompt = self.widened(request, encoded, preparation.opened)
 
@@ -64,11 +64,11 @@ class Tokenise:
         return Prompt(tokens, spans, tuple(shown), places, encoded.reasoning)
 
     async def predict(self, preparation: Preparation) -> None:
-        """Make the answer that the client expects tokens, to be guessed from."""
+        """Tokenise the answer that the client expects, as a source of draft tokens."""
         preparation.prediction = await self._prompts.predicted(preparation.request.prediction)
 
     async def note_ignored(self, preparation: Preparation) -> None:
-        """Name the fields that this model's template has no word for."""
+        """Name the fields that this model's template lacks a word for."""
         request = preparation.request
         names = self._prompts.ignored(request.chat)
         preparation.ignored += tuple(request.names[name] for name in names)
