@@ -100,21 +100,21 @@ class Cancelled(RequestError):
 
 
 class OtherTower(RequestError):
-    """409: a server asks for an embedding of a different tower, or of different settings."""
+    """409: a server asks for an embedding from a different tower, or with different settings."""
 
     status = 409
     code = "wrong_tower"
 
 
 class UnsupportedMedia(RequestError):
-    """415: the body is in an encoding that is not read."""
+    """415: the body's encoding is unsupported."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class HeadTooLarge(RequestError):
-    """431: request line and headers are more bytes, or more headers, than are read."""
+    """431: request line and headers have more bytes, or more headers, than are read."""
 
     status = 431
     code = "head_too_large"
@@ -140,7 +140,7 @@ class Overloaded(RequestError):
 
 
 class InternalError(RequestError):
-    """500: our bug. The log has the details, not the answer."""
+    """500: our bug. The log has the details, the answer leaves them out."""
 
     status = 500
     type = "server_error"
@@ -151,7 +151,7 @@ class InternalError(RequestError):
 
 
 class ReplicaLost(RequestError):
-    """502: the worker that a router had sent the request to has died, or speaks no HTTP."""
+    """502: the worker behind a router died under the request, or speaks no HTTP."""
 
     status = 502
     type = "server_error"
@@ -187,10 +187,11 @@ class StartupError(SaccadeError):
 
 
 class ConfigError(StartupError):
-    """A setting is wrong: the message names the option, the value and the allowed values."""
+    """A setting is wrong. The message names the option, the value and the allowed values."""
 
 
 class CheckpointError(StartupError):
-    """A file of the model is missing, damaged or does not fit: the message names the file and, if
-    known, the tensor.
+    """A model file is missing, damaged or unfit.
+
+    The message names the file and, if known, the tensor.
     """
