@@ -1,7 +1,7 @@
 """The pixel arena: one bounded region of anonymous shared memory.
 
-The front creates the arena and passes its descriptor to the workers, who read pixels, and to the
-nursery of image workers, which copies pixels in (image workers never hold the arena). The memory
+The front creates the arena and passes its descriptor to the workers, who read pixels. The nursery
+of image workers gets it too and copies pixels in (image workers never hold the arena). The memory
 has no name and ends with the last process that holds a descriptor, however the process ends. The
 engine decides which bytes hold which pixels (`sched/images/slots.py`).
 """
@@ -62,7 +62,7 @@ class Arena:
         return np.frombuffer(self._memory, dtype=np.uint8)
 
     def keep_from_children(self) -> None:
-        """Keep the memory from forked processes, which must not close the mapping."""
+        """Keep the memory from forked processes, which must leave the mapping open."""
         self._memory.madvise(mmap.MADV_DONTFORK)
 
     def close(self) -> None:

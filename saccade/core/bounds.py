@@ -12,7 +12,7 @@ MOST_IMAGE_WORKERS = 240
 
 
 def at_least(bound: float, options: object, *names: str) -> None:
-    """Raise ConfigError if a field is below `bound`. None stands for an unset value and passes."""
+    """Raise ConfigError if a field is below `bound`. Unset values pass."""
     _check(options, names, lambda value: value >= bound, f"at least {bound}")
 
 

@@ -1,7 +1,7 @@
 """Folders owned by servers, marked by a file inside, and safe ways to open files in folders that
 other users may write.
 
-A server removes files in its folder, so a folder without the marker is taken only if every name in
+A server removes files in its folder. So a folder without the marker is taken only if every name in
 it fits the claim (earlier versions left no marker). Knows nothing of the content.
 """
 

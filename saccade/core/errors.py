@@ -50,7 +50,7 @@ class RequestError(SaccadeError):
 
 
 class InvalidRequest(RequestError):
-    """400: the request is malformed, or asks for something that is not supported."""
+    """400: the request is malformed, or asks for something unsupported."""
 
 
 class ImageError(InvalidRequest):
@@ -68,7 +68,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """403: a web page asks that may not, or by a name that is not the server's."""
+    """403: a web page asks without permission, or by a name foreign to the server."""
 
     status = 403
     type = "permission_error"
@@ -76,14 +76,14 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """404: no such model, file or path."""
+    """404: the model, file or path is missing."""
 
     status = 404
     code = "not_found"
 
 
 class TooSlow(RequestError):
-    """408: the head or the body of the request did not come in time."""
+    """408: the request's head or body came too late."""
 
     status = 408
     code = "timeout"
@@ -167,7 +167,7 @@ class EngineUnavailable(RequestError):
 
 
 class StorageBusy(RequestError):
-    """503: the folder of uploaded files cannot be read, or another process holds its lock."""
+    """503: the folder with uploaded files is unreadable, or another process holds its lock."""
 
     status = 503
     type = "server_error"
@@ -175,7 +175,7 @@ class StorageBusy(RequestError):
 
 
 class StorageFull(RequestError):
-    """507: an upload cannot be kept: the disk is full, or may not be written."""
+    """507: an upload is refused, as the disk is full or unwritable."""
 
     status = 507
     type = "server_error"

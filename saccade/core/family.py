@@ -115,8 +115,8 @@ class AttentionShape:
 class KVSpec:
     """One rank's storage, layer by layer in the network's order.
 
-    Holds the shape of a layer's attention, or the states where a layer has none. drafts: the last
-    layer belongs to an MTP head.
+    Holds the shape of a layer's attention, or the states in a layer without attention. drafts: the
+    last layer belongs to an MTP head.
     """
 
     shapes: tuple[AttentionShape | tuple[Cache, ...], ...]
@@ -124,7 +124,7 @@ class KVSpec:
 
     @property
     def layers(self) -> tuple[tuple[Cache, ...], ...]:
-        """Return each layer's caches. A layer may have none."""
+        """Return each layer's caches, possibly empty."""
         return tuple(
             each.caches if isinstance(each, AttentionShape) else each for each in self.shapes
         )
@@ -251,11 +251,11 @@ class Cuts:
 class ScoreTemplates:
     """How a family's embedding and ranking checkpoints were trained to be asked.
 
-    instruction: the system message for what is embedded, where the client sends none. query: the
-    same for a search query. judge: a ranker's system message. task: its instruction, where the
-    client sends none. marks: what stands before a ranker's instruction, query and document. empty:
-    stands in for missing content. labels: for a document that answers, and for one that does not.
-    min_pixels, max_pixels: for an image without bounds of its own.
+    instruction: the default system message for what is embedded. query: the same for a search
+    query. judge: a ranker's system message. task: its default instruction. Both defaults give way
+    to the client's own. marks: what stands before a ranker's instruction, query and document.
+    empty: stands in for missing content. labels: for a document that answers, and for one that
+    fails to. min_pixels, max_pixels: for an image without bounds of its own.
     """
 
     instruction: str
@@ -407,7 +407,7 @@ class FamilySpec(Protocol):
 
     @property
     def video(self) -> VideoRules | None:
-        """Return the rules for videos, or None if the model takes none."""
+        """Return the rules for videos, or None for a model without video."""
         ...
 
     def num_tokens(self, grid: Grid) -> int:

@@ -48,7 +48,7 @@ def tag_term(lexicon: LLTokenizer, tag: str) -> str:
     """Return the term for `tag` in a Lark grammar.
 
     llguidance treats every added token that looks like a tag as special. So the token alone
-    matches: the tag's letters and free text never do.
+    matches, unlike the tag's letters and free text.
     """
     tokens = lexicon.tokenize_str(tag, parse_special=True)
     if len(tokens) == 1 and lexicon.is_special_token(tokens[0]):

@@ -1,9 +1,8 @@
 """The options of `saccade serve`, and the environment.
 
-Each field of a dataclass here is one option, the string below the field its help, and None means
-"derive it"; a field made by `tuned` is a tuning value, set by --tune NAME=VALUE. Settings that
-the environment holds are read here alone. How an open option is decided stands in
-`engine/sizing.py`.
+Each field of a dataclass here is one option, and the string below the field is its help. None means
+"derive it". A field made by `tuned` is a tuning value, set by --tune NAME=VALUE. Settings that the
+environment holds are read here alone. How an open option is decided stands in `engine/sizing.py`.
 """
 
 from __future__ import annotations

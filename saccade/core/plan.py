@@ -2,7 +2,7 @@
 its rows under a grammar.
 
 Ranks never decide: a plan says everything that a rank does in a step. A worker keeps, per slot, the
-content of `Open` and the tokens sampled since, so a plan names positions, and token values only if
+content of `Open` and the tokens sampled since. So a plan names positions, and token values only if
 a grammar forced them. Two plans may be in flight: step n+1 is planned and sent while step n is
 computed, and a `StepResult` answers each, in order.
 """
@@ -63,7 +63,7 @@ class Open:
 
     `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
     are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
-    cached prefix). `rules`: as in `Request`; None: none. `adapter`: its number.
+    cached prefix). `rules`: as in `Request`, if any. `adapter`: its number.
     """
 
     slot: int
@@ -358,7 +358,7 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Return True if the step has no work. A plan that only continues the tower has work."""
+        """Return True if the step lacks work. A plan that only continues the tower has work."""
         work = self.close or self.open or self.moves or self.encode or self.rows
         beside = self.tower or self.save or self.deliver or self.pages or self.change
         return not (work or beside or self.wait)

@@ -1,6 +1,7 @@
-"""The layout of embeddings in a folder: a folder for each model, a file for each embedding, the
-same for the engine that looks files up and the worker that writes them. Also the claims to folders
-that servers may share. Knows nothing of the content of files.
+"""The layout of embeddings in a folder: a folder for each model, a file for each embedding.
+
+It is the same for the engine that looks files up and the worker that writes them. Also the claims
+to folders that servers may share. Knows nothing of the content of files.
 """
 
 from __future__ import annotations

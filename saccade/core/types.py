@@ -281,9 +281,9 @@ class Caching:
     diagnose: explain why the prefix cache had less than an earlier prompt from this client would
     have left. family: the client's name for prompts with a common beginning (`prompt_cache_key`).
     adapter: what computes the KV beside the model; KV from different ones is apart. idle: nobody
-    waits for the answer. It is computed while all other requests are done, and what it leaves in
-    the caches goes first until somebody else uses it. prediction: tokens that the client expects in
-    the answer, a source of draft tokens.
+    waits for the answer. It is computed while no other request is there, and what it leaves in the
+    caches goes first until somebody else uses it. prediction: tokens that the client expects in the
+    answer, a source of draft tokens.
     """
 
     breakpoints: tuple[tuple[int, int], ...] = ()

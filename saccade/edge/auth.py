@@ -116,7 +116,7 @@ def read_keys(path: Path) -> dict[str, str]:
 
     Each line is `name:key` or `name key`. Empty lines and comments (#) are skipped.
 
-    Raises ConfigError that names the line, never the key.
+    Raises ConfigError that names the line and keeps the key secret.
     """
     try:
         lines = read_text(path, "utf-8-sig").splitlines()

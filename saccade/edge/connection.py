@@ -1,9 +1,9 @@
 """One HTTP connection: uvicorn's, with bounded reading.
 
 uvicorn gives its parser every received byte, and the parser keeps them all. Here the parser gets
-the bytes of one message at a time, a head of bounded size first; the next message waits, unread,
-until its predecessor is answered. The rest is clocks: for missing heads, unread answers, and bodies
-that go on after a refusal. Knows nothing of the meaning of requests.
+one message's bytes at a time, a head of bounded size first. The next message waits, unread, until
+its predecessor is answered. The rest is clocks: for missing heads, unread answers, and bodies that
+go on after a refusal. Knows nothing of the meaning of requests.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A server on a loopback address is out of reach for other machines, but not for the local browser,
 whose pages may send requests to any address. `Host` exposes a page that has pointed its own name at
-this machine (DNS rebinding), `Origin` and `Sec-Fetch-Site` expose a page of a foreign origin:
-browsers write these headers themselves, and other clients send neither. Owns the rules, for servers
+this machine (DNS rebinding). `Origin` and `Sec-Fetch-Site` expose a page with a foreign origin.
+Browsers write these headers themselves, and other clients send neither. Owns the rules, for servers
 and routers. Knows nothing of keys or routes.
 """
 
@@ -83,7 +83,7 @@ class Guard:
     def _origin(self, scope: Scope, headers: Headers) -> RequestError | None:
         """Return the refusal for a page with a foreign origin, or None.
 
-        Before a page can send a key its browser asks by OPTIONS, which is never allowed.
+        Before a page can send a key its browser asks by OPTIONS, which is always refused.
         """
         if scope["method"] == "OPTIONS" or given_key(scope):
             return None
@@ -110,7 +110,7 @@ class Guard:
 
 
 def _is_link(method: str, headers: Headers) -> bool:
-    """Return True for a followed link: the request only reads, and pages cannot see the answer."""
+    """Return True for a followed link: the request only reads, and pages miss the answer."""
     return (
         method in ("GET", "HEAD")
         and headers.get("sec-fetch-mode") == "navigate"

@@ -57,7 +57,7 @@ class Listener:
     def _accept(self) -> None:
         """Accept a few. The rest wait until the new ones' bytes were read.
 
-        A connection with a request is busy by then, so latecomers cannot replace it.
+        A connection with a request is busy by then, so latecomers leave it alone.
         """
         few: list[socket.socket] = []
         while len(few) < ACCEPTS_PER_TURN:

@@ -1,9 +1,9 @@
 """The replica for a request: a pure function, so that every router, the Ray deployment and the
 simulator agree without communication.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key and the
-highest wins, so a replica that joins or leaves moves its own keys alone. Loads are bounded as in
-consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016). Knows nothing of
+This is rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key and
+the highest wins. So a replica that joins or leaves moves its own keys alone. Loads are bounded as
+in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016). Knows nothing of
 HTTP or of the meaning of keys.
 """
 

@@ -1,8 +1,8 @@
 """Connections to one worker: requests and answers pass unchanged.
 
-Owns the connections (idle ones are used again), the bytes of an answer held for a slow client, and
-the difference between a worker's death before and after the first byte of an answer. Knows nothing
-of the content. One event loop; no locks.
+Owns the connections (idle ones are used again), and the bytes of an answer held for a slow client.
+It tells a worker's death before the first byte of an answer from one after it. Knows nothing of the
+content. One event loop; no locks.
 """
 
 from __future__ import annotations
@@ -231,8 +231,8 @@ class Upstream:
 
         Leaving before its end ends the connection.
 
-        Raises WorkerGone. With `again`, a `stale` connection where nothing has `begun` first gets a
-        second try on a new one.
+        Raises WorkerGone. With `again`, a `stale` connection whose answer has yet to begin
+        (`begun`) first gets a second try on a new one.
         """
         wire = self._take()
         if wire is None:

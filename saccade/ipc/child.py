@@ -1,8 +1,8 @@
 """Child processes: the only way to start one, talk to it, learn of its death and end it.
 
 A child is a module, run in a session of its own. It inherits one end of a socket pair, a pipe for
-its last words, and the descriptors named by its boot message, so nothing has a name in any folder.
-Messages are frames: length, kind, msgpack fields; the kind is the index of the message's type in a
+its last words, and the descriptors named by its boot message. So nothing has a name in any folder.
+Messages are frames: length, kind, msgpack fields. The kind is the index of the message's type in a
 list shared by both ends. The kernel kills a child whose parent is gone, and a pidfd reports a
 child's end to the parent at once. Knows nothing of the content of messages.
 """

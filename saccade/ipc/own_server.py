@@ -1,9 +1,9 @@
 """A server that a command starts for itself: a process that ends with the command, whatever ends
 that.
 
-A terminal that closes (SIGHUP), a supervisor (SIGTERM), a reader of its output that leaves and a
-starter that dies end the command in order; where it is killed, the kernel kills the server. Knows
-nothing of what the server is asked.
+Four things end the command in order: a terminal that closes (SIGHUP), a supervisor (SIGTERM), a
+reader of its output that leaves and a starter that dies. Where the command is killed, the kernel
+kills the server. Knows nothing of what the server is asked.
 """
 
 from __future__ import annotations
