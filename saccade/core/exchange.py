@@ -27,8 +27,8 @@ class EmbeddingWanted:
     """A request for the embedding of `image`, made by `tower`.
 
     The remaining fields are the request's size wishes, from which the encoder derives the settings.
-    frames: how many frames a video sent as images has. nbytes: the file size of each one in the
-    body.
+    frames: what decides frame sizes, for a video whose frames came as images. nbytes: the file size
+    of each image in the body.
     """
 
     image: Image

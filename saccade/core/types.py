@@ -369,7 +369,7 @@ class PromptScores:
     `start` is 1 or more, as the first token lacks context. Packed, for a prompt may be long.
 
     ids, logprobs: int32 and float32 [C, 1 + K], row by row: the token itself, then the K best, best
-    first. ranks: int32 [C], 1 for the likeliest token.
+    first. ranks: int32 [C], 1 unless another token is likelier.
     """
 
     start: int

@@ -56,7 +56,7 @@ class _Message:
     `given`: head bytes given to the parser or, in a chunked body, those since the last content
     byte. `left`: body bytes still to come; None if the framing ends the body. `chunks`, `content`:
     body pieces and bytes that the parser has produced. `keep_alive`: True if the client keeps the
-    connection. `refused`: the reason for refusing an answer.
+    connection. `refused`: why the request is refused.
     """
 
     given: int = 0

@@ -44,8 +44,9 @@ class Stamp:
         self._cors = CORSMiddleware(_nothing, origins) if origins else None
 
     def lines(self, name: str, asked: Headers) -> list[bytes]:
-        """Return header lines for the answer to a request with the headers `asked`, complete or
-        partial.
+        """Return header lines for an answer.
+
+        `asked`: the request's headers, complete or partial.
         """
         answer = MutableHeaders(dict.fromkeys(NAME_HEADERS, name))
         answer.update(self.origin(asked))

@@ -162,7 +162,7 @@ def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
 def edit_bytes(spec: FamilySpec, slots: int) -> int:
     """Return the bytes for `runtime/sampling/edits.py`.
 
-    They hold how often each slot has each token, and its list.
+    They hold how often each slot has each token, and the slot's list.
     """
     listed = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + 16 + len(spec.eos_token_ids)
     return slots * (4 * spec.vocab_size + 8 * listed)
@@ -199,8 +199,9 @@ def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: D
 
 
 def tower_buffer_bytes(spec: FamilySpec, encoder: EncoderConfig, dtype: Dtype) -> int:
-    """Return the bytes that the tower's graphs read and write: rows, their positions, and
-    embeddings.
+    """Return the bytes that the tower's graphs read and write.
+
+    They hold rows, their places, and embeddings.
     """
     read = spec.cuts.encoder_width * itemsize(dtype) + 16
     written = embedding_bytes_per_token(spec, dtype) // PATCHES_OF_TOKEN
