@@ -14,7 +14,7 @@ Pooling = Literal["auto", "last", "embed", "rank", "none"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """Properties of answers whose requests leave them open, and adapters that requests choose."""
+    """Answer settings that requests leave open, and adapters that requests choose."""
 
     default_max_tokens: int | None = basic(None)
     """Most tokens of an answer whose request names no limit (completions: 16, as in OpenAI's API).

@@ -1,7 +1,7 @@
 """The pixel arena: one bounded region of anonymous shared memory.
 
-The front creates the arena and passes its descriptor to the workers, who read pixels, and to the
-nursery of image workers, which copies pixels in (image workers never hold the arena). The memory
+The front creates the arena and passes its descriptor to the workers, who read pixels. The nursery
+of image workers gets it too and copies pixels in (image workers never hold the arena). The memory
 has no name and ends with the last process that holds a descriptor, however the process ends. The
 engine decides which bytes hold which pixels (`sched/images/slots.py`).
 """
@@ -31,7 +31,7 @@ class Arena:
 
     @classmethod
     def create(cls, size: int) -> Arena:
-        """A new arena of at least `size` bytes.
+        """Create an arena with at least `size` bytes.
 
         The kernel commits memory page by page, at the first write.
         """
@@ -42,11 +42,11 @@ class Arena:
 
     @classmethod
     def attach(cls, fd: int, size: int) -> Arena:
-        """The arena behind an inherited descriptor, in another process."""
+        """Open the arena behind an inherited descriptor, in another process."""
         return cls(fd, size)
 
     def view(self, slot: PixelSlot) -> npt.NDArray[np.uint8]:
-        """The pixels of a slot, [height, width, 3], without a copy.
+        """Return a slot's pixels, [height, width, 3], without a copy.
 
         Valid as long as the slot is the caller's.
         """
@@ -54,19 +54,19 @@ class Arena:
         return flat.reshape(slot.height, slot.width, 3)
 
     def flat(self, offset: int, nbytes: int) -> memoryview:
-        """Bytes of the caller's own, without a copy."""
+        """Return `nbytes` bytes from `offset` on, without a copy. They are the caller's own."""
         return memoryview(self._memory)[offset : offset + nbytes]
 
     def whole(self) -> npt.NDArray[np.uint8]:
-        """The whole arena, for registering the memory with a device."""
+        """Return the whole arena, for registering the memory with a device."""
         return np.frombuffer(self._memory, dtype=np.uint8)
 
     def keep_from_children(self) -> None:
-        """Keep the memory from forked processes, which must not close the mapping."""
+        """Keep the memory from forked processes, which must leave the mapping open."""
         self._memory.madvise(mmap.MADV_DONTFORK)
 
     def close(self) -> None:
-        """Release this process's mapping; live views keep the memory until they end."""
+        """Release this process's mapping. Live views keep the memory until they end."""
         with contextlib.suppress(BufferError):
             self._memory.close()
         os.close(self.fd)

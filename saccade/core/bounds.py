@@ -12,29 +12,29 @@ MOST_IMAGE_WORKERS = 240
 
 
 def at_least(bound: float, options: object, *names: str) -> None:
-    """Raises ConfigError for a field below `bound`; None is no value and passes."""
+    """Raise ConfigError if a field is below `bound`. Unset values pass."""
     _check(options, names, lambda value: value >= bound, f"at least {bound}")
 
 
 def at_most(bound: float, options: object, *names: str) -> None:
-    """Raises ConfigError for a field above `bound`."""
+    """Raise ConfigError if a field is above `bound`."""
     _check(options, names, lambda value: value <= bound, f"at most {bound}")
 
 
 def above(bound: float, options: object, *names: str) -> None:
-    """Raises ConfigError for a field that is not above `bound`."""
+    """Raise ConfigError unless each field is above `bound`."""
     _check(options, names, lambda value: value > bound, f"above {bound}")
 
 
 def filled(options: object, *names: str) -> None:
-    """Raises ConfigError for an empty list."""
+    """Raise ConfigError if a list is empty."""
     for name in names:
         if not getattr(options, name):
             raise ConfigError(f"{option(name)}: name at least one")
 
 
 def named(options: object, *names: str) -> None:
-    """Raises ConfigError for a list with an empty text in it, as an unset variable makes one."""
+    """Raise ConfigError if a list holds an empty text, as an unset variable makes one."""
     for name in names:
         if "" in getattr(options, name):
             raise ConfigError(f"{option(name)} is empty: give a value, or leave the option out")

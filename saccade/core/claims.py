@@ -1,7 +1,7 @@
 """Folders owned by servers, marked by a file inside, and safe ways to open files in folders that
 other users may write.
 
-A server removes files in its folder, so a folder without the marker is taken only if every name in
+A server removes files in its folder. So a folder without the marker is taken only if every name in
 it fits the claim (earlier versions left no marker). Knows nothing of the content.
 """
 
@@ -30,14 +30,13 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A kind of folder: the name of its marker, and the pattern of all other names in it."""
+    """A kind of folder: its marker's name, and the pattern for all other names in it."""
 
     marker: str
     names: re.Pattern[str]
 
     def check(self, folder: Path) -> None:
-        """Raises OSError, with the reason, for a folder without the marker that holds foreign
-        names.
+        """Raise OSError, with the reason, if a folder without the marker holds foreign names.
 
         A missing folder passes.
         """
@@ -54,8 +53,10 @@ class Claim:
             )
 
     def take(self, folder: Path) -> int:
-        """Create a missing `folder` and mark it. Returns the user id that owns new files there, as
-        a network file system may map users. Raises OSError, with the reason.
+        """Create a missing `folder` and mark it.
+
+        Returns the user id that owns new files there, as a network file system may map users.
+        Raises OSError, with the reason.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.check(folder)
@@ -70,7 +71,7 @@ class Claim:
 
 
 def check_folder(option: str, name: str, claim: Claim) -> None:
-    """Raises ConfigError unless the folder `name` is claimed by `claim`, or can be."""
+    """Raise ConfigError unless the folder `name` is claimed by `claim`, or can be."""
     try:
         folder = Path(name).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -111,10 +112,10 @@ def warn_of_others(option: str, folder: Path) -> None:
 
 
 def beside(path: str, flags: int) -> int:
-    """An opener for a regular file in a folder that other users may write.
+    """Open a regular file in a folder that other users may write. Serves as an opener.
 
-    Raises OSError; `Strange` unless the file is regular: a link leads anywhere, and opening a pipe
-    blocks.
+    Raises OSError. Raises `Strange` unless the file is regular, because a link leads anywhere and
+    opening a pipe blocks.
     """
     try:
         handle = os.open(path, flags | SAFELY, 0o600)
@@ -131,7 +132,7 @@ def beside(path: str, flags: int) -> int:
 
 
 def made_beside(path: str, flags: int) -> int:
-    """An opener like `beside` that creates a missing file and keeps an existing file's content."""
+    """Open like `beside`, but create a missing file. An existing file keeps its content."""
     return beside(path, flags | os.O_CREAT)
 
 
@@ -144,7 +145,7 @@ class Strange(OSError):
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder that is not a link. Raises OSError."""
+    """Yield a folder's descriptor. Raises OSError, also for a link."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | SAFELY)
     except NotADirectoryError:

@@ -21,9 +21,11 @@ SALT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The sender of a request. `name`: the key's name, "" with at most one key. `address`: the
-    connection's source, "" for calls from Python. `limited`: True for one of several clients, each
-    held to `SHARE` of the total.
+    """A request's sender.
+
+    `name`: the key's name, "" with at most one key. `address`: the connection's source, "" for
+    calls from Python. `limited`: True if this is one among several clients, each held to `SHARE` of
+    the total.
     """
 
     name: str = ""
@@ -32,20 +34,24 @@ class Client:
     limited: bool = False
 
     def salt(self, given: str) -> str:
-        """The salt that separates this client's cache: hexadecimal of fixed length, from the
-        client's name and the given `cache_salt`; "" without either.
+        """Return the salt that separates this client's cache, "" without name and `cache_salt`.
+
+        It is hexadecimal with a fixed length, derived from the client's name and the given
+        `cache_salt`.
         """
         return _hashed("" if self.shares_cache else self.name, given)
 
     def tenant(self, given: str) -> str:
-        """Name those whose images may meet in one process: as `salt`, and each key apart where keys
-        share a cache.
+        """Name those whose images may meet in one process.
+
+        As `salt`, but each key stands apart even where keys share a cache.
         """
         return _hashed(self.name, given)
 
     def share(self, given: str) -> str:
-        """The name under which the client's requests take turns: the key's, else the salt's, else
-        the address.
+        """Return the name under which the client's requests take turns.
+
+        It is the key's name, else the salt's, else the address.
         """
         if self.name:
             return f"key {self.name}"
@@ -59,8 +65,10 @@ def _hashed(name: str, given: str) -> str:
 
 
 def client_address(host: str) -> str:
-    """The address that a client counts under: of IPv6 the network of 64 bits, for a client has all
-    its addresses; an IPv4 address in IPv6 clothes is the IPv4 address.
+    """Return the address that a client counts under.
+
+    For IPv6 this is its 64-bit network, as a client owns all addresses there. An IPv4 address
+    mapped into IPv6 counts as the IPv4 address.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

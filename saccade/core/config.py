@@ -41,7 +41,7 @@ PageView = Literal["text", "images", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Facts of the machine that `resolve` needs.
+    """Machine facts that `resolve` needs.
 
     `free_bytes` is what the device has left after the weights were loaded.
     """
@@ -57,16 +57,16 @@ class Hardware:
 
     @property
     def has_fp8(self) -> bool:
-        """True if our kernels for the device can read and write FP8."""
+        """Return True if our kernels for the device can read and write FP8."""
         return self.device == "cpu" or self.arch >= 89
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """The division of work among ranks.
+    """How ranks divide the work.
 
-    size: slices of everything that is cut. expert_runs: number of runs of whole experts; 1: experts
-    are cut like the rest.
+    size: slices for everything that is cut. expert_runs: how many runs of whole experts there are;
+    with 1, experts are cut like the rest.
     """
 
     size: int
@@ -77,13 +77,13 @@ class ParallelConfig:
 
     @property
     def ranks(self) -> int:
-        """Number of processes; if more than slices, several hold the same slice."""
+        """Return the number of processes. Beyond the slices, several hold the same slice."""
         return max(self.size, self.expert_runs)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """The configuration of the vision tower.
+    """The vision tower's configuration.
 
     `graph_sizes`: patch counts of CUDA graphs, ascending; empty without graphs. `role`: encode for
     other servers, or with other servers' help.
@@ -97,9 +97,11 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class PageTierConfig:
-    """Places for KV pages: `disk_bytes` of files in `folder` (None: no files), and `host_bytes` of
-    each rank's host memory. identity: what they depend on (`page_store.PageIdentity.digest`).
-    `ranks`: that hold a part of each.
+    """Tiers for KV pages.
+
+    `disk_bytes` in `folder`'s files (None: the disk is unused), and `host_bytes` in each rank's
+    host memory. identity: what the pages depend on (`page_store.PageIdentity.digest`). `ranks`: how
+    many hold a part of each page.
     """
 
     folder: str | None = None
@@ -114,11 +116,11 @@ class PageTierConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
-    """The storage of keys and values.
+    """Storage for keys and values.
 
-    dtype: auto is the network's own. scales: divisors of each layer's keys and values in an 8-bit
-    cache; empty: all 1. attention: the backend that reads them. pages: where pages go that leave
-    the pool.
+    dtype: auto is the network's own. scales: divisors for each layer's keys and values in an 8-bit
+    cache; if empty, all are 1. attention: the backend that reads them. pages: where pages go that
+    leave the pool.
     """
 
     dtype: KVDtype = "auto"
@@ -129,9 +131,10 @@ class KVConfig:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotConfig:
-    """Snapshots of per-sequence states (`family.KVSpec.state_bytes`) for the prefix cache: their
-    number, and the tokens of a long prompt per snapshot. between: lines behind the snapshots for
-    the states between guesses. 0 for a model without states.
+    """Snapshots for the prefix cache, taken from per-sequence states (`family.KVSpec.state_bytes`).
+
+    Holds their count, and a long prompt's tokens per snapshot. between: lines behind the snapshots
+    for the states between draft tokens. All are 0 for a model without states.
     """
 
     count: int = 0
@@ -140,21 +143,21 @@ class SnapshotConfig:
 
     @property
     def lines(self) -> int:
-        """Of the state memory, in all but the slots'."""
+        """Return the lines in the state memory, apart from the slots' own."""
         return self.count + self.between
 
     @property
     def unguessed(self) -> SnapshotConfig:
-        """The same memory where nothing is guessed."""
+        """Return the same memory for a server without draft tokens."""
         return SnapshotConfig(self.lines if self.count else 0, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class StepGraphSizes:
-    """The sizes of the language model's CUDA graphs; empty without graphs.
+    """CUDA graph sizes for the language model; empty without graphs.
 
-    rows: row counts of steps that only decode. mixed_tokens: token counts of prefill rows, each
-    combined with each of `mixed_rows` decoding rows. All ascending.
+    rows: row counts for steps that only decode. mixed_tokens: token counts for prefill rows, each
+    combined with each count in `mixed_rows` for decoding rows. All ascending.
     """
 
     rows: tuple[int, ...] = ()
@@ -167,19 +170,21 @@ class StepGraphSizes:
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens of a graph with prefill rows; 0 without mixed graphs."""
+        """Return the most tokens in a graph with prefill rows, or 0 without mixed graphs."""
         return max(self.mixed_rows) + max(self.mixed_tokens) if self.mixed_tokens else 0
 
 
 def embedding_file_bytes(nbytes: int) -> int:
-    """Bytes of disk for the file of an embedding of `nbytes`: its header, and whole blocks."""
+    """Return the disk bytes for an embedding's file: a header, and `nbytes` in whole blocks."""
     return DISK_BLOCK + -(-nbytes // DISK_BLOCK) * DISK_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBudgets:
-    """Bytes for image embeddings in each tier: per rank, except for the disk, which is in `folder`.
-    `shared`: other servers write to the folder, too, and `disk_bytes` covers all servers.
+    """Bytes for image embeddings in each tier.
+
+    Budgets are per rank, except for the disk, which is in `folder`. `shared`: other servers write
+    to the folder, too, and `disk_bytes` covers all servers.
     """
 
     device_bytes: int
@@ -191,8 +196,10 @@ class EmbeddingBudgets:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
-    patch-blocks of the vision tower in a step; 0: no bound.
+    """Everything the engine runs by.
+
+    `kv_pages` includes the dummy page 0. `tower_budget`: the vision tower's patch-blocks in a step;
+    0: unbounded.
     """
 
     # the device

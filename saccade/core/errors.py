@@ -50,7 +50,7 @@ class RequestError(SaccadeError):
 
 
 class InvalidRequest(RequestError):
-    """400: the request is malformed, or asks for something that is not supported."""
+    """400: the request is malformed, or asks for something unsupported."""
 
 
 class ImageError(InvalidRequest):
@@ -68,7 +68,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """403: a web page asks that may not, or by a name that is not the server's."""
+    """403: a web page asks without permission, or by a name foreign to the server."""
 
     status = 403
     type = "permission_error"
@@ -76,14 +76,14 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """404: no such model, file or path."""
+    """404: the model, file or path is missing."""
 
     status = 404
     code = "not_found"
 
 
 class TooSlow(RequestError):
-    """408: the head or the body of the request did not come in time."""
+    """408: the request's head or body came too late."""
 
     status = 408
     code = "timeout"
@@ -100,21 +100,21 @@ class Cancelled(RequestError):
 
 
 class OtherTower(RequestError):
-    """409: a server asks for an embedding of a different tower, or of different settings."""
+    """409: a server asks for an embedding from a different tower, or with different settings."""
 
     status = 409
     code = "wrong_tower"
 
 
 class UnsupportedMedia(RequestError):
-    """415: the body is in an encoding that is not read."""
+    """415: the body's encoding is unsupported."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class HeadTooLarge(RequestError):
-    """431: request line and headers are more bytes, or more headers, than are read."""
+    """431: request line and headers have more bytes, or more headers, than are read."""
 
     status = 431
     code = "head_too_large"
@@ -140,7 +140,7 @@ class Overloaded(RequestError):
 
 
 class InternalError(RequestError):
-    """500: our bug. The log has the details, not the answer."""
+    """500: our bug. The log has the details, the answer leaves them out."""
 
     status = 500
     type = "server_error"
@@ -151,7 +151,7 @@ class InternalError(RequestError):
 
 
 class ReplicaLost(RequestError):
-    """502: the worker that a router had sent the request to has died, or speaks no HTTP."""
+    """502: the worker behind a router died under the request, or speaks no HTTP."""
 
     status = 502
     type = "server_error"
@@ -167,7 +167,7 @@ class EngineUnavailable(RequestError):
 
 
 class StorageBusy(RequestError):
-    """503: the folder of uploaded files cannot be read, or another process holds its lock."""
+    """503: the folder with uploaded files is unreadable, or another process holds its lock."""
 
     status = 503
     type = "server_error"
@@ -175,7 +175,7 @@ class StorageBusy(RequestError):
 
 
 class StorageFull(RequestError):
-    """507: an upload cannot be kept: the disk is full, or may not be written."""
+    """507: an upload is refused, as the disk is full or unwritable."""
 
     status = 507
     type = "server_error"
@@ -187,10 +187,11 @@ class StartupError(SaccadeError):
 
 
 class ConfigError(StartupError):
-    """A setting is wrong: the message names the option, the value and the allowed values."""
+    """A setting is wrong. The message names the option, the value and the allowed values."""
 
 
 class CheckpointError(StartupError):
-    """A file of the model is missing, damaged or does not fit: the message names the file and, if
-    known, the tensor.
+    """A model file is missing, damaged or unfit.
+
+    The message names the file and, if known, the tensor.
     """

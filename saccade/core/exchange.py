@@ -24,9 +24,11 @@ GIVEN_HEADER = "x-saccade-embedding"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWanted:
-    """A request for the embedding of `image`, made by `tower`. The remaining fields are the
-    request's size wishes, from which the encoder derives the settings. frames: of frames of a video
-    that came as images; nbytes: of each one's file, of those in the body.
+    """A request for the embedding of `image`, made by `tower`.
+
+    The remaining fields are the request's size wishes, from which the encoder derives the settings.
+    frames: what decides frame sizes, for a video whose frames came as images. nbytes: the file size
+    of each image in the body.
     """
 
     image: Image
@@ -40,8 +42,10 @@ class EmbeddingWanted:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingGiven:
-    """The header of an embedding. blake3: hexadecimal digest of its bytes. encode_ms: the tower's
-    time for this request; 0.0 for a cache hit.
+    """An embedding's header.
+
+    blake3: hexadecimal digest of its bytes. encode_ms: the tower's time for this request; 0.0 for a
+    cache hit.
     """
 
     tower: Tower

@@ -24,10 +24,11 @@ from saccade.core.video import VideoRules
 
 @dataclass(frozen=True, slots=True)
 class PixelBounds:
-    """Bounds on height * width after resizing (of thumbnails beside: nothing). The model takes no
-    image of fewer than `least` pixels. cut: in a prompt of more images than so many, each has
-    `least` at most. as_edges: the checkpoint's own processor calls the bounds `shortest_edge` and
-    `longest_edge` of its `size`.
+    """Bounds on height * width after resizing. Thumbnails stay outside them.
+
+    The model takes images from `least` pixels on. cut: in a prompt with more images than this, each
+    has at most `least`. as_edges: the checkpoint's own processor calls the bounds `shortest_edge`
+    and `longest_edge` in its `size`.
     """
 
     least: int
@@ -39,7 +40,7 @@ class PixelBounds:
 
 @dataclass(frozen=True, slots=True)
 class LargestImage:
-    """The size of the largest image within the model's own bounds. pixels: of the canvas."""
+    """The largest image's size within the model's own bounds. pixels: those on the canvas."""
 
     pixels: int
     tokens: int
@@ -52,10 +53,10 @@ FORMAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One named tensor of a layer: values of `shape` for each token, or for each sequence.
+    """One named tensor in a layer: values with `shape` for each token, or for each sequence.
 
-    Per-token values lie on pages; per-sequence values (a state) lie in a row of their own, whatever
-    the sequence's length. Names: "k" and "v" (keys and values of heads), "latent" (one row from
+    Per-token values lie on pages. Per-sequence values (a state) lie in a row of their own, whatever
+    the sequence's length. Names: "k" and "v" (the heads' keys and values), "latent" (one row from
     which keys and values are made), "k_scale" and "v_scale" (beside 8-bit values), "recurrent" and
     "conv" (states).
     """
@@ -66,7 +67,7 @@ class Cache:
     format: CacheFormat = "model"
 
     def nbytes(self, dtype: Dtype) -> int:
-        """Bytes for one token or sequence, where the model is in `dtype`."""
+        """Return the bytes for one token or sequence, where the model is in `dtype`."""
         return (
             math.prod(self.shape) * FORMAT_BYTES[dtype if self.format == "model" else self.format]
         )
@@ -81,12 +82,12 @@ BEHAVIOURS = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The attention of one layer on one rank: what it keeps of a token, and what a token sees.
+    """One layer's attention on one rank: what it keeps per token, and what a token sees.
 
-    heads, dim: of keys and values. owns: False where the layer reads an earlier layer's cache.
-    latent: one row is keys and values at once, of all heads of queries. window: the last tokens
-    that one sees, itself included; None: all. both_ways: the tokens of an image also see each
-    other's successors. format: of what is kept.
+    heads, dim: for keys and values. owns: False where the layer reads an earlier layer's cache.
+    latent: one row is keys and values at once, for all query heads. window: the last tokens that
+    one sees, itself included; None: all. both_ways: an image's tokens also see each other's
+    successors. format: the format that is kept.
     """
 
     heads: int
@@ -105,15 +106,17 @@ class AttentionShape:
 
     @property
     def behaviours(self) -> frozenset[str]:
-        """What a backend must know, of `BEHAVIOURS`."""
+        """Return what a backend must support, from `BEHAVIOURS`."""
         ranges = self.window is not None or self.both_ways
         return frozenset(["latents"] * self.latent + ["ranges"] * ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The storage of one rank, layer by layer in the network's order: the shape of a layer's
-    attention, or the states of a layer without. drafts: the last layer is of a head that drafts.
+    """One rank's storage, layer by layer in the network's order.
+
+    Holds the shape of a layer's attention, or the states in a layer without attention. drafts: the
+    last layer belongs to an MTP head.
     """
 
     shapes: tuple[AttentionShape | tuple[Cache, ...], ...]
@@ -121,14 +124,14 @@ class KVSpec:
 
     @property
     def layers(self) -> tuple[tuple[Cache, ...], ...]:
-        """The caches of each layer, which may have none."""
+        """Return each layer's caches, possibly empty."""
         return tuple(
             each.caches if isinstance(each, AttentionShape) else each for each in self.shapes
         )
 
     @property
     def attention(self) -> dict[int, AttentionShape]:
-        """The shape of attention of each layer that has it."""
+        """Return the attention shape for each layer that has one."""
         return {
             layer: shape
             for layer, shape in enumerate(self.shapes)
@@ -137,14 +140,15 @@ class KVSpec:
 
     @property
     def whole_images(self) -> bool:
-        """True if keys and values of an image's tokens depend on the whole image: no chunk ends
-        within one.
+        """Return True if an image's keys and values depend on the whole image.
+
+        Chunks then end outside images.
         """
         return any(shape.both_ways for shape in self.attention.values())
 
     @property
     def sight(self) -> tuple[str, ...]:
-        """What tokens see where that is not all tokens up to themselves, for people."""
+        """Describe what tokens see, for people, where that differs from all tokens before."""
         shapes = self.attention.values()
         windows = [shape.window for shape in shapes if shape.window is not None]
         near = f"the last {max(windows, default=0)} in {len(windows)} of {len(shapes)} layers"
@@ -152,24 +156,24 @@ class KVSpec:
 
     @property
     def latent(self) -> bool:
-        """True if layers keep latents in place of keys and values."""
+        """Return True if layers keep latents in place of keys and values."""
         return any(shape.latent for shape in self.attention.values())
 
     @property
     def kv_layers(self) -> int:
-        """Layers that have keys and values."""
+        """Count the layers that have keys and values of their own."""
         return sum(shape.owns and not shape.latent for shape in self.attention.values())
 
     def token_bytes(self, dtype: Dtype) -> int:
-        """Bytes per token on its page, over all layers."""
+        """Return the bytes per token on its page, over all layers."""
         return self._bytes("token", dtype)
 
     def state_bytes(self, dtype: Dtype) -> int:
-        """Bytes of one sequence's state, over all layers; 0 for a model without states."""
+        """Return the bytes for one sequence's state, over all layers; 0 without states."""
         return self._bytes("sequence", dtype)
 
     def keeping(self, dtype: KVDtype) -> KVSpec:
-        """The same with keys and values in `dtype`; auto: in the model's."""
+        """Return the same with keys and values in `dtype`; auto keeps the model's own."""
         if dtype == "auto":
             return self
         shapes = tuple(
@@ -188,15 +192,18 @@ class KVSpec:
 def heads_cache(
     heads: int, dim: int, ranks: int, *, window: int | None = None, both_ways: bool = False
 ) -> AttentionShape:
-    """Return the shape of attention on one of `ranks` ranks, which has a share of the `heads` of
-    keys and values; with fewer heads than ranks, a head held by several ranks.
+    """Return the attention shape on one of `ranks` ranks, which holds a share of the `heads`.
+
+    `heads` counts those with keys and values. With fewer heads than ranks, several ranks hold the
+    same head.
     """
     return AttentionShape(max(1, heads // ranks), dim, window=window, both_ways=both_ways)
 
 
 def latent_cache(width: int) -> AttentionShape:
-    """Return the shape of attention over latents, one head of which all heads of queries make their
-    keys and values. Each rank has it whole.
+    """Return the attention shape over latents: one head, which each rank has whole.
+
+    All query heads make their keys and values from it.
     """
     return AttentionShape(1, width, latent=True)
 
@@ -207,11 +214,11 @@ Divisible = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The possible cuts of a model among ranks.
+    """The ways to cut a model among ranks.
 
-    `encoder_width`: the narrowest rows among the cut matrices of the vision tower. experts: experts
-    per layer, of `expert_width` values each. heads: of attention's queries. lasting: values of a
-    token that every rank keeps through all layers, beside its row.
+    `encoder_width`: the narrowest rows among the vision tower's cut matrices. experts: experts per
+    layer, of `expert_width` values each. heads: attention's query heads. lasting: values per token
+    that every rank keeps through all layers, beside its row.
     """
 
     text: Divisible
@@ -224,8 +231,9 @@ class Cuts:
     lasting: int = 0
 
     def obstacles(self, ranks: int, expert_slices: int | None = None) -> tuple[str, ...]:
-        """The sizes that prevent cutting the language model among `ranks` ranks, and each expert
-        into `expert_slices` slices (default: as many as ranks).
+        """Return the sizes that prevent cutting the language model among `ranks` ranks.
+
+        Each expert is cut into `expert_slices` slices, by default as many as ranks.
         """
         found = [f"{count} {what}" for count, what in self.text if count % ranks]
         if self.expert_width % (ranks if expert_slices is None else expert_slices):
@@ -235,19 +243,19 @@ class Cuts:
         return tuple(found)
 
     def encoder_obstacles(self, ranks: int) -> tuple[str, ...]:
-        """The sizes that prevent cutting the vision tower among `ranks` ranks."""
+        """Return the sizes that prevent cutting the vision tower among `ranks` ranks."""
         return tuple(f"{count} {what}" for count, what in self.encoder if count % ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTemplates:
-    """How a family's checkpoints that embed or rank were trained to be asked.
+    """How a family's embedding and ranking checkpoints were trained to be asked.
 
-    instruction: the system message of what is embedded, where the client says none; query: the same
-    of a search's query. judge: the system message of a ranker; task: its instruction, where the
-    client says none. marks: what stands before a ranker's instruction, query and document. empty:
-    stands where there is no content. labels: of a document that answers, and of one that does not.
-    min_pixels, max_pixels: of an image that names no bounds.
+    instruction: the default system message for what is embedded. query: the same for a search
+    query. judge: a ranker's system message. task: its default instruction. Both defaults give way
+    to the client's own. marks: what stands before a ranker's instruction, query and document.
+    empty: stands in for missing content. labels: for a document that answers, and for one that
+    fails to. min_pixels, max_pixels: for an image without bounds of its own.
     """
 
     instruction: str
@@ -263,10 +271,10 @@ class ScoreTemplates:
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Chat templates that a family brings: Jinja files.
+    """Chat templates that a family brings, as Jinja files.
 
-    default: for checkpoints that have none. tools: for requests with tools, where a checkpoint's
-    own template knows none, but has all `marks` in it. scores: None: the family has no checkpoints
+    default: for checkpoints without one. tools: for requests with tools, where a checkpoint's own
+    template lacks them, but has all `marks` in it. scores: None if the family lacks checkpoints
     that embed or rank. around: the token that templates write for an image, and the text that the
     family's processor puts before and after it, which becomes tokens together with what stands
     beside it. spaced: the token that templates write for an image, behind which a space is put
@@ -286,38 +294,41 @@ FLAGS = "\U000f0000-\U000ffffd"
 
 
 def put_spaces(text: str, mark: str, opening: str = "<") -> str:
-    """Put a space behind each `mark` that neither white space nor a tag follows. opening:
-    characters that begin a tag.
+    """Put a space behind each `mark`, unless white space or a tag follows.
+
+    opening: characters that begin a tag.
     """
     follows = rf"(?=[{FLAGS}]*[^\s{re.escape(opening)}{FLAGS}])"
     return re.sub(re.escape(mark) + follows, f"{mark} ", text)
 
 
 class FamilySpec(Protocol):
-    """CPU facts of one checkpoint."""
+    """One checkpoint's CPU facts."""
 
     @property
     def family(self) -> str:
-        """For people and fingerprints, e.g. "qwen3_vl"."""
+        """Name the family for people and fingerprints, e.g. "qwen3_vl"."""
         ...
 
     @property
     def unproven(self) -> str:
-        """The architecture's name if no test compares its answers with transformers' own, else
-        "".
+        """Return the architecture's name if its answers are untested against transformers' own,
+        else "".
         """
         ...
 
     @property
     def sees_images(self) -> bool:
-        """True if the model has a vision tower. Without a tower, requests have no images: `recipe`,
-        `sample` and `settings` are never called; counts and sizes of images are 0.
+        """Return True if the model has a vision tower.
+
+        Without a tower, requests carry text alone. `recipe`, `sample` and `settings` stay uncalled,
+        and counts and sizes for images are 0.
         """
         ...
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """The model's own bounds; a request may narrow them."""
+        """Return the model's own bounds. A request may narrow them."""
         ...
 
     @property
@@ -325,18 +336,16 @@ class FamilySpec(Protocol):
 
     @property
     def sample(self) -> ImageRecipe:
-        """The recipe of a small image; the fingerprint of the vision tower's weights is its
-        embedding.
-        """
+        """Return a small image's recipe. Its embedding is the tower weights' fingerprint."""
         ...
 
     @property
     def patch_unit(self) -> int:
-        """The vision tower takes multiples of so many patches."""
+        """Return the unit that the vision tower's patch counts are multiples of."""
         ...
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
-        """The storage of one of `ranks` ranks, layer by layer."""
+        """Return the storage on one of `ranks` ranks, layer by layer."""
         ...
 
     @property
@@ -344,19 +353,19 @@ class FamilySpec(Protocol):
 
     @property
     def encoder_blocks(self) -> int:
-        """Number of blocks of the vision tower, each of which computes every patch."""
+        """Return the number of blocks in the vision tower. Each computes every patch."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Number format of the weights, by the checkpoint's name."""
+        """Return the weights' number format, by the checkpoint's name."""
         ...
 
     @property
     def templates(self) -> Templates: ...
 
     def with_options(self, options: Mapping[str, str]) -> FamilySpec:
-        """The spec with the family's own options (`--family-option NAME=VALUE`).
+        """Return the spec with the family's own options (`--family-option NAME=VALUE`).
 
         Raises ConfigError, which lists the known options.
         """
@@ -367,7 +376,7 @@ class FamilySpec(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Largest position the model was made for, in tokens."""
+        """Return the largest position the model was made for, in tokens."""
         ...
 
     @property
@@ -375,61 +384,66 @@ class FamilySpec(Protocol):
 
     @property
     def hidden_size(self) -> int:
-        """Values per token between the language model's layers."""
+        """Return the values per token between the language model's layers."""
         ...
 
     @property
     def embedding_width(self) -> int:
-        """Values per image token in an embedding: hidden size, times (1 + deepstack levels)."""
+        """Return the values per image token in an embedding: hidden size, times (1 + deepstack
+        levels).
+        """
         ...
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        """The recipe for an upright image of the given size.
+        """Return the recipe for an upright image with the given size.
 
         Raises ImageError for an aspect ratio beyond the family's limit.
         """
         ...
 
     def settings(self, recipe: ImageRecipe) -> bytes:
-        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
+        """Return 16 bytes that differ whenever the pixels handed to the encoder may differ."""
         ...
 
     @property
     def video(self) -> VideoRules | None:
-        """The rules for videos; None: the model takes none."""
+        """Return the rules for videos, or None for a model without video."""
         ...
 
     def num_tokens(self, grid: Grid) -> int:
-        """Rows of an image's embedding."""
+        """Return the rows in an image's embedding."""
         ...
 
     def num_patches(self, grid: Grid) -> int:
-        """Patches that the vision tower computes."""
+        """Return the patches that the vision tower computes."""
         ...
 
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace the k-th image placeholder token by as many as `images[k]` has tokens, and what
-        the family puts around them. `times`: `Span.time` of each image; none given: none has any.
+        """Replace the k-th image placeholder by all tokens of `images[k]`.
 
-        Raises InvalidRequest if placeholders and images do not correspond.
+        Adds what the family puts around them. `times`: `Span.time` for each image; if empty, all
+        are None.
+
+        Raises InvalidRequest unless placeholders and images correspond.
         """
         ...
 
     def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
-        """The place of prompt token `at` after `expand_prompt` has expanded the placeholders of
-        `images` into `spans`.
+        """Return the offset of prompt token `at` after `expand_prompt` has expanded the images.
+
+        It has expanded the placeholders for `images` into `spans`.
         """
         ...
 
     @property
     def position_axes(self) -> int:
-        """Axes that a token's rotary position has."""
+        """Return the axes that a token's rotary position has."""
         ...
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        """Rotary positions [axes, num_tokens] of an image's tokens at the start of a prompt.
+        """Compute an image's rotary positions [axes, num_tokens] at the start of a prompt.
 
         Computed anew at every call; frequent callers cache the result.
         """
@@ -438,9 +452,9 @@ class FamilySpec(Protocol):
     def positions(
         self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Rotary positions [axes, num_tokens], and the position of the token that would come next.
+        """Compute rotary positions [axes, num_tokens], and the position that would come next.
 
-        `blocks` are the `image_positions` of the images that spans name. Tokens after the last
+        `blocks` are the `image_positions` for the images that spans name. Tokens after the last
         span advance all axes by one each.
         """
         ...

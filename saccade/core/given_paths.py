@@ -21,7 +21,7 @@ LONGEST_SHOWN = 300
 
 
 def regular(path: str, flags: int) -> int:
-    """An opener for a regular file. Raises OSError for anything else, without a wait."""
+    """Open a regular file without a wait. Serves as an opener. Raises OSError for anything else."""
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -33,7 +33,7 @@ def regular(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a regular file. Raises OSError, also for more than `most` bytes."""
+    """Read a regular file. Raises OSError, also if it has more than `most` bytes."""
     with open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) if size <= most else b""
@@ -43,12 +43,12 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """The text of a regular file. Raises OSError, UnicodeDecodeError."""
+    """Read a regular file as text. Raises OSError or UnicodeDecodeError."""
     return read_bytes(path, MOST_TEXT).decode(encoding)
 
 
 def check_given(option: str, name: str, *, folder: bool = False) -> None:
-    """Raises ConfigError unless a path is a file, which may be missing; or a folder."""
+    """Raise ConfigError unless a path is a file, possibly missing, or with `folder` a folder."""
     wanted, right = ("folder", stat.S_ISDIR) if folder else ("file", stat.S_ISREG)
     try:
         if name and right(Path(name).stat().st_mode):
@@ -63,7 +63,7 @@ def check_given(option: str, name: str, *, folder: bool = False) -> None:
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Errors of the system within, as CheckpointError that names the path and the reason."""
+    """Turn system errors within the context into CheckpointError that names path and reason."""
     try:
         yield
     except OSError as error:
@@ -72,17 +72,17 @@ def readable(what: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """The words of an error without its number and its path."""
+    """Return an error's words without its number and its path."""
     words = error.strerror if isinstance(error, OSError) else None
     return words or str(error) or type(error).__name__
 
 
 def shown(name: object) -> str:
-    """The beginning of a path, for a message."""
+    """Return a path's beginning, for a message."""
     text = str(name)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def sendable(words: str) -> str:
-    """Words as UTF-8 can have them: names of files may be any bytes."""
+    """Return words as UTF-8 can carry them, since file names may be any bytes."""
     return words.encode("utf-8", "backslashreplace").decode()

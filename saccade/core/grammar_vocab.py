@@ -28,22 +28,27 @@ _LIMITS = LLParserLimits(
 
 
 def read_lexicon(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> LLTokenizer:
-    """`tokenizer_json`: as `tokenizers.Tokenizer.to_str` writes it. Takes about half a second.
+    """Read a tokenizer for llguidance. Takes about half a second.
 
-    vocab_size: columns of the logits, which may be more than the tokenizer has tokens; no mask
-    ever allows a column that is no token. ends: the tokens that end an answer.
+    `tokenizer_json`: as `tokenizers.Tokenizer.to_str` writes it. vocab_size: the logits' columns,
+    which may outnumber the tokenizer's tokens. Masks disallow the columns without a token. ends:
+    the tokens that end an answer.
     """
     return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(ends))
 
 
 def begin_match(lexicon: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher before its first token. `is_error()` is true for a wrong or too large grammar."""
+    """Create a matcher before its first token. `is_error()` is true for a wrong or too large
+    grammar.
+    """
     return LLMatcher(lexicon, grammar, log_level=0, limits=_LIMITS)
 
 
 def tag_term(lexicon: LLTokenizer, tag: str) -> str:
-    """The term for `tag` in a Lark grammar. llguidance treats every added token with the look of a
-    tag as special, so neither the tag's letters nor free text ever match the token.
+    """Return the term for `tag` in a Lark grammar.
+
+    llguidance treats every added token that looks like a tag as special. So the token alone
+    matches, unlike the tag's letters and free text.
     """
     tokens = lexicon.tokenize_str(tag, parse_special=True)
     if len(tokens) == 1 and lexicon.is_special_token(tokens[0]):
@@ -52,16 +57,17 @@ def tag_term(lexicon: LLTokenizer, tag: str) -> str:
 
 
 def mask_words(vocab_size: int) -> int:
-    """Number of 32-bit words in one row of a mask."""
+    """Return the number of 32-bit words in one mask row."""
     return -(-vocab_size // WORD_BITS)
 
 
 def fill_mask(lexicon: LLTokenizer, matcher: LLMatcher, row: np.ndarray) -> None:
-    """Write the allowed next tokens into `row` ([W] uint32, contiguous): token t is bit t % 32 of
-    word t // 32. Other threads run meanwhile.
+    """Write the allowed next tokens into `row` ([W] uint32, contiguous).
+
+    Token t is bit t % 32 in word t // 32. Other threads run meanwhile.
 
     If forced text spells a special token's name ("<|im_start|>"), the library allows only the token
-    and then refuses it: the letters are allowed instead.
+    and then refuses it. Then the letters are allowed instead.
     """
     assert row.dtype == np.uint32 and row.flags["C_CONTIGUOUS"] and row.ndim == 1
     matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
@@ -80,7 +86,7 @@ def fill_mask(lexicon: LLTokenizer, matcher: LLMatcher, row: np.ndarray) -> None
 
 
 def _single(row: np.ndarray) -> int | None:
-    """The only token allowed by a mask, or None if several are."""
+    """Return the only token that a mask allows, or None if it allows several."""
     words = np.flatnonzero(row)
     if len(words) != 1:
         return None

@@ -307,7 +307,7 @@ Key = tuple[str, tuple[str, ...]]
 
 
 class Histogram:
-    """Cumulative-free bucket counts over `SECONDS` and the sum; the last bucket is +Inf."""
+    """Cumulative-free bucket counts over `SECONDS` and the sum. The last bucket is +Inf."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(SECONDS) + 1)
@@ -319,9 +319,9 @@ class Histogram:
 
 
 class Metrics:
-    """Values of the declared metrics: a server's, unless others are given.
+    """Values for the declared metrics: a server's, unless others are given.
 
-    Using an undeclared name, a wrong kind or wrong labels is a bug and raises KeyError.
+    An undeclared name, a wrong kind or wrong labels are a bug and raise KeyError.
     """
 
     def __init__(self, declared: Sequence[Metric] = DECLARED) -> None:
@@ -352,7 +352,7 @@ class Metrics:
         return self._values.get(self._key(name, labels), 0.0)
 
     def changed(self) -> tuple[tuple[str, tuple[str, ...], float], ...]:
-        """Values changed since the last call."""
+        """Return the values that changed since the last call."""
         values = self._values.items()
         news = tuple(
             (name, labels, value)
@@ -368,7 +368,7 @@ class Metrics:
             self._values[name, labels] = value
 
     def snapshot(self) -> dict[Metric, dict[tuple[str, ...], float]]:
-        """Counter and gauge values by metric and label values."""
+        """Return counter and gauge values by metric and label values."""
         by_metric: dict[Metric, dict[tuple[str, ...], float]] = {
             m: {} for m in self._declared.values() if m.kind != "histogram"
         }

@@ -12,7 +12,7 @@ from saccade.core.tuning import tuned
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityOptions:
-    """Metrics, logs and traces of requests."""
+    """Metrics, logs and request traces."""
 
     metrics_without_key: bool = False
     """Answer /metrics to clients without the key, too."""
@@ -34,8 +34,9 @@ class ObservabilityOptions:
 
     @property
     def traces_url(self) -> str | None:
-        """The collector's endpoint, with the usual path if the given URL has none. Raises
-        ConfigError unless the endpoint is an http(s) URL.
+        """Return the collector's endpoint, with the usual path if the given URL lacks one.
+
+        Raises ConfigError unless the endpoint is an http(s) URL.
         """
         given = self.otlp_traces_endpoint
         if given is None:

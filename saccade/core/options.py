@@ -1,9 +1,8 @@
 """The options of `saccade serve`, and the environment.
 
-Each field of a dataclass here is one option, the string below the field its help, and None means
-"derive it"; a field made by `tuned` is a tuning value, set by --tune NAME=VALUE. Settings that
-the environment holds are read here alone. How an open option is decided stands in
-`engine/sizing.py`.
+Each field of a dataclass here is one option, and the string below the field is its help. None means
+"derive it". A field made by `tuned` is a tuning value, set by --tune NAME=VALUE. Settings that the
+environment holds are read here alone. How an open option is decided stands in `engine/sizing.py`.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The requests and tokens that the engine computes at a time, and their memory."""
+    """How many requests and tokens the engine computes at a time, and their memory."""
 
     # steps
     max_running_requests: int | None = basic(None)
@@ -194,7 +193,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """The caches of prompts and images: how large, how long, and where."""
+    """The prompt and image caches: how large, how long, and where."""
 
     disable_radix_cache: bool = tuned(False, "Do not reuse the KV of prompts seen before.")
     embedding_cache_device_mb: int | None = basic(None)
@@ -289,13 +288,13 @@ class ParallelOptions:
 
     @property
     def ranks(self) -> int:
-        """Number of processes."""
+        """Return the number of processes."""
         return max(self.tp_size, self.ep_size)
 
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """The sources of images, uploaded files, and the bounds of both."""
+    """Image sources, uploaded files, and the bounds for both."""
 
     # bounds of an image, and of a request
     max_image_pixels: int = 178_956_970
@@ -350,17 +349,17 @@ class MediaOptions:
 
     @property
     def decode_memory(self) -> int:
-        """Bytes of memory for decoding, over all image workers."""
+        """Return the bytes for decoding, over all image workers."""
         return self.decode_memory_mb * MIB
 
     @property
     def workers(self) -> int:
-        """Number of processes that decode images."""
+        """Return the number of processes that decode images."""
         return self.media_workers or min(MOST_IMAGE_WORKERS, max(1, usable_cores() // 2))
 
     @property
     def files_folder(self) -> Path:
-        """The folder of uploaded files."""
+        """Return the folder for uploaded files."""
         return Path(self.files_dir).expanduser() if self.files_dir else cache_folder("files")
 
 
@@ -423,8 +422,8 @@ class ServerOptions:
 
     @property
     def key(self) -> str | None:
-        """The key that clients must send, or None. Raises ConfigError for an empty
-        SACCADE_API_KEY.
+        """Return the key that clients must send, or None. Raises ConfigError if SACCADE_API_KEY is
+        empty.
         """
         key = self.api_key or os.environ.get("SACCADE_API_KEY")
         if key == "":
@@ -433,19 +432,20 @@ class ServerOptions:
 
     @property
     def asks_for_key(self) -> bool:
-        """True if clients must send a key."""
+        """Return True if clients must send a key."""
         return self.key is not None or self.api_keys_file is not None
 
     @property
     def inflight_bytes(self) -> int:
-        """Bytes of bodies and encoded images for requests in flight."""
+        """Return the byte limit for bodies and encoded images in flight."""
         return share_of_memory(self.max_inflight_mb)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """The responses that POST /v1/responses keeps, for previous_response_id and GET. With several
-    keys, each key sees its own responses and fills at most half of the room.
+    """The responses that POST /v1/responses keeps, for previous_response_id and GET.
+
+    With several keys, each key sees its own responses and fills at most half the budget.
     """
 
     responses_mb: int = tuned(
@@ -495,7 +495,7 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, slots=True)
 class RoleOptions:
-    """The part of the model run by this server, and the servers that run the rest."""
+    """Which part of the model this server runs, and the servers that run the rest."""
 
     role: Role = "all"
     """all: everything. encode: only encode images, for servers of role language; no language model
@@ -536,34 +536,34 @@ class RoleOptions:
 
     @property
     def encoders_file(self) -> Path | None:
-        """The file that names the encoders, or None."""
+        """Return the file that names the encoders, or None."""
         return Path(self._files[0]) if self._files else None
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """The URLs of the encoders; empty if a file names them."""
+        """Return the encoders' URLs, empty if a file names them."""
         urls = (each for each in self.encoders if "://" in each)
         return tuple(part for each in urls for part in each.split(",") if part)
 
     @property
     def key(self) -> str:
-        """The key for encoders; "" for none."""
+        """Return the key for encoders, or "" without one."""
         return self.encoder_key or os.environ.get("SACCADE_ENCODER_KEY") or ""
 
 
 def cache_folder(name: str) -> Path:
-    """The folder `name` in the user's cache folder; it may not be there yet."""
+    """Return the folder `name` in the user's cache folder. It may still be missing."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "saccade" / name
 
 
 def share_of_memory(limit_mb: int | None) -> int:
-    """Bytes: `limit_mb` MiB, or a quarter of memory for None."""
+    """Return `limit_mb` MiB in bytes, or a quarter of memory for None."""
     if limit_mb is not None:
         return limit_mb * MIB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def usable_cores() -> int:
-    """Number of cores available to this process."""
+    """Count the cores available to this process."""
     return len(os.sched_getaffinity(0))

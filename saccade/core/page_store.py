@@ -28,12 +28,12 @@ PAGES = Claim(".saccade-pages", IDENTITY_NAME)
 
 @dataclass(frozen=True, slots=True)
 class PageIdentity:
-    """All that keys and values of any page of a server depend on, beside what was asked.
+    """What any page's keys and values depend on, apart from the prompt.
 
-    weights: a digest of the checkpoint's files, its configuration (rope, too) included. adapter: a
-    place kept; there are none yet. computed: how the weights are computed with (device, dtype,
-    quantisation, options of the family). layout: the caches of each layer, as one rank has them,
-    and how many ranks. kept: number format and scales of the cache.
+    weights: a digest over the checkpoint's files, its configuration (rope, too) included. adapter:
+    a reserved field, so far empty. computed: how the weights are computed with (device, dtype,
+    quantisation, family options). layout: each layer's caches as one rank has them, and how many
+    ranks. kept: the cache's number format and scales.
     """
 
     weights: str
@@ -45,7 +45,7 @@ class PageIdentity:
     release: str = ""
 
     def digest(self) -> bytes:
-        """16 bytes."""
+        """Compute a 16-byte digest."""
         return blake2b(repr((FORMAT, self)).encode(), digest_size=16).digest()
 
 
@@ -58,7 +58,7 @@ def page_file(name: bytes) -> str:
 
 
 def page_folders(root: Path) -> Iterator[Path]:
-    """Those below `root` that identities have by their names. A link is none."""
+    """Yield the folders below `root` whose names are identities. Links are skipped."""
     for folder in root.iterdir():
         if IDENTITY_NAME.fullmatch(folder.name):
             with suppress(OSError), opened_folder(folder):
@@ -66,7 +66,7 @@ def page_folders(root: Path) -> Iterator[Path]:
 
 
 def kept_bytes(root: Path) -> int:
-    """Bytes that pages below `root`, of all identities, take of the disk."""
+    """Return the disk bytes that pages below `root` take, over all identities."""
     total = 0
     for folder in page_folders(root):
         for path in folder.iterdir():

@@ -12,9 +12,10 @@ from saccade.core.errors import Overloaded
 
 
 class Permits:
-    """`most` permits, one for each request in flight. `option`: the command line's name for the
-    limit, for refusals. `told` hears the number of taken permits after each change. `idle` is set
-    while no permit is taken.
+    """Permits for requests in flight, `most` in all.
+
+    `option`: the command line's name for the limit, for refusals. `told` hears how many permits are
+    taken after each change. `idle` is set while all permits are free.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class Permits:
         """By the name of the client's key."""
 
     def check(self, client: Client = ANYBODY) -> None:
-        """Raises Overloaded when `client` would get no permit now."""
+        """Raise Overloaded if `client` would get a refusal now."""
         mine, taken = self._taken[client.name], self.taken
         if client.limited and mine >= max(1, self._most * SHARE):
             raise Overloaded(
@@ -44,7 +45,7 @@ class Permits:
 
     @property
     def taken(self) -> int:
-        """Requests in flight."""
+        """Return the number of requests in flight."""
         return self._taken.total()
 
     @contextmanager

@@ -38,13 +38,13 @@ class PixelTensor:
 
 
 def canvas_size(tensors: Sequence[PixelTensor]) -> Size:
-    """(height, width) of the canvas that has room for the tensors."""
+    """Return the (height, width) of the canvas that holds the tensors."""
     end = max((start + each.nbytes for each, start in placed(tensors)), default=0)
     return max(LEAST_ROWS, -(-end // ROW_BYTES)), WIDTH
 
 
 def placed(tensors: Sequence[PixelTensor]) -> Iterator[tuple[PixelTensor, int]]:
-    """Each tensor, and the byte of the canvas that it begins at."""
+    """Yield each tensor, and the byte on the canvas where it begins."""
     at = 0
     for each in tensors:
         yield each, at
@@ -56,9 +56,9 @@ def write_tensors(
     tensors: Sequence[PixelTensor],
     found: Mapping[str, npt.NDArray[Any]],
 ) -> None:
-    """Write what a processor has made to a canvas uint8 [height, width, 3]; what is left is 0.
+    """Write a processor's output to a canvas uint8 [height, width, 3] and fill the rest with 0.
 
-    Raises ValueError where it has made something else than was promised.
+    Raises ValueError if the output differs from what was promised.
     """
     flat = canvas.reshape(-1)
     end = 0

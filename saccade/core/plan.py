@@ -2,7 +2,7 @@
 its rows under a grammar.
 
 Ranks never decide: a plan says everything that a rank does in a step. A worker keeps, per slot, the
-content of `Open` and the tokens sampled since, so a plan names positions, and token values only if
+content of `Open` and the tokens sampled since. So a plan names positions, and token values only if
 a grammar forced them. Two plans may be in flight: step n+1 is planned and sent while step n is
 computed, and a `StepResult` answers each, in order.
 """
@@ -41,9 +41,10 @@ PLANS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True)
 class PixelSlot:
-    """The place of an image's canvas, uint8 RGB [height, width, 3], in the shared arena: `offset`
-    in bytes. `room`: bytes from `offset` on for an embedding from another server instead; 0: no
-    embedding may come.
+    """The place for an image's canvas, uint8 RGB [height, width, 3], in the shared arena.
+
+    `offset` is in bytes. `room`: bytes from `offset` on for an embedding from another server
+    instead; 0: only pixels may come.
     """
 
     offset: int
@@ -62,7 +63,7 @@ class Open:
 
     `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
     are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
-    cached prefix). `rules`: as in `Request`; None: none. `adapter`: its number.
+    cached prefix). `rules`: as in `Request`, if any. `adapter`: its number.
     """
 
     slot: int
@@ -77,8 +78,9 @@ class Open:
 
 
 class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
-    """Score the prompt's tokens [first, end), each following a token of the row, and name the `top`
-    likeliest beside each.
+    """Score the prompt's tokens [first, end), each following a token in the row.
+
+    Name the `top` likeliest beside each.
     """
 
     first: int
@@ -87,8 +89,9 @@ class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
 
 
 class ReadRun(msgspec.Struct, frozen=True, tag="read"):
-    """Read the row's last `count` tokens: the logits of `labels`, or the state where none are
-    named.
+    """Read the row's last `count` tokens.
+
+    Gives the logits of `labels`, or the state where `labels` is empty.
     """
 
     count: int
@@ -101,15 +104,17 @@ RowExtra = ScoreRun | ReadRun
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Compute tokens `[start, start + length)` of `slot`, after appending `pages` to its page
-    table. `sample`: sample the next token. `masked`: the allowed tokens follow in `Masks`, once the
-    tokens of the step before are known; the worker waits for the mask before sampling, not before
-    computing. `tokens`: the row's last tokens, if neither `Open` nor a step has told them.
-    `draft`: its one token is a guess of what an earlier row of the step draws: the row counts only
-    if that is what was drawn. `keep`: the line of the state memory that gets the sequence's state
-    after the row, for models with states; `NO_LINE`: none but the slot's own. guess: the number of
-    tokens for the model's head to guess after the one drawn, by this row or by the last of the
-    right drafts behind it. `extras`: what else is asked for.
+    """Compute tokens `[start, start + length)` in `slot`, after appending `pages` to its page
+    table.
+
+    `sample`: sample the next token. `masked`: the allowed tokens follow in `Masks`, once the tokens
+    from the step before are known; the worker waits for the mask before sampling, but computes
+    before. `tokens`: the row's last tokens, unless `Open` or a step has told them. `draft`: its one
+    token is a draft for what an earlier row in the step draws; the row counts only if that is what
+    was drawn. `keep`: the state memory line that gets the sequence's state after the row, for
+    models with states; `NO_LINE`: only the slot's own. guess: how many tokens the model's MTP head
+    drafts after the one drawn, by this row or by the last accepted draft behind it. `extras`: what
+    else is asked for.
     """
 
     slot: int
@@ -145,13 +150,15 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Begin to run the vision tower on one image. Encoding may take several steps; once
-    `StepResult.encoded` names `key`, the embedding is on the device under `key` until moved.
+    """Begin to run the vision tower on one image.
 
-    Until then nothing else is written to `pixels`, and no plan shows the image. given: tokens of an
-    embedding from another server that lies in place of the pixels: this step takes the embedding
-    over without the tower; 0: pixels. adapter: the number of the one that the tower
-    has meanwhile; 0: none. idle: nobody waits for it: others go first.
+    Encoding may take several steps. Once `StepResult.encoded` names `key`, the embedding is on the
+    device under `key` until moved.
+
+    Until then `pixels` stays unwritten otherwise, and every plan leaves the image out. given:
+    tokens in an embedding from another server that lies in place of the pixels; this step takes the
+    embedding over without the tower; 0: pixels. adapter: number of the one that the tower has
+    meanwhile, 0 without one. idle: nobody waits for it, so others go first.
     """
 
     key: ImageKey
@@ -165,9 +172,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Copy the embedding of `key` from the device into the arena at `offset`, by the end of the
-    step.
-    """
+    """Copy the embedding of `key` from the device into the arena at `offset`, within the step."""
 
     key: ImageKey
     num_tokens: int
@@ -176,8 +181,9 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Batch rows `[row, row + length)` are rows `[offset, offset + length)` of the embedding of
-    `key`, not of the token table.
+    """Batch rows `[row, row + length)` come from the embedding of `key`.
+
+    They are its rows `[offset, offset + length)`, in place of the token table's.
     """
 
     row: int
@@ -188,9 +194,10 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """Copy a sequence's state, for models with states (`family.KVSpec`): line `source` of the
-    workers' state memory to line `target`. The first lines are the slots, then come snapshots, then
-    the lines for states between guesses.
+    """Copy a sequence's state, for models with states (`family.KVSpec`).
+
+    Copies line `source` in the workers' state memory to line `target`. The first lines are the
+    slots, then come snapshots, then the lines for states between draft tokens.
     """
 
     source: int
@@ -199,8 +206,9 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """The KV page called `name`, and the page of the pool for the content; with `state`, the named
-    state, and its line of the state memory.
+    """The KV page called `name`, and the pool's page for the content.
+
+    With `state`, the named state, and its line in the state memory.
     """
 
     name: bytes
@@ -219,9 +227,9 @@ class TierMoves:
     """KV pages between the device and one tier, in this order.
 
     drop: remove from the tier. save: begin to write the page's present content, before anything
-    else of the step. forget: a read of an earlier plan, ended or not, is not needed. fetch: begin
-    to read; `StepResult.pages` tells the outcome. Nothing else touches the page until the read
-    content is placed or forgotten. place: the page has the read content from now on.
+    else in the step. forget: drop the read that an earlier plan began, ended or not. fetch: begin
+    to read; `StepResult.pages` tells the outcome. The page stays untouched until the read content
+    is placed or forgotten. place: the page has the read content from now on.
     """
 
     drop: tuple[bytes, ...] = ()
@@ -249,7 +257,7 @@ class PageMoves:
 
     @property
     def fetched(self) -> Iterator[tuple[bytes, PageTier]]:
-        """Names of the pages to read, and from where."""
+        """Yield the name of each page to read, and the tier it comes from."""
         for tier, moves in zip(PAGE_TIERS, (self.host, self.disk), strict=True):
             for copy in moves.fetch:
                 yield copy.name, tier
@@ -265,14 +273,13 @@ MEMORY: tuple[Memory, ...] = get_args(Memory)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the model's weights, made before anything else of the step.
+    """A change to the model's weights, made before anything else in the step.
 
-    load adapter: from `folder`, as number `adapter`. drop adapter: no request and no encoding names
-    its number any more. weights: all of the model's, from `folder`; nothing else is computed.
-    adapt: no weights, but the vision tower's graphs, to the traffic; no request is alive.
-    sleep, wake: give `memory` back, and take it again; in between nothing is computed. Weights are
-    read again; with `lightly` those stay that lie in host memory. may sleep: only the reason
-    against.
+    load adapter: from `folder`, as number `adapter`. drop adapter: all requests and encodings are
+    done with its number. weights: all of the model's, from `folder`; the step computes only this.
+    adapt: fit the vision tower's graphs to the traffic, while all requests are done; weights stay.
+    sleep, wake: give `memory` back, and take it again; in between computing rests. Weights are read
+    again; with `lightly` those stay that lie in host memory. may sleep: only the reason against.
     """
 
     kind: Literal["load adapter", "drop adapter", "weights", "adapt", "may sleep", "sleep", "wake"]
@@ -287,10 +294,10 @@ ADAPT = Change("adapt")
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The outcome of a change. error: the reason against, in words; "": the change was made.
+    """A change's outcome. error: the reason against, in words; "": the change was made.
 
-    fingerprint: of the loaded weights. tower: the vision tower is concerned. rank: of an adapter,
-    the largest. nbytes: bytes on the device, of this rank. asleep: memory given back.
+    fingerprint: identifies the loaded weights. tower: the vision tower is concerned. rank: an
+    adapter's largest rank. nbytes: bytes on the device, on this rank. asleep: memory given back.
     """
 
     error: str = ""
@@ -307,12 +314,11 @@ class Plan:
     forward over `rows`, snapshot, deliver, save.
 
     Batch rows are the concatenation of `rows` in order: decoding rows first, then prefill chunks.
-    tower: patch-blocks (patches x blocks of the vision tower) that the step may spend on unfinished
-    encodings, in order of their begin; 0: no bound; `TOWER_RESTS`: none. save: embeddings on the
+    tower: patch-blocks (patches x vision tower blocks) that the step may spend on unfinished
+    encodings, oldest first; 0: unbounded; `TOWER_RESTS`: the tower rests. save: embeddings on the
     device to write to disk, in the background, once encoded. restore: states from which slots go
-    on. snapshot: states of slots to keep, as the step's rows leave them. wait: nothing is left to
-    do before a read from disk or an encoding ends: wait for either. An adapting plan has no other
-    content.
+    on. snapshot: slot states to keep, as the step's rows leave them. wait: all other work waits for
+    a read from disk or an encoding, so wait for either. An adapting plan has only that content.
     """
 
     # the arena
@@ -342,17 +348,17 @@ class Plan:
 
     @property
     def images(self) -> bool:
-        """True if the step begins some work on images."""
+        """Return True if the step begins some work on images."""
         return bool(self.moves or self.encode or self.save or self.deliver or self.adapt)
 
     @property
     def patches(self) -> int:
-        """To be run through the vision tower."""
+        """Count the patches to run through the vision tower."""
         return sum(encode.patches for encode in self.encode if not encode.given)
 
     @property
     def empty(self) -> bool:
-        """True if the step does nothing. A plan that only continues the tower is not empty."""
+        """Return True if the step lacks work. A plan that only continues the tower has work."""
         work = self.close or self.open or self.moves or self.encode or self.rows
         beside = self.tower or self.save or self.deliver or self.pages or self.change
         return not (work or beside or self.wait)
@@ -368,12 +374,13 @@ MOST_COMPARED = 16
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """The allowed tokens of a plan's masked rows, once the tokens of the step before are known;
-    only for the sampling rank.
+    """The allowed tokens for a plan's masked rows, once the tokens from the step before are known.
 
-    words: int32 [L, ceil(V / 32)] as bytes; token t is bit t % 32 of word t // 32. lines: the line
-    of each row with `masked`, in row order; equal rows, common within texts, share a line, as lines
-    are long (19 KB for V = 152,064).
+    Only for the sampling rank.
+
+    words: int32 [L, ceil(V / 32)] as bytes; token t is bit t % 32 in word t // 32. lines: the line
+    for each row with `masked`, in row order; equal rows, common within texts, share a line, as
+    lines are long (19 KB for V = 152,064).
     """
 
     step: int
@@ -382,7 +389,7 @@ class Masks:
 
     @classmethod
     def of(cls, step: int, rows: Sequence[bytes]) -> Masks:
-        """rows: words [ceil(V / 32)] of each row."""
+        """Pack the masks for `step`. rows: words [ceil(V / 32)] for each row."""
         kept: list[bytes] = []
         late: list[int] = []  # lines of late, the last first: most rows are like one of these
         lines = []
@@ -397,7 +404,7 @@ class Masks:
         return cls(step, b"".join(kept), tuple(lines))
 
     def rows(self) -> npt.NDArray[np.int32]:
-        """[M, ceil(V / 32)], the caller's own."""
+        """Return the masks as [M, ceil(V / 32)], the caller's own."""
         count = max(self.lines) + 1
         return np.frombuffer(self.words, np.int32).reshape(count, -1)[list(self.lines)]
 
@@ -417,7 +424,7 @@ PageEvent = tuple[bytes, Happened, PageTier]
 
 @dataclass(frozen=True, slots=True)
 class HeadGuesses:
-    """Guesses by the model's head of a sequence's tokens from `place` on."""
+    """Draft tokens from the model's MTP head, for a sequence's tokens from `place` on."""
 
     place: int
     tokens: tuple[int, ...] = ()
@@ -426,18 +433,19 @@ class HeadGuesses:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
-    `logprobs`: where they are asked for, with the place of the token in `tokens`. `scores`,
-    `readouts`: what rows with extras asked for, with the row's place in the plan.
 
-    `encoded`: images encoded since the last step, with the milliseconds (of the whole pack, shared
-    by patches) and the end time (`time.monotonic()`, common to all processes of a machine). Their
-    pixels have been read; later plans may show only encoded images. `disk`: reads and writes
-    finished since the last step; `pages`: the same of KV pages. `unfinished`: more graphs are left
-    to adapt. `broken`: indices of rows with values that are no numbers: their tokens and KV mean
-    nothing. `failed`: images not encoded, with the reason ("": the device has no memory left);
-    their pixels are not read any more. `exhausted`: the device had no memory for the plan's rows,
-    and none was computed. `changed`: what came of the plan's change, if it has one. `guesses`: one
-    per row with `guess`, in row order.
+    `logprobs`: where they are asked for, with the token's place in `tokens`. `scores`, `readouts`:
+    what rows with extras asked for, with the row's place in the plan.
+
+    `encoded`: images encoded since the last step, with the milliseconds (for the whole pack, shared
+    by patches) and the end time (`time.monotonic()`, common to all processes on a machine). Their
+    pixels have been read. Later plans may show only encoded images. `disk`: reads and writes
+    finished since the last step. `pages`: the same for KV pages. `unfinished`: more graphs are left
+    to adapt. `broken`: indices of non-finite rows, whose tokens and KV are meaningless. `failed`:
+    images left unencoded, with the reason ("": the device's memory ran out); their pixels are free
+    again. `exhausted`: the device lacked memory for the plan's rows, and all stayed uncomputed.
+    `changed`: what came of the plan's change, if it has one. `guesses`: one per row with `guess`,
+    in row order.
     """
 
     step: int

@@ -15,7 +15,9 @@ SECONDS = 60.0
 
 
 class RareWarnings:
-    """The first of a kind is said at once. Those that follow are counted, for the next."""
+    """Warnings with a rate limit. The first of a kind is logged at once, later ones are counted for
+    the next line.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +34,7 @@ class RareWarnings:
         log.warning("%s%s", text, f" ({more} more like it before)" if more else "")
 
     def close(self) -> None:
-        """Tell what was only counted."""
+        """Log the counts still held back."""
         for kind, more in self._more.items():
             log.warning("%s: %d more like it", kind, more)
         self._more.clear()

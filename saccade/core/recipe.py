@@ -28,7 +28,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class ImageTile:
-    """The pixels of a resized image in `window`, placed on the canvas from (top, left) `at` on."""
+    """A window of a resized image, placed on the canvas with its (top, left) corner at `at`."""
 
     window: Box
     at: tuple[int, int]
@@ -50,12 +50,13 @@ class ImageView:
 
 @dataclass(frozen=True, slots=True)
 class OwnPixels:
-    """An operation of one family: `draw` of its `saccade/families/FAMILY/pixels.py`, which makes
-    another image of an upright one. Raises ValueError for a name that is no folder's.
+    """One family's own operation: `draw` in its `saccade/families/FAMILY/pixels.py`.
+
+    It makes another image from an upright one. Raises ValueError for a name without a folder.
 
     family: the folder's name. argument: for `draw`, in the family's own words. size: (height,
-    width) of the image that it makes. source_bytes, other_bytes: the memory that it takes, for each
-    pixel of the image and besides.
+    width) for the image that it makes. source_bytes, other_bytes: the memory that it takes, for
+    each source pixel and besides.
     """
 
     family: str
@@ -71,13 +72,13 @@ class OwnPixels:
 
 @dataclass(frozen=True, slots=True)
 class ImageRecipe:
-    """The operations that make pixels of an upright image of one size, in this order.
+    """The operations that make pixels from an upright image with one size, in this order.
 
     own: the family's own comes first. through: sizes that the image is resized to in turn. fill:
-    colour of the canvas outside of views; None if they cover it. views: parts of the image so far,
-    resized by `resample` and placed; none: it is the canvas itself, of the family's own making.
+    the canvas colour outside views; None if they cover it. views: parts of the image so far,
+    resized by `resample` and placed; if empty, the image is the canvas itself, made by the family.
 
-    canvas: (height, width) of all pixels together, as in the arena. grid: numbers by which the
+    canvas: (height, width) for all pixels together, as in the arena. grid: numbers by which the
     family recognises the result and derives tokens, positions and cost.
     """
 
@@ -100,10 +101,10 @@ class ImageRecipe:
 
     @property
     def plain(self) -> bool:
-        """True if the canvas is the whole image, resized."""
+        """Return True if the canvas is the whole image, resized."""
         return self.views == (ImageView(self.canvas),) and not (self.through or self.own)
 
 
 def whole(size: Size, grid: Grid = ()) -> ImageRecipe:
-    """The whole image, resized to `size`."""
+    """Return a recipe that resizes the whole image to `size`."""
     return ImageRecipe(size, grid, (ImageView(size),))

@@ -17,7 +17,7 @@ from saccade.core.options import share_of_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadOptions:
-    """The spread of requests over servers, by any router."""
+    """How any router spreads requests over servers."""
 
     affinity: Literal["image", "none"] = "image"
     """image: a request goes to the server that has seen its oldest image, or the beginning of its
@@ -46,13 +46,13 @@ class SpreadOptions:
 
     @property
     def inflight_bytes(self) -> int:
-        """Bytes of bodies that may be held."""
+        """Return the bytes that bodies may hold."""
         return share_of_memory(self.max_inflight_mb)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteOptions(SpreadOptions):
-    """The spread of requests over servers by `saccade route`."""
+    """How `saccade route` spreads requests over servers."""
 
     workers: tuple[str, ...]
     """The servers, as http://HOST:PORT; several in a row. Every router must name a server alike."""
@@ -72,7 +72,7 @@ class RouteOptions(SpreadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployOptions:
-    """The resources of a cluster that Ray Serve gives to servers."""
+    """A cluster's resources that Ray Serve gives to servers."""
 
     replicas: int = 1
     """Servers; with --max-replicas, the fewest."""

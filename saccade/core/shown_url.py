@@ -15,7 +15,7 @@ _HOST = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::\d*)?")
 
 
 def shown_url(url: str) -> str:
-    """The beginning of a URL, with "..." for a user and a password."""
+    """Return a URL's beginning, with "..." for a user and a password."""
     begin = _BEGIN.match(url)
     start = begin.end() if begin else 0
     end = _END.search(url, start)

@@ -1,6 +1,7 @@
-"""The layout of embeddings in a folder: a folder for each model, a file for each embedding, the
-same for the engine that looks files up and the worker that writes them. Also the claims to folders
-that servers may share. Knows nothing of the content of files.
+"""The layout of embeddings in a folder: a folder for each model, a file for each embedding.
+
+It is the same for the engine that looks files up and the worker that writes them. Also the claims
+to folders that servers may share. Knows nothing of the content of files.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ UPLOADS = Claim(".saccade-files", re.compile(rf"lock|incoming|{BATCHES}|[0-9a-f]
 
 
 def file_name(key: ImageKey) -> str:
-    """The file name of an embedding, from digest, settings and salt; its folder is the model's."""
+    """Return an embedding's file name, from digest, settings and salt. The model has the folder."""
     name = blake2b(key.digest + key.settings + key.salt.encode(), digest_size=20)
     return name.hexdigest() + SUFFIX
 
 
 def model_folders(root: Path) -> Iterator[tuple[Path, int]]:
-    """The folders below `root` with names of models, each with an open descriptor. Links are
-    skipped.
+    """Yield the folders below `root` with model names, each with an open descriptor.
+
+    Links are skipped.
     """
     for folder in root.iterdir():
         if MODEL_NAME.fullmatch(folder.name):
@@ -51,7 +53,7 @@ def model_folders(root: Path) -> Iterator[tuple[Path, int]]:
 
 
 def stored_bytes(root: Path) -> int:
-    """Bytes of disk used by the embeddings below `root`, of all models."""
+    """Return the disk bytes that embeddings below `root` use, over all models."""
     total = 0
     for _, handle in model_folders(root):
         for file in os.scandir(handle):
@@ -62,10 +64,10 @@ def stored_bytes(root: Path) -> int:
 
 
 def on_disk(nbytes: int) -> int:
-    """Bytes of disk for a file of `nbytes`."""
+    """Return the disk bytes for a file with `nbytes` bytes."""
     return max(1, -(-nbytes // DISK_BLOCK)) * DISK_BLOCK
 
 
 def taken(found: os.stat_result) -> int:
-    """Bytes of disk that a file takes: holes take none, whatever size the file states."""
+    """Return the disk bytes that a file takes. Holes take 0, whatever size the file states."""
     return min(on_disk(found.st_size), 512 * found.st_blocks)

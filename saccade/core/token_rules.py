@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NoRepeat:
-    """No run of `size` tokens stands twice within the last `window` tokens (0: all), unless its
-    last token is in `spared`. prompt: the prompt's tokens count, as in transformers'
-    `no_repeat_ngram_size`; False: only the answer's, as in DeepSeek-OCR's processor for vLLM.
+    """Each run of `size` tokens stands once within the last `window` tokens (0: all).
+
+    A run may repeat if its last token is in `spared`. prompt: the prompt's tokens count, as in
+    transformers' `no_repeat_ngram_size`; False: only the answer's, as in DeepSeek-OCR's processor
+    for vLLM.
     """
 
     size: int
@@ -24,8 +26,9 @@ class NoRepeat:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """After `tokens` tokens of reasoning comes the token `close`. begun: the prompt has opened the
-    reasoning; otherwise the token `open` does.
+    """After `tokens` tokens of reasoning comes the token `close`.
+
+    begun: the prompt has opened the reasoning; otherwise the token `open` does.
     """
 
     tokens: int
@@ -36,11 +39,11 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """The rules of one answer.
+    """One answer's rules.
 
-    allowed: the only tokens of the answer; empty: all. bad_words: runs of tokens that the answer
-    does not have. Where a grammar leaves no token that these and `no_repeat` allow, the grammar
-    wins; where they alone leave none, they do not hold for that token.
+    allowed: the only tokens in the answer; if empty, all are. bad_words: runs of tokens that the
+    answer avoids. A grammar wins where these and `no_repeat` forbid every token that it allows.
+    Where they alone forbid every token, they are dropped for that token.
     """
 
     allowed: tuple[int, ...] = ()
@@ -50,12 +53,12 @@ class TokenRules:
 
     @property
     def forbid(self) -> bool:
-        """True if they forbid tokens, not only demand one."""
+        """Return True if they forbid tokens. Rules may also only demand one."""
         return bool(self.allowed or self.bad_words or self.no_repeat)
 
     @property
     def depend(self) -> bool:
-        """True if they depend on the tokens of the answer so far."""
+        """Return True if they depend on the answer's tokens so far."""
         return bool(self.bad_words or self.no_repeat or self.thinking)
 
 

@@ -33,28 +33,28 @@ GONE = {
 
 
 def basic(default: T) -> T:
-    """The field of a basic option."""
+    """Return a basic option's field."""
     return field(default=default, metadata={BASIC: True})
 
 
 def tuned(default: T, meaning: str) -> T:
-    """The field of a tuning value; `meaning` is one line for people."""
+    """Return a tuning value's field. `meaning` is one line for people."""
     return field(default=default, metadata={TUNING: meaning})
 
 
 def option(name: str) -> str:
-    """The command line's word for an option."""
+    """Return the option as users type it."""
     return f"--{name.replace('_', '-')}"
 
 
 def setting(options: object, name: str, value: object) -> str:
-    """A field and its value in the command line's spelling, for refusals."""
+    """Return a field and its value as users type them, for refusals."""
     marks = next(each.metadata for each in _fields(options) if each.name == name)
     return f"--tune {name}={value}" if TUNING in marks else f"{option(name)} {value}"
 
 
 def basic_options(kinds: Sequence[type]) -> frozenset[str]:
-    """The basic options of option dataclasses, in the command line's spelling."""
+    """Return the basic options in these dataclasses, as users type them."""
     return frozenset(
         option(each.name) for kind in kinds for each in _fields(kind) if BASIC in each.metadata
     )
@@ -75,12 +75,12 @@ class TuningValue:
 
     @property
     def described(self) -> str:
-        """A line for people; the meaning tells a default that is None, () or "auto"."""
+        """Describe the value in a line. The meaning covers a default that is None, () or "auto"."""
         told = "" if self.default in (None, (), "auto") else f" ({self.default})"
         return f"{self.name}{told}: {self.meaning}"
 
     def read(self, text: str) -> object:
-        """The value that `text` means; a list's parts are divided by commas. Raises ConfigError."""
+        """Parse `text` as this value. Commas divide a list's parts. Raises ConfigError."""
         try:
             parts = [part for part in text.split(",") if part]
             return msgspec.convert(parts if self.is_list else text, self.hint, strict=False)
@@ -89,7 +89,7 @@ class TuningValue:
 
 
 def tuning_values(kinds: Sequence[type]) -> dict[str, TuningValue]:
-    """The tuning values of option dataclasses by name, in field order."""
+    """Return the dataclasses' tuning values by name, in field order."""
     found = {}
     for kind in kinds:
         hints = get_type_hints(kind)
@@ -100,10 +100,10 @@ def tuning_values(kinds: Sequence[type]) -> dict[str, TuningValue]:
 
 
 class Tuning:
-    """The tuning values of one command line."""
+    """One command line's tuning values."""
 
     def __init__(self, given: Sequence[str], kinds: Sequence[type]) -> None:
-        """`given`: NAME=VALUE each. Raises ConfigError for an unknown name or a wrong value."""
+        """Read `given`, each NAME=VALUE. Raises ConfigError for an unknown name or wrong value."""
         known = tuning_values(kinds)
         self._values: dict[str, object] = {}
         for each in given:
@@ -117,8 +117,9 @@ class Tuning:
             self._values[name] = known[name].read(text)
 
     def of(self, options: T) -> T:
-        """`options` with the tuning values among its fields replaced. Raises ConfigError for a
-        value out of bounds.
+        """Return `options` with this command line's tuning values.
+
+        Raises ConfigError for a value out of bounds.
         """
         own = {each.name for each in _fields(options)} & self._values.keys()
         values = {name: self._values[name] for name in own}

@@ -49,8 +49,10 @@ class ImageKey:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image as the engine knows it: a key, the family's grid, the number of tokens, the patches
-    for the vision tower, and the canvas of its pixels.
+    """One image as the engine knows it.
+
+    Holds a key, the family's grid, the number of tokens, the patches for the vision tower, and its
+    canvas size.
     """
 
     key: ImageKey
@@ -62,9 +64,10 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The output of a server's vision tower: rows of `width` values of `dtype`, and a `fingerprint`
-    (hexadecimal) equal on two servers if their towers are the same, bit for bit; "" if nobody
-    asked.
+    """What a server's vision tower puts out: rows of `width` values in `dtype`.
+
+    `fingerprint` (hexadecimal) is equal on two servers if their towers are the same, bit for bit;
+    "" unless it was asked for.
     """
 
     fingerprint: str = ""
@@ -72,17 +75,18 @@ class Tower:
     width: int = 0
 
     def nbytes(self, num_tokens: int) -> int:
-        """Of an embedding."""
+        """Return an embedding's bytes."""
         return num_tokens * self.width * (4 if self.dtype == "float32" else 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens `[start, start + length)` of the prompt are rows `[offset, offset + length)` of the
-    embedding of `images[image]`.
+    """Prompt tokens `[start, start + length)` come from the embedding of `images[image]`.
 
-    time: of an image of a video whose images share one stretch of positions: how many places after
-    the first of them it stands; None: it has a stretch of its own. Spans of one such video touch.
+    They are its rows `[offset, offset + length)`.
+
+    time: for an image in a video whose images share one stretch of positions, its distance from the
+    first of them. None: it has a stretch of its own. Spans in one such video touch.
     """
 
     start: int
@@ -126,14 +130,15 @@ SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
 
 
 def _shown(value: object) -> str:
-    """For an error: an integer of thousands of digits has no text."""
+    """Return a value's text for an error. An integer with thousands of digits lacks one."""
     return "a larger one" if isinstance(value, int) and abs(value) >= 2**64 else repr(value)[:100]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldNames:
-    """A dialect's names for the fields of a chat completion that later checks may refuse. A field
-    not in `renamed` has the same name in both.
+    """A dialect's names for chat completion fields that later checks may refuse.
+
+    A field outside `renamed` has the same name in both.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -146,8 +151,9 @@ CHAT_NAMES = FieldNames()
 
 
 def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> None:
-    """Check the values of some fields of `SamplingParams`. Raises InvalidRequest that names the
-    field as the client does.
+    """Check some fields' values for `SamplingParams`.
+
+    Raises InvalidRequest that names the field as the client does.
     """
     for name, (kind, least, most) in SAMPLING_BOUNDS.items():
         if name not in given:
@@ -175,7 +181,7 @@ def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> 
 
 
 def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
-    """Bound the lengths of lists, which each answer of a request carries."""
+    """Bound the lengths of lists, which each of a request's answers carries."""
     for name, most in (("logit_bias", MAX_BIASED_TOKENS), ("stop_token_ids", MAX_STOP_TOKENS)):
         field, count = names[name], len(given.get(name, ()))
         if count > most:
@@ -200,14 +206,14 @@ def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling of answer tokens. Raises InvalidRequest, naming the field, for HTTP and Python
+    """How answer tokens are sampled. Raises InvalidRequest, naming the field, for HTTP and Python
     alike.
 
-    temperature 0, as all below 1e-6, is greedy. top_k 0 or -1 means no limit. `logprobs` is the
-    number of alternatives to report beside the sampled token, None for no log-probabilities. The
-    front watches `stop` strings (the engine knows no text), the engine all other fields. `seed`
-    alone decides the random draws: the n-th token of a request depends on (seed, n) and its logits,
-    on nothing else in the batch.
+    temperature 0, as all below 1e-6, is greedy. top_k 0 or -1 means unlimited. `logprobs` is the
+    number of alternatives to report beside the sampled token, None to leave log-probabilities out.
+    The front watches `stop` strings (the engine sees tokens only), the engine all other fields.
+    `seed` alone decides the random draws. A request's n-th token depends on (seed, n) and its
+    logits, and is independent of the rest of the batch.
     """
 
     # length
@@ -234,7 +240,7 @@ class SamplingParams:
 
     @property
     def edits(self) -> bool:
-        """True if the logits change before the draw: by penalties, biases, or bans on an end."""
+        """Return True if penalties, biases, or bans on an end change the logits before the draw."""
         penalties = self.repetition_penalty != 1.0, self.presence_penalty, self.frequency_penalty
         return any(penalties) or bool(self.logit_bias) or self.min_tokens > 0
 
@@ -253,8 +259,9 @@ LONGEST_TTL = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class AdapterRef:
-    """A loaded adapter: its number, which no other one ever has in a run of the server, and the
-    fingerprint of its files. 0: none. tower: it changes the vision tower.
+    """A loaded LoRA adapter: its number, unique in a server's run, and its files' fingerprint.
+
+    0 stands for the bare model. tower: it changes the vision tower.
     """
 
     number: int = 0
@@ -269,14 +276,14 @@ NO_ADAPTER = AdapterRef()
 class Caching:
     """A request's place in the caches, and its wishes for them.
 
-    breakpoints: (tokens, seconds), by tokens: once so many prompt tokens are computed, keep their
-    whole KV pages and the embeddings of the images before that place for so long. diagnose: explain
-    why the prefix cache had less than an earlier prompt of this client would have left. family: the
-    client's name for prompts with a common beginning (`prompt_cache_key`). adapter: what computes
-    the KV beside the model; KV of different ones is apart. idle: nobody waits for an answer: it is
-    computed while no other request is there, and what it leaves in the caches goes first until
-    somebody else uses it. prediction: tokens that the client expects in the answer, to be guessed
-    from.
+    breakpoints: (tokens, seconds), sorted by tokens. Once this many prompt tokens are computed,
+    keep their whole KV pages, and the embeddings of the images before them, for this long.
+    diagnose: explain why the prefix cache had less than an earlier prompt from this client would
+    have left. family: the client's name for prompts with a common beginning (`prompt_cache_key`).
+    adapter: what computes the KV beside the model; KV from different ones is apart. idle: nobody
+    waits for the answer. It is computed while no other request is there, and what it leaves in the
+    caches goes first until somebody else uses it. prediction: tokens that the client expects in the
+    answer, a source of draft tokens.
     """
 
     breakpoints: tuple[tuple[int, int], ...] = ()
@@ -289,9 +296,10 @@ class Caching:
 
 @dataclass(frozen=True, slots=True)
 class PromptReading:
-    """What is told of a prompt in place of an answer, of which no token is drawn: of each of its
-    `last` tokens the logits of `labels`, or, where none are named, the state after the last layer
-    and its norm.
+    """What a request reads from its prompt, in place of an answer. All sampling is skipped.
+
+    Each of the `last` tokens gives the logits of `labels`. If `labels` is empty, it gives the state
+    after the last layer and its norm.
     """
 
     labels: tuple[int, ...] = ()
@@ -300,16 +308,15 @@ class PromptReading:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer to generate. `tokens` are token ids only (image placeholders included, never
-    hashes or sentinels).
+    """One answer to generate. `tokens` are token ids only, image placeholders included.
 
-    `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is
-    `time.monotonic()` seconds. `client`: the sharer of turns (an API key's name, a salt or an
-    address). `group`: common to the answers of one HTTP request; "": a group of its own. `grammar`:
-    the form of the answer (`text.grammar.Grammar.text`); "": any text. `prompt_logprobs`:
-    alternatives to report beside each prompt token and its log-probability; None: no prompt scores.
-    `reading`: the request ends with its prompt, without an answer. `priority`: of one client's
-    requests, those of a lesser number are served first.
+    Hashes and sentinels stay out of `tokens`. `spans` are ordered by `start` and disjoint; several
+    may name one image. `arrival` is `time.monotonic()` seconds. `client`: the sharer of turns (an
+    API key's name, a salt or an address). `group`: common to the answers to one HTTP request; "": a
+    group of its own. `grammar`: the answer's form (`text.grammar.Grammar.text`); "": any text.
+    `prompt_logprobs`: alternatives to report beside each prompt token and its log-probability;
+    None: prompt scores are off. `reading`: the request ends with its prompt, without an answer.
+    `priority`: among one client's requests, those with a lesser number are served first.
     """
 
     # the prompt
@@ -334,19 +341,20 @@ class Request:
 
     @property
     def adapter(self) -> AdapterRef:
-        """What is added to the model's weights."""
+        """Return the request's LoRA adapter."""
         return self.caching.adapter
 
     @property
     def most_tokens(self) -> int:
-        """Of the answer."""
+        """Return the answer's maximum tokens."""
         return self.sampling.max_tokens if self.reading is None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability (natural; of the model's own distribution, before penalties) of the chosen
-    token and of the best others.
+    """Log-probability for the chosen token and for the best others.
+
+    Natural logarithms, from the model's own distribution before penalties.
     """
 
     token: int
@@ -356,11 +364,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """The model's scores of C prompt tokens from place `start` on (1 or more: the first token has
-    no context), each given the tokens before. Packed, for a prompt may be long.
+    """The model's scores for C prompt tokens from `start` on, each given the tokens before.
+
+    `start` is 1 or more, as the first token lacks context. Packed, for a prompt may be long.
 
     ids, logprobs: int32 and float32 [C, 1 + K], row by row: the token itself, then the K best, best
-    first. ranks: int32 [C], 1 if no token is likelier.
+    first. ranks: int32 [C], 1 unless another token is likelier.
     """
 
     start: int
@@ -375,7 +384,7 @@ class PromptScores:
     def read(
         self, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[list[int], list[float], int]]:
-        """(ids, logprobs, rank) of each token, or of tokens [first, last), in order."""
+        """Yield (ids, logprobs, rank) for each token, or for tokens [first, last), in order."""
         begin, end, _ = slice(first, last).indices(self.count)
         width = len(self.ids) // len(self.ranks) if self.ranks else 1
         ids, ranks = memoryview(self.ids).cast("i"), memoryview(self.ranks).cast("i")
@@ -420,11 +429,13 @@ Tier = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """The source of one image: `kv` (its tokens lay wholly in the cached prefix), `embedding`,
-    `pixels` (encoded from pixels still in the arena), `encoder` (another server gave its
-    embedding), or `none` (decoded and encoded).
+    """One image's source.
 
-    `missed_kv`, `missed_embedding`: the reason for a miss; None at the level of the hit and below.
+    `kv`: its tokens lay wholly in the cached prefix. `embedding`: its embedding was cached.
+    `pixels`: encoded from pixels still in the arena. `encoder`: another server gave its embedding.
+    `none`: decoded and encoded.
+
+    `missed_kv`, `missed_embedding`: the reason for a miss; None at the hit's level and below.
     `tier`: the embedding's tier.
     """
 
@@ -461,7 +472,7 @@ too_short: it fills no page. cache_off: the server keeps no prompts.
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """The reason why prompt tokens were computed despite a similar earlier prompt.
+    """Why prompt tokens were computed despite a similar earlier prompt.
 
     token: the first token that differs from the earlier prompt, or was evicted. tokens: prompt
     tokens from there on. place: the client's name for the part with the first of these tokens;
@@ -476,11 +487,11 @@ class CacheMiss:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """The outcome of a request's breakpoints and of its question about the cache.
+    """What became of a request's breakpoints and of its question about the cache.
 
-    written: (seconds, tokens) of the prompt computed for this request and now kept so long, by
-    seconds; tokens kept before do not count again. missed: None if nothing was missed, or nobody
-    asked.
+    written: (seconds, tokens) by seconds, for prompt tokens computed by this request and now kept
+    this long; tokens kept before are left out. missed: None if the hit was complete, or unless the
+    client asked.
     """
 
     written: tuple[tuple[int, int], ...] = ()
@@ -495,9 +506,7 @@ the client's prediction of the answer, or by the model's head that drafts.
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """Guesses of an answer's tokens from one source: right ones, which are tokens of the answer,
-    and wrong ones.
-    """
+    """One source's draft tokens in an answer: accepted (`right`) and rejected ones (`wrong`)."""
 
     source: GuessSource
     right: int
@@ -506,17 +515,17 @@ class Guesses:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one request: tokens generated since the last delta. The last delta has `finish` set.
+    """News for one request: tokens generated since the last delta. The last delta has `finish` set.
 
-    `cached_tokens` (prompt tokens from the prefix cache; `restored`: of these, by tier, those that
-    were not on the device), `images` and `caching` (None for requests
-    without cache wishes) stand in the first delta with a token or a finish. `error` is set if and
-    only if `finish == "error"`; `code` with it if the request itself is at fault, and
-    "internal_error" if its end concerns no other request. `scores` continue the last ones, and come
-    before any token. `admitted`: `time.monotonic()` of the request's first slot, beside `images`;
-    0.0 if it never got a slot. `embedding`: offset and bytes in the arena, for a request for
-    nothing else; the embedding stays until the request is aborted. `readout`: continues the last
-    one; the last stands beside the finish. `guesses`: so far, by source.
+    `cached_tokens` (prompt tokens from the prefix cache; `restored`: those among them that came
+    from outside the device, by tier), `images` and `caching` (None for requests without cache
+    wishes) stand in the first delta with a token or a finish. `error` is set if and only if `finish
+    == "error"`; `code` with it if the request itself is at fault, and "internal_error" if its end
+    concerns this request alone. `scores` continue the last ones, and come before any token.
+    `admitted`: `time.monotonic()` when the request got its first slot, beside `images`; 0.0 if it
+    is still without one. `embedding`: offset and bytes in the arena, for a request for this alone;
+    the embedding stays until the request is aborted. `readout`: continues the last one; the last
+    stands beside the finish. `guesses`: so far, by source.
     """
 
     # the next tokens

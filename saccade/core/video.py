@@ -22,11 +22,11 @@ FASTEST = 240.0
 
 @dataclass(frozen=True, slots=True)
 class VideoWishes:
-    """A request's wishes for one video; None: as in the model's own configuration.
+    """A request's wishes for one video. None: as in the model's own configuration.
 
-    fps: frames to look at for each second; of frames sampled by the client, frames as taken.
-    num_frames: frames altogether. max_frames: at most, if `fps` decides. min_pixels, max_pixels: of
-    each frame after resizing. total_pixels: of all frames.
+    fps: frames to look at for each second; for frames sampled by the client, frames as taken.
+    num_frames: frames altogether. max_frames: at most, if `fps` decides. min_pixels, max_pixels:
+    for each frame after resizing. total_pixels: over all frames.
     """
 
     fps: float | None = None
@@ -39,7 +39,7 @@ class VideoWishes:
 
 @dataclass(frozen=True, slots=True)
 class FrameBudget:
-    """What decides the size of a video's frames beside their own: their number, and wishes."""
+    """What decides a frame's size apart from its own: the number of frames, and wishes."""
 
     count: int
     wishes: VideoWishes
@@ -47,8 +47,9 @@ class FrameBudget:
 
 @dataclass(frozen=True, slots=True)
 class FrameTimes:
-    """The times of frames: frame `indices[k]` of a video of `fps` frames a second. sampled: chosen
-    frames a second.
+    """When frames were taken. Frame `indices[k]` belongs to a video with `fps` frames a second.
+
+    sampled: chosen frames a second.
     """
 
     indices: tuple[int, ...]
@@ -65,55 +66,55 @@ class VideoRules(Protocol):
 
     @property
     def frames(self) -> int:
-        """Frames of one image: 2 if a row of patches is of two frames, else 1."""
+        """Return the frames in one image: 2 if a row of patches covers two frames, else 1."""
         ...
 
     @property
     def fps(self) -> float:
-        """Frames for each second of a video, where nobody says otherwise."""
+        """Return the default frames for each second."""
         ...
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks that chat templates write for a video: the first present counts."""
+        """Return the marks that chat templates write for a video. The first present counts."""
         ...
 
     def sample(self, total: int, fps: float, wishes: VideoWishes) -> tuple[int, ...]:
-        """The frames looked at in a file of `total` frames, `fps` a second.
+        """Choose the frames to look at in a file with `total` frames, `fps` a second.
 
         Raises InvalidRequest.
         """
         ...
 
     def recipe(self, count: int, height: int, width: int, wishes: VideoWishes, /) -> ImageRecipe:
-        """The recipe for each of `count` frames of the given size.
+        """Return the recipe for each of `count` frames with the given size.
 
         Raises ImageError or InvalidRequest.
         """
         ...
 
     def grid(self, recipe: ImageRecipe) -> Grid:
-        """The image of `frames` different frames of one recipe, one below another."""
+        """Return the grid for `frames` different frames with one recipe, one below another."""
         ...
 
     def text(self, times: FrameTimes) -> str:
-        """The text in the prompt for the mark, with one placeholder for each image."""
+        """Return the prompt text for the mark, with one placeholder for each image."""
         ...
 
     def steps(self, times: FrameTimes) -> tuple[int | None, ...]:
-        """`Span.time` of each image."""
+        """Return `Span.time` for each image."""
         ...
 
 
 def stacked(recipe: ImageRecipe, grid: Grid, frames: int) -> ImageRecipe:
-    """The canvas of several frames of one recipe, one below another."""
+    """Return a recipe that stacks several frames on one canvas, one below another."""
     height, width = recipe.canvas
     views = tuple(ImageView((height, width), at=(height * k, 0)) for k in range(frames))
     return ImageRecipe((height * frames, width), grid, views, resample=recipe.resample)
 
 
 def check_wishes(wishes: VideoWishes, param: str) -> None:
-    """Raises InvalidRequest for contradictory or unreasonable wishes."""
+    """Raise InvalidRequest for contradictory or unreasonable wishes."""
     if wishes.fps is not None and wishes.num_frames is not None:
         raise InvalidRequest(
             f"{param}: fps ({wishes.fps:g}) and num_frames ({wishes.num_frames}) exclude each "
@@ -133,7 +134,7 @@ def check_wishes(wishes: VideoWishes, param: str) -> None:
 
 
 def images_of(times: FrameTimes, frames: int) -> tuple[tuple[int, ...], ...]:
-    """Places in `times.indices` of the frames of each image; the last frame is repeated."""
+    """Return each image's frames as places in `times.indices`. The last frame is repeated."""
     last = len(times.indices) - 1
     return tuple(
         tuple(min(first + k, last) for k in range(frames)) for first in range(0, last + 1, frames)

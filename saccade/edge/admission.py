@@ -20,8 +20,9 @@ ReadBody = Callable[[Request, Held, int], Awaitable[bytearray]]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """`largest`: bytes of a body. `check_ready` raises an EngineUnavailable while nothing can be
-    answered.
+    """Admits requests with bodies. `largest`: bytes in a body.
+
+    `check_ready` raises an EngineUnavailable while answers are impossible.
     """
 
     permits: Permits
@@ -33,8 +34,10 @@ class Admission:
     async def admit(
         self, scope: Scope, receive: Receive, read: ReadBody = read_json
     ) -> AsyncIterator[tuple[bytearray, Held]]:
-        """The body, then a permit, so that a client that sends slowly keeps none from others; a
-        full server refuses before the body. Memory that the request holds counts until the end.
+        """Read the body, then take a permit.
+
+        So a client that sends slowly leaves permits to others. A full server refuses before the
+        body. Memory that the request holds counts until the end.
 
         Raises what `check_ready`, `Permits.take`, `Bodies.hold` and `read` do.
         """

@@ -31,12 +31,13 @@ _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]*(?::|[ \t])[ \t]*(\S+)")
 
 
 class Keys:
-    """The keys by name; the key of --api-key has the name "". With one key or none, all clients are
-    alike.
+    """The keys by name. The key from --api-key has the name "".
+
+    With at most one key, all clients are alike.
     """
 
     def __init__(self, options: ServerOptions) -> None:
-        """Raises ConfigError where the file of keys cannot be used."""
+        """Read the keys. Raises ConfigError if the key file is unusable."""
         self._options = options
         file = options.api_keys_file
         self._file = None if file is None else Path(file)
@@ -48,8 +49,9 @@ class Keys:
         return len(self._clients)
 
     def client(self, scope: Scope) -> Client | None:
-        """The client whose key the request carries; None without a right key. Every key is
-        compared, in constant time.
+        """Return the client whose key the request carries, or None without a right key.
+
+        Every key is compared, in constant time.
         """
         self._look()
         given, found = given_key(scope), None
@@ -61,8 +63,9 @@ class Keys:
         return Client(found.name, _address(scope), found.shares_cache, found.limited)
 
     def _look(self) -> None:
-        """Read the file again if it has changed, at most once in `LOOK_SECONDS`. An unusable file
-        leaves the keys unchanged.
+        """Read the file again if it has changed, at most once in `LOOK_SECONDS`.
+
+        An unusable file leaves the keys unchanged.
         """
         now = time.monotonic()
         if self._file is None or now - self._looked < LOOK_SECONDS:
@@ -79,7 +82,7 @@ class Keys:
             log.info("--api-keys-file %s was read again: %d keys", self._file, len(self))
 
     def _stat(self) -> tuple[int, ...]:
-        """Numbers that change with the file; empty while the file is missing."""
+        """Return numbers that change with the file, empty while the file is missing."""
         try:
             found = None if self._file is None else self._file.stat()
         except OSError:
@@ -87,7 +90,7 @@ class Keys:
         return () if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
     def _read(self) -> list[tuple[bytes, Client]]:
-        """Raises ConfigError."""
+        """Read all keys. Raises ConfigError."""
         options = self._options
         names = {} if options.key is None else {options.key: ""}
         if self._file is not None:
@@ -103,16 +106,17 @@ class Keys:
 
 
 def client_of(scope: Scope) -> Client:
-    """The sender of the request; without keys only the address is known."""
+    """Return the request's sender. Without keys only the address is known."""
     found = scope.get(CLIENT)
     return found if isinstance(found, Client) else Client(address=_address(scope))
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """The keys of a file by name: a line for each, `name:key` or `name key`; empty lines and
-    comments (#) are skipped.
+    """Read a file's keys by name.
 
-    Raises ConfigError that names the line, never the key.
+    Each line is `name:key` or `name key`. Empty lines and comments (#) are skipped.
+
+    Raises ConfigError that names the line and keeps the key secret.
     """
     try:
         lines = read_text(path, "utf-8-sig").splitlines()
@@ -143,5 +147,5 @@ def read_keys(path: Path) -> dict[str, str]:
 
 
 def _address(scope: Scope) -> str:
-    """The address that the connection comes from."""
+    """Return the address that the connection comes from."""
     return client_address((scope.get("client") or ("",))[0])

@@ -37,8 +37,9 @@ small ones.
 
 
 class Bodies:
-    """Bytes held for requests in flight, `limit` in all: bodies until they are parsed, then encoded
-    images. A body has `seconds` to arrive.
+    """Bytes held for requests in flight, `limit` in all.
+
+    Counts bodies until they are parsed, then encoded images. A body has `seconds` to arrive.
     """
 
     def __init__(self, limit: int, metrics: Metrics, seconds: float = 300.0) -> None:
@@ -51,10 +52,11 @@ class Bodies:
 
     @contextmanager
     def hold(self, request: Request, largest: int) -> Iterator[Held]:
-        """A share for a body, counted as bytes arrive: a client that announces much and sends
-        little takes nothing from other clients.
+        """Yield a share for a body, counted as bytes arrive.
 
-        Raises Overloaded if the announced size finds no room now, before any byte is read.
+        So a client that announces much and sends little leaves the budget to other clients.
+
+        Raises Overloaded if the announced size exceeds the budget now, before any byte is read.
         """
         with self.share(client_of(request.scope)) as share:
             share.check(min(announced(request), largest))
@@ -62,7 +64,7 @@ class Bodies:
 
     @contextmanager
     def share(self, client: Client) -> Iterator[Held]:
-        """A share that holds nothing yet, and nothing any more at the end."""
+        """Yield an empty share, and empty it again at the end."""
         share = Held(self, client)
         try:
             yield share
@@ -76,7 +78,7 @@ class Bodies:
 
 @dataclass(slots=True)
 class Held:
-    """The share of one request."""
+    """One request's share."""
 
     bodies: Bodies
     client: Client = ANYBODY
@@ -90,7 +92,7 @@ class Held:
         self.bodies.of[self.client.name] += change
 
     def check(self, nbytes: int) -> None:
-        """Raises Overloaded for more bytes than are left, unless nobody else holds any."""
+        """Raise Overloaded for more bytes than are left, unless all of them are this request's."""
         self._check_share(nbytes)
         others = self.bodies.held - self.nbytes
         room = self.bodies.limit
@@ -105,8 +107,7 @@ class Held:
             )
 
     def reserve(self, nbytes: int) -> None:
-        """Hold `nbytes` more, for content not sent with the request (files, URLs), counted once per
-        mention.
+        """Hold `nbytes` more, for content from elsewhere (files, URLs), counted once per mention.
 
         Raises Overloaded beyond the bytes left now, TooLarge beyond the limit.
         """
@@ -118,7 +119,7 @@ class Held:
         self.resize(self.nbytes + nbytes)
 
     def _check_share(self, nbytes: int) -> None:
-        """Raises Overloaded if one of several keys would hold more than its share."""
+        """Raise Overloaded if one of several keys would hold more than its share."""
         mine, most = self.bodies.of[self.client.name] - self.nbytes, self.bodies.limit * SHARE
         if self.client.limited and mine and nbytes > self.nbytes and mine + nbytes > most:
             raise Overloaded(
@@ -129,7 +130,7 @@ class Held:
 
 
 async def read_whole(request: Request, held: Held, largest: int) -> bytearray:
-    """The whole body, of any type. Raises as `pieces` does."""
+    """Read the whole body, whatever its type. Raises as `pieces` does."""
     body = bytearray()
     async for piece in pieces(request, held, largest):
         body += piece
@@ -137,7 +138,7 @@ async def read_whole(request: Request, held: Held, largest: int) -> bytearray:
 
 
 async def read_json(request: Request, held: Held, largest: int) -> bytearray:
-    """The whole body, without the byte order mark that some editors write.
+    """Read the whole body, without the byte order mark that some editors write.
 
     Raises as `pieces` does, InvalidRequest unless the content type is JSON, and UnsupportedMedia
     for a compressed body.
@@ -160,13 +161,13 @@ async def read_json(request: Request, held: Held, largest: int) -> bytearray:
 
 
 def announced(request: Request) -> int:
-    """Bytes of the body by its header; 0 if the header does not tell."""
+    """Return the body's bytes by its header, or 0 if the header leaves them open."""
     length = request.headers.get("content-length", "0")
     return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
 async def pieces(request: Request, held: Held, largest: int) -> AsyncGenerator[bytes, None]:
-    """The body, piece by piece; each piece is counted as held before its use.
+    """Yield the body, piece by piece. Each piece is counted as held before its use.
 
     Raises TooLarge by the announced or the real length, Overloaded, and TooSlow. The connection
     discards the rest of a refused body.
@@ -185,7 +186,7 @@ async def pieces(request: Request, held: Held, largest: int) -> AsyncGenerator[b
 
 
 async def _steadily(request: Request, seconds: float) -> AsyncGenerator[bytes, None]:
-    """Pieces that keep coming, and end within `seconds`."""
+    """Yield pieces that keep coming, and end within `seconds`."""
     chunks = request.stream()
     now = asyncio.get_running_loop().time
     end = now() + seconds

@@ -1,9 +1,9 @@
 """One HTTP connection: uvicorn's, with bounded reading.
 
 uvicorn gives its parser every received byte, and the parser keeps them all. Here the parser gets
-the bytes of one message at a time, a head of bounded size first; the next message waits, unread,
-until its predecessor is answered. The rest is clocks: for missing heads, unread answers, and bodies
-that go on after a refusal. Knows nothing of the meaning of requests.
+one message's bytes at a time, a head of bounded size first. The next message waits, unread, until
+its predecessor is answered. The rest is clocks: for missing heads, unread answers, and bodies that
+go on after a refusal. Knows nothing of the meaning of requests.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ EMPTY_LINE = b"\r\n\r\n"
 
 @dataclass(slots=True)
 class _Message:
-    """The progress of a request.
+    """A request's progress.
 
-    `given`: bytes of the head given to the parser or, in a chunked body, since the last byte of
-    content. `left`: bytes of the body still to come; None if the framing ends the body. `chunks`,
-    `content`: pieces and bytes of the body produced by the parser. `keep_alive`: True if the client
-    keeps the connection. `refused`: the reason for no answer.
+    `given`: head bytes given to the parser or, in a chunked body, those since the last content
+    byte. `left`: body bytes still to come; None if the framing ends the body. `chunks`, `content`:
+    body pieces and bytes that the parser has produced. `keep_alive`: True if the client keeps the
+    connection. `refused`: why the request is refused.
     """
 
     given: int = 0
@@ -72,12 +72,12 @@ class _Message:
 
     @property
     def meagre(self) -> bool:
-        """True if a chunked body comes in small pieces, or in none so far."""
+        """Return True if a chunked body comes in small pieces, or has yet to bring any."""
         return self.in_body and self.left is None and self.content <= MEAN_CHUNK * self.chunks
 
 
 class _Outlet:
-    """The transport of an answer. Counts bytes, so that an unread answer is noticed."""
+    """An answer's transport. Counts bytes, so that an unread answer is noticed."""
 
     def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None]) -> None:
         self._transport = transport
@@ -98,7 +98,7 @@ class _Outlet:
         return self._transport.is_closing()
 
     def stalled(self, now: float) -> float:
-        """Seconds since the client last took waiting bytes."""
+        """Return the seconds since the client last took waiting bytes."""
         waiting = self._transport.get_write_buffer_size()
         taken = self._written - waiting
         if not waiting or taken > self._taken or not self._since:
@@ -121,15 +121,14 @@ class _Flow(FlowControl):
         self._on_resume()
 
     def open(self) -> None:
-        """Read on."""
         if not self._transport.is_closing():
             super().resume_reading()
 
 
 class Connection(HttpToolsProtocol):
-    """See the module. `largest`: bytes still accepted of a refused body.
+    """See the module. `largest`: bytes still accepted from a refused body.
 
-    `open_paths`: paths for connections beyond the limit. `stamp`: headers of answers made by the
+    `open_paths`: paths for connections beyond the limit. `stamp`: headers for answers made by the
     connection.
     """
 
@@ -225,7 +224,7 @@ class Connection(HttpToolsProtocol):
             self._crowd.soon(self._pump)
 
     def _pump(self) -> None:
-        """Give the parser the received bytes of the current message; later bytes wait."""
+        """Give the parser the current message's received bytes. Later bytes wait."""
         self._due = ""
         budget = PIECE
         while self._surplus and budget > 0 and self._lingering is None:
@@ -253,14 +252,15 @@ class Connection(HttpToolsProtocol):
                 self._pump_soon()
 
     def _is_full(self) -> bool:
-        """True if the application must read some of the body first."""
+        """Return True if the application must read some of the body first."""
         message = self._message
         unread = len(self.cycle.body) if message.in_body and not message.ended else 0
         return unread > HIGH_WATER_LIMIT
 
     def _feed(self) -> int:
-        """Give the parser a piece of the waiting bytes; returns the cost, in bytes examined one by
-        one.
+        """Give the parser a piece of the waiting bytes.
+
+        Returns the cost, in bytes examined one by one.
         """
         message, surplus = self._message, self._surplus
         self._unset_keepalive_if_required()
@@ -335,7 +335,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def _objection(self) -> RequestError | None:
-        """The refusal of a bad head, or None."""
+        """Return the refusal for a bad head, or None."""
         message = self._message
         if message.lines > HEAD_LINES:
             return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
@@ -350,7 +350,7 @@ class Connection(HttpToolsProtocol):
         return None
 
     def _malformed(self) -> str:
-        """The reason why parsers could disagree on a head; "" for a plain head."""
+        """Return why parsers could disagree on a head, or "" for a plain head."""
         version = self.parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self.headers)
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
@@ -365,7 +365,7 @@ class Connection(HttpToolsProtocol):
         return ""
 
     def _path(self) -> bytes:
-        """The requested path, as far as received."""
+        """Return the requested path, as far as received."""
         return self.url.partition(b"?")[0]
 
     def on_body(self, body: bytes) -> None:
@@ -417,8 +417,10 @@ class Connection(HttpToolsProtocol):
         self._finish()
 
     def _finish(self) -> None:
-        """End the connection after the written answer. A client that still sends would lose the
-        answer: the rest of the request is read and discarded, within limits.
+        """End the connection after the written answer.
+
+        A client that still sends would lose the answer, so the request's rest is read and
+        discarded, within limits.
         """
         if self.transport.is_closing() or self._lingering is not None:
             return
@@ -436,7 +438,7 @@ class Connection(HttpToolsProtocol):
     # ---- clocks
 
     def check(self, now: float) -> None:
-        """Once a second: end an overdue connection."""
+        """End an overdue connection. Called once a second."""
         if self._outlet.stalled(now) > self._options.write_timeout:
             self.drop("unread")
         elif self._deadline is not None and now > self._deadline:
@@ -455,7 +457,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
 
     def drop(self, reason: str) -> None:
-        """End the connection at once; the application answering it is told."""
+        """End the connection at once, and tell the application that answers it."""
         self._crowd.closed(reason)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
@@ -485,5 +487,5 @@ def connections(
     open_paths: frozenset[bytes],
     stamp: Stamp,
 ) -> Callable[..., asyncio.Protocol]:
-    """The factory of connections for uvicorn."""
+    """Return the connection factory for uvicorn."""
     return partial(Connection, crowd, options, largest, open_paths, stamp)

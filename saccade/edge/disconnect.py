@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, cancelled if the client leaves.
+    """Run `work` and return its result.
 
-    Raises ClientDisconnect then.
+    Cancels it and raises ClientDisconnect if the client leaves.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))

@@ -2,8 +2,8 @@
 
 A server on a loopback address is out of reach for other machines, but not for the local browser,
 whose pages may send requests to any address. `Host` exposes a page that has pointed its own name at
-this machine (DNS rebinding), `Origin` and `Sec-Fetch-Site` expose a page of a foreign origin:
-browsers write these headers themselves, and other clients send neither. Owns the rules, for servers
+this machine (DNS rebinding). `Origin` and `Sec-Fetch-Site` expose a page with a foreign origin.
+Browsers write these headers themselves, and other clients send neither. Owns the rules, for servers
 and routers. Knows nothing of keys or routes.
 """
 
@@ -30,7 +30,7 @@ _SHOWN = 200
 
 
 def is_loopback(host: str) -> bool:
-    """True if the listening address stands for this machine alone."""
+    """Return True if the listening address stands for this machine alone."""
     try:
         found = {each[4][0] for each in socket.getaddrinfo(host, None)} if host else set()
     except (OSError, UnicodeError):
@@ -39,8 +39,9 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """The application, closed to pages of foreign origins. `names`: names of the server, beside
-    those of this machine; `origins`: admitted pages, "*" for any.
+    """The application, closed to pages with foreign origins.
+
+    `names`: the server's names, beside this machine's. `origins`: admitted pages, "*" for any.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str] = (), origins: Sequence[str] = ()):
@@ -80,8 +81,9 @@ class Guard:
             return False
 
     def _origin(self, scope: Scope, headers: Headers) -> RequestError | None:
-        """The refusal for a page of a foreign origin, or None. Before a page can send a key its
-        browser asks by OPTIONS, which is never allowed.
+        """Return the refusal for a page with a foreign origin, or None.
+
+        Before a page can send a key its browser asks by OPTIONS, which is always refused.
         """
         if scope["method"] == "OPTIONS" or given_key(scope):
             return None
@@ -100,7 +102,7 @@ class Guard:
         )
 
     def _is_same(self, origin: str, site: str, headers: Headers) -> bool:
-        """True if the page is this server's own."""
+        """Return True if the page is this server's own."""
         if site:
             return site == "same-origin"
         asked = {headers.get("host"), headers.get(FORWARDED_HOST)} - {None}
@@ -108,7 +110,7 @@ class Guard:
 
 
 def _is_link(method: str, headers: Headers) -> bool:
-    """True for a followed link: the request changes nothing, and no page sees the answer."""
+    """Return True for a followed link: the request only reads, and pages miss the answer."""
     return (
         method in ("GET", "HEAD")
         and headers.get("sec-fetch-mode") == "navigate"

@@ -29,27 +29,31 @@ NAME_HEADERS = ("x-request-id", "request-id")
 
 
 def name_of(headers: Headers) -> str:
-    """The request's own id if short and plain, else a new id."""
+    """Return the request's own id if short and plain, else a new id."""
     given = headers.get("x-request-id", "")
     return given if _USUAL_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
 
 
 class Stamp:
-    """The headers of answers made before the application is asked: the application's own, with the
-    request's id, and CORS headers for `origins`.
+    """Headers for answers made before the application is asked.
+
+    They are the application's own, with the request's id, and CORS headers for `origins`.
     """
 
     def __init__(self, origins: Sequence[str] = ()) -> None:
         self._cors = CORSMiddleware(_nothing, origins) if origins else None
 
     def lines(self, name: str, asked: Headers) -> list[bytes]:
-        """Header lines for the answer to a request with the headers `asked`, complete or not."""
+        """Return header lines for an answer.
+
+        `asked`: the request's headers, complete or partial.
+        """
         answer = MutableHeaders(dict.fromkeys(NAME_HEADERS, name))
         answer.update(self.origin(asked))
         return [name + b": " + value for name, value in answer.raw]
 
     def origin(self, asked: Headers) -> MutableHeaders:
-        """CORS headers for the asking page."""
+        """Return CORS headers for the asking page."""
         answer = MutableHeaders()
         if (cors := self._cors) is not None:
             origin = asked.get("origin")
@@ -63,7 +67,7 @@ class Stamp:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """No application."""
+    """Serve as an empty application."""
 
 
 class RequestIds:
@@ -86,7 +90,7 @@ class RequestIds:
 
 
 def given_key(scope: Scope) -> bytes:
-    """The key carried by a request, in any of the usual headers; empty for none."""
+    """Return the key that a request carries, in any usual header; empty without one."""
     headers = dict(scope["headers"])
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":

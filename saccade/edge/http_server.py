@@ -31,7 +31,7 @@ TICKS = 10
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address. Raises StartupError if the address is taken or unknown."""
+    """Return a socket bound to the address. Raises StartupError if it is taken or unknown."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,13 +47,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(bound: socket.socket) -> str:
-    """The URL that `bound` is reached at."""
+    """Return the URL that reaches `bound`."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Serving(Uvicorn):
-    """uvicorn with our connections; restores the signal handlers at the end."""
+    """uvicorn with our connections. Restores the signal handlers at the end."""
 
     def __init__(
         self,
@@ -64,7 +64,10 @@ class Serving(Uvicorn):
         open_paths: frozenset[str],
         stamp: Stamp,
     ) -> None:
-        """`largest`: bytes of a body. `open_paths`: paths for connections beyond the limit."""
+        """Set up uvicorn.
+
+        `largest`: bytes in a body. `open_paths`: paths for connections beyond the limit.
+        """
         paths = frozenset(path.encode() for path in open_paths)
         config = Config(
             app,
@@ -85,7 +88,7 @@ class Serving(Uvicorn):
         self.servers = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but accept a few connections in a turn of the event loop."""
+        """Start as uvicorn does, but accept a few connections in a turn of the event loop."""
         make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
         factory = partial(
             make,

@@ -37,29 +37,29 @@ loop: each costs up to a third of a millisecond.
 
 
 class Member(Protocol):
-    """The questions of the limiter to a connection."""
+    """What the limiter asks a connection."""
 
     @property
     def waits(self) -> bool:
-        """True if an unread request may have arrived."""
+        """Return True if an unread request may have arrived."""
 
     def check(self, now: float) -> None:
-        """Once a second: end overdue connections."""
+        """End an overdue connection. Called once a second."""
 
     def drop(self, reason: str) -> None:
         """End the connection at once."""
 
 
 def raise_descriptors() -> None:
-    """Raise the process's limit of open files to the hard limit."""
+    """Raise the process's open file limit to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class ConnectionLimiter:
-    """The connections of one server.
+    """One server's connections.
 
-    Raises ConfigError if the limit of open files leaves no room for max_connections.
+    Raises ConfigError if the open file limit is too low for max_connections.
     """
 
     def __init__(self, options: ConnectionOptions, metrics: Metrics) -> None:
@@ -85,8 +85,10 @@ class ConnectionLimiter:
         self._turn: asyncio.Handle | None = None  # in which it goes on
 
     def join(self, member: Member, host: str) -> bool:
-        """True if a connection from `host` has room; otherwise the connection is a guest, which may
-        ask for open paths only, and makes room for the next guest.
+        """Return True if a connection from `host` fits.
+
+        Otherwise the connection is a guest, which may ask for open paths only, and makes way for
+        the next guest.
         """
         address = client_address(host)
         if self._number.get(address, 0) >= self.limit_per_address:
@@ -123,24 +125,25 @@ class ConnectionLimiter:
         self._count()
 
     def busy(self, member: Member) -> None:
-        """Mark a connection as answering a request, so that no newcomer replaces it."""
+        """Mark a connection as answering a request, so that it is safe from newcomers."""
         self._idle.pop(member, None)
 
     def idle(self, member: Member) -> None:
-        """The answer has ended."""
+        """Mark a connection's answer as ended, so that a newcomer may replace it."""
         if member in self._members and member not in self._guests:
             self._idle[member] = None
 
     def hold_surplus(self, nbytes: int) -> bool:
-        """Count bytes that wait behind an unfinished answer; False without room."""
+        """Count bytes that wait behind an unfinished answer. Returns False beyond the budget."""
         if nbytes > 0 and self.surplus + nbytes > SURPLUS_BYTES:
             return False
         self.surplus += nbytes
         return True
 
     def at_once(self) -> bool:
-        """True if a piece of work may be done in this turn, and counts it; False if other work
-        waits.
+        """Return True if a piece of work may be done in this turn, and count it.
+
+        Returns False if other work waits.
         """
         if self._soon or self._begun >= PIECES_PER_TURN:
             return False
@@ -149,8 +152,10 @@ class ConnectionLimiter:
         return True
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Do a piece of work in order of asking: a few pieces of all connections per turn of the
-        event loop, so that new events wait for few.
+        """Do a piece of work in order of asking.
+
+        Each turn of the event loop does a few pieces over all connections, so that new events wait
+        for few.
         """
         self._soon.append(work)
         self._go_on()
@@ -160,8 +165,9 @@ class ConnectionLimiter:
             self._turn = asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        """Do some waiting work. Work added meanwhile waits for the next turn, as does the rest
-        after a failure.
+        """Do some waiting work.
+
+        Work added meanwhile waits for the next turn, as does the rest after a failure.
         """
         self._turn = None
         self._begun = count = min(PIECES_PER_TURN, len(self._soon))
@@ -175,7 +181,7 @@ class ConnectionLimiter:
         self._metrics.inc("saccade_connections_closed_total", reason=reason)
 
     def check(self, now: float) -> None:
-        """Once a second."""
+        """Check each connection. Called once a second."""
         for member in list(self._members):
             member.check(now)
         if self._crowded:
@@ -189,7 +195,7 @@ class ConnectionLimiter:
             self._crowded = 0
 
     def _make_room(self, address: str | None) -> None:
-        """End the longest idle connection, of `address` if that is given."""
+        """End the longest idle connection, from `address` if that is given."""
         for member in self._idle:
             if (address is None or self._members[member] == address) and not member.waits:
                 self._end(member)

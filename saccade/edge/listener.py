@@ -25,7 +25,7 @@ PAUSE_SECONDS = 0.5
 
 
 class Listener:
-    """Accepts on `bound`, without closing it. `factory` makes a connection's protocol."""
+    """Accepts on `bound`, which stays open. `factory` makes a connection's protocol."""
 
     def __init__(self, bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol]) -> None:
         self._bound = bound
@@ -39,7 +39,7 @@ class Listener:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more; safe to call twice."""
+        """Stop accepting. Safe to call twice."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._bound)
@@ -55,8 +55,9 @@ class Listener:
         self._loop.add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
-        """Accept a few. The rest wait until the new ones' bytes were read: a connection with a
-        request is not idle, and gives no room to latecomers.
+        """Accept a few. The rest wait until the new ones' bytes were read.
+
+        A connection with a request is busy by then, so latecomers leave it alone.
         """
         few: list[socket.socket] = []
         while len(few) < ACCEPTS_PER_TURN:

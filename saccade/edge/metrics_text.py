@@ -36,7 +36,7 @@ class _Declared(Collector):
 
 
 def render(metrics: Metrics) -> bytes:
-    """All metrics, in the format that `CONTENT_TYPE` names."""
+    """Render all metrics in the format that `CONTENT_TYPE` names."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Declared(metrics))
     return generate_latest(registry)

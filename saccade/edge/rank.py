@@ -1,9 +1,9 @@
 """The replica for a request: a pure function, so that every router, the Ray deployment and the
 simulator agree without communication.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key and the
-highest wins, so a replica that joins or leaves moves its own keys alone. Loads are bounded as in
-consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016). Knows nothing of
+This is rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key and
+the highest wins. So a replica that joins or leaves moves its own keys alone. Loads are bounded as
+in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016). Knows nothing of
 HTTP or of the meaning of keys.
 """
 
@@ -27,11 +27,11 @@ def rank(
     load: Mapping[str, int],
     slack: int = SLACK,
 ) -> list[str]:
-    """`replicas` in the order in which a request should try them.
+    """Order `replicas` as a request should try them.
 
-    keys: images or texts of the request, the oldest first. The oldest decides: a chat keeps it.
-    Without keys, the least loaded replica comes first. replicas: names, spelled alike by all
-    routers. load: requests of each replica, waiting requests included; 0 if missing. Replicas with
+    keys: the request's images or texts, the oldest first. The oldest decides, because a chat keeps
+    it. Without keys, the least loaded replica comes first. replicas: names, spelled alike by all
+    routers. load: each replica's requests, waiting requests included; 0 if missing. Replicas with
     more than `most` come last.
     """
     bound = most([load.get(name, 0) for name in replicas], slack)
@@ -45,15 +45,13 @@ def rank(
 
 
 def most(loads: Sequence[int], slack: int = SLACK) -> int:
-    """Most requests that a replica may have, the new request counted, to be given the new
-    request.
-    """
+    """Return the most requests that a replica may have to get the new one, which counts too."""
     if not loads:
         return slack
     return max(slack, math.ceil(ABOVE_MEAN * (sum(loads) + 1) / len(loads)))
 
 
 def score(key: bytes, replica: str) -> int:
-    """64 bits that depend on nothing else."""
+    """Return 64 bits that depend on these two alone."""
     told = len(key).to_bytes(4, "little") + key + replica.encode()
     return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")

@@ -51,7 +51,7 @@ class ErrorResponse(Struct):
 
     @classmethod
     def of(cls, error: RequestError) -> ErrorResponse:
-        """The error with the client's text, shortened."""
+        """Return the error with the client's text, shortened."""
         param = None if error.param is None else _cut(error.param, LONGEST_PARAM)
         return cls(ErrorBody(_cut(error.message, LONGEST_MESSAGE), error.type, param, error.code))
 
@@ -61,14 +61,14 @@ def _cut(text: str, most: int) -> str:
 
 
 def speaks_anthropic(path: str) -> bool:
-    """True if errors on a path are Anthropic's."""
+    """Return True if a path's errors are Anthropic's."""
     return path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
 
 
 def refusal(
     path: str, error: RequestError, request_id: str = ""
 ) -> tuple[int, dict[str, str], bytes]:
-    """The status, the headers and the body of an answer that refuses."""
+    """Return the status, the headers and the body for an answer that refuses."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after)
@@ -79,7 +79,7 @@ def refusal(
 
 
 def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple[int, bytes]:
-    """The status in the API of `path`, and the body."""
+    """Return the status in the API of `path`, and the body."""
     if path.startswith(_OLLAMA):
         return status, msgspec.json.encode({"error": error.message})
     if path.startswith(_GEMINI):
@@ -93,7 +93,7 @@ def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple
 
 
 def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
-    """The last event of a broken stream, for a sender without knowledge of earlier events."""
+    """Return a broken stream's last event, for a sender that knows only this error."""
     if speaks_anthropic(path):
         told = msgspec.json.encode(error_body(error, request_id))
         return b"event: error\ndata: " + told + b"\n\n"
@@ -106,13 +106,15 @@ def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """An error in Anthropic's shape, in an answer of its own or as the last event of a stream."""
+    """Return an error in Anthropic's shape, for an answer of its own or a stream's last event."""
     return _anthropic(error.status, ErrorResponse.of(error).error, request_id)
 
 
 def _anthropic(status: int, error: ErrorBody, request_id: str) -> dict[str, Any]:
-    """Anthropic's shape has no member for the field, so the message begins with the field; clients
-    recognise a too long prompt by the message's first words, which come even before the field.
+    """Return an error in Anthropic's shape, whose message begins with the field.
+
+    The shape lacks a member for the field. Clients recognise a too long prompt by the message's
+    first words, which come even before the field.
     """
     kind = _TYPES.get(status, _TYPES[400] if status < 500 else "api_error")
     details = {} if error.code is None else {"details": {"error_code": error.code}}

@@ -1,8 +1,8 @@
 """Connections to one worker: requests and answers pass unchanged.
 
-Owns the connections (idle ones are used again), the bytes of an answer held for a slow client, and
-the difference between a worker's death before and after the first byte of an answer. Knows nothing
-of the content. One event loop; no locks.
+Owns the connections (idle ones are used again), and the bytes of an answer held for a slow client.
+It tells a worker's death before the first byte of an answer from one after it. Knows nothing of the
+content. One event loop; no locks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class WorkerGone(Exception):
-    """The worker has ended the connection, or cannot be reached. `sent`: it may have seen the
-    request. `begun`: some of an answer had come. `stale`: the connection had idled before: the
-    worker may be well, and have ended it for that.
+    """The worker has ended the connection, or is out of reach.
+
+    `sent`: it may have seen the request. `begun`: some of an answer had come. `stale`: the
+    connection had idled before, so the worker may be well, and have ended it for that.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class _Wire(asyncio.Protocol):
         self._tell()
 
     def _feed(self, data: bytes) -> None:
-        """Raises HttpParserError."""
+        """Pass bytes to the parser. Raises HttpParserError."""
         if self.ended:
             raise httptools.HttpParserError("bytes come that no request asked for")
         self._barren += len(data)
@@ -143,7 +144,6 @@ class _Wire(asyncio.Protocol):
     # ---- what the exchange asks
 
     def begin(self, method: bytes, head: bytes, body: bytes | bytearray) -> None:
-        """Send a request."""
         assert self._transport is not None
         self.head, self.ended, self._headers, self._barren = None, False, [], 0
         self._bodiless = method == b"HEAD"
@@ -153,7 +153,7 @@ class _Wire(asyncio.Protocol):
             self._transport.write(body)
 
     async def answered(self) -> Head:
-        """Raises WorkerGone."""
+        """Wait for the answer's head. Raises WorkerGone."""
         while self.head is None:
             if self.lost:
                 raise WorkerGone(self.lost, begun=bool(self._headers))
@@ -161,7 +161,7 @@ class _Wire(asyncio.Protocol):
         return self.head
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body, in pieces as received. Raises WorkerGone if the answer breaks off."""
+        """Yield the body, in pieces as received. Raises WorkerGone if the answer breaks off."""
         while True:
             while self._pieces:
                 piece = b"".join(self._pieces)
@@ -179,7 +179,7 @@ class _Wire(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """True if another exchange may follow."""
+        """Return True if another exchange may follow."""
         if self._transport is None or self._transport.is_closing() or self.lost:
             return False
         sent = not self._transport.get_write_buffer_size()
@@ -187,13 +187,13 @@ class _Wire(asyncio.Protocol):
         return sent and whole and self._framed and self._kept
 
     def close(self) -> None:
-        """At once: the worker sees that nobody waits any more."""
+        """Close at once, so that the worker sees that its client has left."""
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def _framed(self) -> bool:
-        """Whether the answer says itself where it ends."""
+        """Return True if the answer itself says where it ends."""
         if self.head is None:
             return False
         names = {name for name, _ in self.head.headers}
@@ -227,11 +227,12 @@ class Upstream:
     async def exchange(
         self, method: bytes, head: bytes, body: bytes | bytearray = b"", again: bool = True
     ) -> AsyncIterator[tuple[Head, AsyncIterator[bytes]]]:
-        """Send a request: the answer's head, and its body as it comes. Whoever leaves before its
-        end ends the connection.
+        """Send a request. Yields the answer's head, and its body as it comes.
 
-        Raises WorkerGone. `again`: where nothing has `begun` and the connection was `stale`, only
-        after a second try on a new one.
+        Leaving before its end ends the connection.
+
+        Raises WorkerGone. With `again`, a `stale` connection whose answer has yet to begin
+        (`begun`) first gets a second try on a new one.
         """
         wire = self._take()
         if wire is None:
@@ -258,7 +259,7 @@ class Upstream:
             self._give_back(wire)
 
     def drop(self) -> None:
-        """End every connection: those who wait for an answer are told that the worker has gone."""
+        """End every connection. Those who wait for an answer hear that the worker has gone."""
         for wire in self._busy:
             wire.close()
         self._end_idle()
@@ -280,7 +281,7 @@ class Upstream:
         return wire
 
     def _take(self) -> _Wire | None:
-        """The connection that was used last."""
+        """Take the connection that was used last."""
         now = asyncio.get_running_loop().time()
         while self._idle and (self._idle[0][0] < now - IDLE_SECONDS or self._idle[0][1].lost):
             self._idle.popleft()[1].close()
@@ -300,7 +301,7 @@ class Upstream:
 
 
 def parse_worker(url: str, option: str = "--workers") -> tuple[str, str, int]:
-    """(name, host, port) of a server's URL, with or without /v1. Raises ConfigError."""
+    """Return (name, host, port) from a server's URL, with or without /v1. Raises ConfigError."""
     shown = shown_url(url)
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")

@@ -20,7 +20,9 @@ ALONE = frozenset({"weights", "sleep", "wake"})
 
 
 class Changes:
-    """`encodes_with`: whether an image is being encoded with the adapter of a number. `asleep`: the
+    """The weight changes under way.
+
+    `encodes_with`: whether an image is being encoded with the adapter of a number. `asleep`: the
     memory that workers have given back.
     """
 
@@ -37,19 +39,20 @@ class Changes:
 
     @property
     def halts(self) -> bool:
-        """True if nothing may be computed: weights or memory are about to change, or memory is
-        given back.
+        """Return True if computing must rest.
+
+        Weights or memory are about to change, or memory is given back.
         """
         under_way = (*self._waiting, *self._sent)
         return bool(self.asleep) or any(each.change.kind in ALONE for each in under_way)
 
     def entered(self, request: Request) -> None:
-        """The request is alive from now on."""
+        """Record that the request is alive from now on."""
         if request.adapter.number:
             self._users[request.id] = request.adapter.number
 
     def ended(self, deltas: Iterable[Delta]) -> None:
-        """Requests that these end are not alive any more."""
+        """Forget the requests that these deltas end."""
         if self._users:
             for delta in deltas:
                 if delta.finish is not None:
@@ -59,7 +62,7 @@ class Changes:
         self._waiting.append(alter)
 
     def take(self) -> Change | None:
-        """The next change that may be made; it goes with the next plan."""
+        """Return the next change that may be made. It goes with the next plan."""
         for alter in self._waiting:
             if self._may(alter.change):
                 self._waiting.remove(alter)
@@ -68,7 +71,7 @@ class Changes:
         return None
 
     def made(self, changed: Changed) -> Altered:
-        """The outcome of the oldest change that went with a plan."""
+        """Return the outcome of the oldest change that went with a plan."""
         self.asleep = changed.asleep
         return Altered(self._sent.popleft().id, changed)
 

@@ -1,5 +1,6 @@
-"""Device memory for computation beside weights and pages, so that start-up can reserve it. Tests
-compare these figures with tensors' own sizes.
+"""Device memory for computation beside weights and pages, so that start-up can reserve it.
+
+Tests compare these figures with tensors' own sizes.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ DRAWN_BYTES = 14
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """The most that a step of the language model has. rows: that decode or draw. tokens: of
-    prompts. context: of one sequence.
+    """The most that one language model step has.
+
+    rows: those that decode or draw. tokens: prompt tokens. context: one sequence's context.
     """
 
     rows: int
@@ -77,8 +79,10 @@ def cuda_bytes(
     dtype: Dtype,
     options: EngineOptions,
 ) -> int:
-    """What a GPU must have room for at a time: the language model's graphs and a step, the tower's
-    graphs and a pack, and what is kept for good.
+    """Return what a GPU must hold at a time.
+
+    This is the language model's graphs and a step, the tower's graphs and a pack, and what is kept
+    for good.
     """
     return (
         step_graph_bytes(graphs, spec, dtype)
@@ -92,7 +96,7 @@ def cuda_bytes(
 
 
 def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
-    """Device memory that the language model's graphs take, but for what decoding does there."""
+    """Return the device bytes for the language model's graphs, without those for decoding."""
     if not sizes.count:
         return 0
     buffers = graph_buffer_bytes(sizes, spec, dtype)
@@ -101,23 +105,26 @@ def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> i
 
 
 def most_graph_tokens(sizes: StepGraphSizes) -> int:
-    """Of a step in a graph."""
+    """Return the most tokens that a step in a graph has."""
     return max((0, *sizes.rows, sizes.most_tokens))
 
 
 def graph_buffer_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
-    """Of what they read and write: embeddings and states."""
+    """Return the bytes of the graphs' input and output buffers: embeddings and states."""
     states = most_graph_tokens(sizes) * spec.hidden_size * itemsize(dtype)
     return max((0, *sizes.mixed_tokens)) * embedding_bytes_per_token(spec, dtype) + states
 
 
 def graph_decode_bytes(sizes: StepGraphSizes, spec: FamilySpec, steps: StepBounds) -> int:
-    """As `decode_bytes`, of graphs."""
+    """Return the bytes as `decode_bytes` does, for graphs."""
     return RUNS_BESIDE * decode_bytes(spec, steps) if sizes.count else 0
 
 
 def step_bytes(spec: FamilySpec, steps: StepBounds, dtype: Dtype) -> int:
-    """For a moment, by a step without a graph: of its layers, then of its draws."""
+    """Return the transient bytes for a step without a graph.
+
+    Its layers and then its draws take memory in turn, so the larger part counts.
+    """
     images = steps.tokens * embedding_bytes_per_token(spec, dtype)
     layers = chunk_bytes(spec, steps.tokens, dtype) + images + decode_bytes(spec, steps)
     states = (steps.tokens + steps.rows) * spec.hidden_size * itemsize(dtype)
@@ -125,15 +132,16 @@ def step_bytes(spec: FamilySpec, steps: StepBounds, dtype: Dtype) -> int:
 
 
 def chunk_bytes(spec: FamilySpec, tokens: int, dtype: Dtype) -> int:
-    """Transient device memory for the computation of so many tokens, in bytes."""
+    """Return the transient device bytes for computing `tokens` tokens."""
     hidden, widest = spec.hidden_size, max(count for count, _ in spec.cuts.text)
     values = max(TOKEN_WIDTHS * hidden, GATED * widest + BESIDE_GATED * hidden)
     return tokens * (values + spec.cuts.lasting) * itemsize(dtype)
 
 
 def decode_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """What rows that decode make of pieces of their keys, in one layer: a value of each head, and
-    its weight.
+    """Return the bytes that decoding rows make from pieces of their keys, in one layer.
+
+    Each piece has a value for each head, and its weight.
     """
     dims = [shape.dim for shape in spec.kv_spec().attention.values()]
     pieces = steps.rows * min(DECODE_PIECES, -(-steps.context // DECODE_PIECE_TOKENS))
@@ -141,40 +149,46 @@ def decode_bytes(spec: FamilySpec, steps: StepBounds) -> int:
 
 
 def drawing_bytes(spec: FamilySpec, rows: int) -> int:
-    """What so many rows that draw take for a moment, each with log-probabilities and a mask."""
+    """Return the transient bytes for `rows` drawing rows, with log-probabilities and masks."""
     return rows * spec.vocab_size * DRAWN_BYTES
 
 
 def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Memory that is kept for good beside graphs: tables of slots, and positions of images."""
+    """Return the bytes kept for good beside graphs: slot tables, and image positions."""
     positions = POSITION_CACHE_BYTES if spec.sees_images else 0
     return edit_bytes(spec, steps.rows) + rule_bytes(spec, steps) + table_bytes(steps) + positions
 
 
 def edit_bytes(spec: FamilySpec, slots: int) -> int:
-    """Of `runtime/sampling/edits.py`: how often each slot has each token, and its list."""
+    """Return the bytes for `runtime/sampling/edits.py`.
+
+    They hold how often each slot has each token, and the slot's list.
+    """
     listed = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + 16 + len(spec.eos_token_ids)
     return slots * (4 * spec.vocab_size + 8 * listed)
 
 
 def rule_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Return the bytes of `runtime/sampling/token_rules.py`: rows' tokens and how far each has
-    matched, with as much room again, and a row of logits for the end of reasoning. More tokens than
-    `RULED_TOKENS` under rules at a time, each row near its context's end, take what others leave.
+    """Return the bytes for `runtime/sampling/token_rules.py`.
+
+    They hold rows' tokens and how far each has matched, with as much again in reserve, and a row of
+    logits for the end of reasoning. More tokens than `RULED_TOKENS` under rules at a time, each row
+    near its context's end, take what others leave.
     """
     tokens = min(steps.rows * steps.context, max(steps.context, RULED_TOKENS))
     return 16 * tokens + 4 * steps.rows * spec.vocab_size
 
 
 def table_bytes(steps: StepBounds) -> int:
-    """Of `runtime/batch.py`: pages of slots, and a step's numbers."""
+    """Return the bytes for `runtime/batch.py`: the slots' pages, and a step's numbers."""
     pages = steps.rows * (2 + steps.context // steps.page_size) * 4
     return pages + 64 * (steps.tokens + steps.rows) + MIB
 
 
 def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: Dtype) -> int:
-    """Transient device memory of the vision tower, in bytes: a pack of so many patches without a
-    graph, and its graphs.
+    """Return the vision tower's transient device bytes.
+
+    They cover a pack with `patches` patches without a graph, and its graphs.
     """
     if not spec.sees_images:
         return 0
@@ -185,22 +199,26 @@ def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: D
 
 
 def tower_buffer_bytes(spec: FamilySpec, encoder: EncoderConfig, dtype: Dtype) -> int:
-    """Of what the tower's graphs read and write: rows, their places, and embeddings."""
+    """Return the bytes that the tower's graphs read and write.
+
+    They hold rows, their places, and embeddings.
+    """
     read = spec.cuts.encoder_width * itemsize(dtype) + 16
     written = embedding_bytes_per_token(spec, dtype) // PATCHES_OF_TOKEN
     return largest(encoder) * (read + written)
 
 
 def largest(encoder: EncoderConfig) -> int:
-    """Patches of the tower's largest graph."""
+    """Return the patches in the tower's largest graph."""
     return max(encoder.graph_sizes, default=0)
 
 
 def least_embedding_bytes(
     caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
 ) -> int:
-    """Bytes that pages leave to embeddings by default: the largest image, or less if memory is
-    short.
+    """Return the bytes that pages leave to embeddings by default.
+
+    This is the largest image, or less if memory is short.
     """
     if not spec.sees_images or caches.embedding_cache_device_mb is not None:
         return 0
@@ -209,7 +227,7 @@ def least_embedding_bytes(
 
 
 def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
-    """Bytes of one token's embedding, deepstack levels included."""
+    """Return the bytes for one token's embedding, deepstack levels included."""
     return spec.embedding_width * itemsize(dtype)
 
 
@@ -218,8 +236,10 @@ def itemsize(dtype: Dtype) -> int:
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
-    """Transient memory of the largest block of scored prompt rows, in bytes: logits from the head
-    (and, of several ranks, gathered), in float32, their exponentials, and the comparison.
+    """Return the transient bytes for the largest block of scored prompt rows.
+
+    They hold logits from the head (and, with several ranks, gathered), in float32, their
+    exponentials, and the comparison.
     """
     rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
     return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)

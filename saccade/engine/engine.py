@@ -54,15 +54,15 @@ class FrontLink(Protocol):
 
     @property
     def over(self) -> bool:
-        """True if the front has gone."""
+        """Return True if the front has gone."""
         ...
 
     def take(self) -> Sequence[ToEngine]:
-        """The messages received so far."""
+        """Take the messages received so far."""
         ...
 
     def send(self, message: ToFront) -> None:
-        """Never waits."""
+        """Send a message without waiting."""
         ...
 
 
@@ -71,42 +71,42 @@ class Ranks(Protocol):
 
     @property
     def in_trouble(self) -> bool:
-        """True if the workers cannot go on."""
+        """Return True if the workers must give up."""
         ...
 
     @property
     def overdue(self) -> str:
-        """The reason why no step has ended in time; empty while all is well."""
+        """Return why a step is late, or an empty text while all is well."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Number of plans sent whose answers have not been taken."""
+        """Return how many sent plans still wait for `take`."""
         ...
 
     def send(self, plan: Plan) -> None:
-        """Send a plan, to run after earlier plans. Never waits."""
+        """Send a plan without waiting, to run after earlier plans."""
         ...
 
     def send_masks(self, masks: Masks) -> None:
-        """Send the masks of the oldest plan in flight. Never waits."""
+        """Send the masks for the oldest plan in flight, without waiting."""
         ...
 
     def take(self) -> Sequence[tuple[Plan, StepResult]]:
-        """The oldest answered plans in flight, in order, with their answers."""
+        """Take the oldest answered plans in flight, in order, with their answers."""
         ...
 
     def tick(self) -> None:
-        """To be called every `child.HEARTBEAT_SECONDS`."""
+        """Count a heartbeat. Call every `child.HEARTBEAT_SECONDS`."""
         ...
 
     async def explain(self) -> str:
-        """The workers' trouble, in words."""
+        """Describe the workers' trouble in words."""
         ...
 
 
 class Engine:
-    """Runs until told to stop.
+    """The engine loop. Runs until told to stop.
 
     `arrived` is set by front, workers and guides on news. `language`: None for a vision tower
     alone. `depth`: most plans in flight.
@@ -191,13 +191,11 @@ class Engine:
         return self._scheduler.idle and not (self._workers.in_flight or self._beside() or waits)
 
     def _beside(self) -> bool:
-        """True if some request is on its way to the scheduler."""
+        """Return True if some request is on its way to the scheduler."""
         return any(each.waiting for each in (self._language, self._probe) if each)
 
     def _leave_pause(self) -> None:
-        """Go on, if somebody wants it, but not before weights have changed that are about to, nor
-        while memory is given back.
-        """
+        """End a wanted pause, once weight changes are through and memory is back."""
         if self._changes.halts:
             return
         held, told = self._pause.leave()
@@ -207,7 +205,7 @@ class Engine:
             self._front.send(each)
 
     def _settled(self) -> bool:
-        """True if a pause has come to its end: nothing is computed, and nothing will be."""
+        """Return True if a pause has come to its end: all work is done, or frozen."""
         if self._workers.in_flight:
             return False
         return self._pause.keeps or (self._scheduler.idle and not self._beside())
@@ -282,7 +280,7 @@ class Engine:
 
     @property
     def _owners(self) -> tuple[LanguageHalf | StoreProbe | Intermission | None, ...]:
-        """Of requests that the scheduler does not know yet."""
+        """Return who holds requests before the scheduler does."""
         return self._language, self._probe, self._pause
 
     def _begin(self, request: Request) -> None:
@@ -290,7 +288,7 @@ class Engine:
             self._enter(request)
 
     def _begin_look(self, request: Request) -> bool:
-        """True if the request waits for a look at the shared folder of embeddings."""
+        """Look into the shared embedding folder. Returns True if the request waits for that."""
         if self._probe is None:
             return False
         embeddings = self._scheduler.embeddings
@@ -298,16 +296,14 @@ class Engine:
         return bool(absent) and self._probe.begin(request, absent)
 
     def _enter(self, request: Request) -> None:
-        """All is known that can be looked up."""
+        """Pass on a request whose look-ups are done."""
         if request.grammar and self._language is not None:
             self._language.begin(request)
         else:
             self._deltas += self._scheduler.add(request)
 
     def _plan(self) -> None:
-        """Send plans until as many are in flight as may be, or nothing can be done before something
-        arrives.
-        """
+        """Send plans until `depth` are in flight or no work is ready."""
         while self._workers.in_flight < self._depth:
             # Nobody's requests are there in a pause that is `empty`: what is planned are moves.
             frozen = self._pause.freezes and not self._pause.empty
@@ -336,7 +332,7 @@ class Engine:
             self._metrics.set("saccade_step_patches_largest", most)
 
     def _apply(self, plan: Plan, result: StepResult) -> None:
-        """Take in the answer to `plan`, the oldest in flight."""
+        """Apply the answer to `plan`, the oldest in flight."""
         if plan.adapt:
             self._unadapted = result.unfinished
             return

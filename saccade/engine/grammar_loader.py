@@ -1,7 +1,8 @@
 """Requests whose grammars are being prepared beside the loop.
 
-Owns the thread that reads the lexicon (while the workers load) and compiles grammars once more, the
-threads that make slow masks, and the requests that wait for their grammars. Knows nothing of plans.
+Owns two kinds of threads, and the requests that wait for their grammars. One thread reads the
+lexicon (while the workers load) and compiles grammars once more. Others make slow masks. Knows
+nothing of plans.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class GrammarLoader:
     """`begin` a request's guide; `take` it after a call of `wake`."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
-        """`wake`: may be called by any thread."""
+        """Prepare the threads. `wake`: may be called by any thread."""
         self._wake = wake
         self._matchers: Matchers | None = None
         self._beginner = ThreadPoolExecutor(1, "saccade-grammar")
@@ -34,8 +35,9 @@ class GrammarLoader:
         self._waiting: dict[str, tuple[Request, Future[GrammarState]]] = {}
 
     async def read(self, tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> None:
-        """Read the lexicon, which every grammar needs. Call once, before any request: a large
-        vocabulary holds the interpreter for half a second.
+        """Read the lexicon, which every grammar needs. Call once, before any request.
+
+        A large vocabulary holds the interpreter for half a second.
         """
 
         def work() -> Matchers | None:
@@ -51,24 +53,24 @@ class GrammarLoader:
 
     @property
     def waiting(self) -> bool:
-        """True if a request has yet to be taken."""
+        """Return True if a request has yet to be taken."""
         return bool(self._waiting)
 
     def begin(self, request: Request) -> None:
-        """Get the guide of a request's grammar ready."""
+        """Prepare the guide for a request's grammar."""
         future = self._beginner.submit(self._begin, request.grammar)
         self._waiting[request.id] = (request, future)
         future.add_done_callback(lambda _: self._wake())
 
     def drop(self, id: str) -> bool:
-        """Forget a request, whose grammar is not compiled any more. True if it was waiting."""
+        """Forget a request and stop compiling its grammar. Returns True if it was waiting."""
         waited = self._waiting.pop(id, None)
         if waited is not None:
             waited[1].cancel()
         return waited is not None
 
     def take(self) -> list[tuple[Request, GrammarState | RequestError]]:
-        """Requests whose guides are ready, or have failed: each once."""
+        """Take the requests whose guides are ready, or have failed, each once."""
         found: list[tuple[Request, GrammarState | RequestError]] = []
         for id, (request, future) in list(self._waiting.items()):
             if not future.done():

@@ -16,7 +16,7 @@ from saccade.sched.scheduler import GenerationScheduler
 
 
 class LanguageHalf:
-    """`scheduler` is the loop's own."""
+    """The language model's part of the engine. `scheduler` is the loop's own."""
 
     def __init__(self, scheduler: GenerationScheduler, guides: GrammarLoader) -> None:
         self._scheduler = scheduler
@@ -26,15 +26,15 @@ class LanguageHalf:
 
     @property
     def waiting(self) -> bool:
-        """Some request's grammar is being got ready."""
+        """Return True if some request's grammar is still in preparation."""
         return self._guides.waiting
 
     def begin(self, request: Request) -> None:
-        """Get the guide of a request's grammar ready; `add_guided` queues the request."""
+        """Prepare the guide for a request's grammar. `add_guided` queues the request."""
         self._guides.begin(request)
 
     def drop(self, id: str) -> bool:
-        """Forget a request whose grammar is not ready. False if it does not wait for one."""
+        """Forget a request that waits for its grammar. Returns True if it was waiting."""
         return self._guides.drop(id)
 
     def fail_all(self, error: str) -> list[Delta]:
@@ -55,11 +55,11 @@ class LanguageHalf:
     # ---- steps
 
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
-        """As `GenerationScheduler.take_masks`."""
+        """Take masks, as `GenerationScheduler.take_masks` does."""
         return self._scheduler.take_masks()
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
-        """As `GenerationScheduler.embedding_ready`."""
+        """Report an embedding, as `GenerationScheduler.embedding_ready` does."""
         return self._scheduler.embedding_ready(key)
 
     # ---- figures
@@ -86,7 +86,7 @@ class LanguageHalf:
         metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")
 
     def _measure_kept(self, metrics: Metrics) -> None:
-        """The same of what is kept beside the pool."""
+        """Copy the levels of what is kept beside the pool."""
         prefix = self._scheduler.prefix
         assert prefix is not None and prefix.kept is not None
         restored = self._scheduler.counts.restored_tokens

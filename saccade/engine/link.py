@@ -55,7 +55,7 @@ class EngineProcess:
         caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
         role: Role = "all",
     ) -> None:
-        """`tokenizer_json`: for grammars, as in `messages.TokenizerText`."""
+        """Prepare the start. `tokenizer_json`: for grammars, as in `messages.TokenizerText`."""
         self._vocabulary = TokenizerText(tokenizer_json)
         told = str(folder), model, engine, parallel, arena.fd, arena.size, caches, role
         self._boot = EngineBoot(*told)
@@ -66,7 +66,7 @@ class EngineProcess:
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self, told: Callable[[Loading], None]) -> Ready:
-        """Start the process and wait until the model is loaded; `told` hears how far that is.
+        """Start the process and wait until the model is loaded. `told` hears how far that is.
 
         Raises StartupError with the engine's reason.
         """
@@ -94,25 +94,25 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the engine. Only after `start`."""
+        """Return the engine's process id. Only after `start`."""
         assert self._child is not None
         return self._child.pid
 
     @property
     def stall(self) -> str:
-        """The reason why a living engine makes no progress; empty while it does."""
+        """Return why a living engine has stalled, or an empty text while it goes on."""
         if self._silence.seconds > SILENT_SECONDS:
             return f"the engine has not been heard of for {self._silence.seconds:.0f} s"
         return self._overdue
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; never blocks. Raises EngineUnavailable when the engine is dead."""
+        """Queue a message without blocking. Raises EngineUnavailable when the engine is dead."""
         if self._child is None or self._channel is None or self._channel.over:
             raise EngineUnavailable(self._reason)
         self._channel.send(message)
 
     async def receive(self) -> ToFront:
-        """The next message but signs of life.
+        """Wait for the next message, apart from signs of life.
 
         Raises EngineUnavailable once the engine is dead and everything it sent has been read.
         """
@@ -129,7 +129,7 @@ class EngineProcess:
         return message
 
     async def stop(self, grace: float) -> None:
-        """Let the engine finish running work within `grace` seconds; then end it."""
+        """Let the engine finish running work within `grace` seconds, then end it."""
         if self._child is None or self._channel is None:
             return
         if self._ticking is not None:

@@ -15,7 +15,10 @@ from saccade.ipc.messages import Altered
 
 
 class Intermission:
-    """`state`: as above. `keeps`: requests in flight go on after it."""
+    """A pause's state, and the requests that wait.
+
+    `state`: as above. `keeps`: requests in flight go on after it.
+    """
 
     def __init__(self) -> None:
         self.state: Literal["running", "ending", "paused"] = "running"
@@ -26,32 +29,32 @@ class Intermission:
 
     @property
     def holds(self) -> bool:
-        """True if new requests wait."""
+        """Return True if new requests wait."""
         return self.state != "running"
 
     @property
     def freezes(self) -> bool:
-        """True if no step of a request is planned."""
+        """Return True if all requests' steps stay unplanned."""
         return self.state == "paused" or (self.holds and self.keeps)
 
     @property
     def waiting(self) -> bool:
-        """True if some request waits."""
+        """Return True if some request waits."""
         return bool(self._held)
 
     @property
     def empty(self) -> bool:
-        """True if paused with no request alive that was computed for."""
+        """Return True if paused, with every request that was in flight done."""
         return self.state == "paused" and not self.keeps
 
     def begin(self, id: int, keeps: bool) -> None:
-        """Answered by `settle`. A pause that is there stays as it is."""
+        """Begin a pause, which `settle` answers. A pause under way stays as it is."""
         self._asked.append(id)
         if self.state == "running":
             self.state, self.keeps = "ending", keeps
 
     def settle(self, idle: bool) -> list[Altered]:
-        """What to tell those that asked, once nothing is left to do."""
+        """Return what to tell those that asked, once all work is done."""
         if not (self._asked and idle):
             return []
         self.state = "paused"
@@ -59,12 +62,13 @@ class Intermission:
         return told
 
     def end(self, id: int) -> None:
-        """Answered by `leave`."""
+        """Ask for the pause's end, which `leave` answers."""
         self._ending.append(id)
 
     def leave(self) -> tuple[list[Request], list[Altered]]:
-        """End the pause, if anybody has asked for it: the requests that have waited, and what to
-        tell those that asked.
+        """End the pause, if anybody has asked for it.
+
+        Returns the requests that have waited, and what to tell those that asked.
         """
         if not self._ending:
             return [], []
@@ -77,7 +81,7 @@ class Intermission:
         self._held[request.id] = request
 
     def drop(self, id: str) -> bool:
-        """Forget a request. False if it does not wait here."""
+        """Forget a request. Returns True if it was waiting here."""
         return self._held.pop(id, None) is not None
 
     def fail_all(self, error: str) -> list[Delta]:

@@ -70,13 +70,13 @@ FLUSH_SECONDS = 2.0
 
 
 def main() -> int:
-    """Exit status 0 after an orderly stop, 1 otherwise."""
+    """Run the engine. Returns exit status 0 after an orderly stop, 1 otherwise."""
     boot, parent = enter(EngineBoot)
     return uvloop.run(run(boot, parent))
 
 
 async def run(boot: EngineBoot, parent: ParentLink) -> int:
-    """Serve; on failure, tell the front why. Returns the exit status."""
+    """Serve. On failure, tell the front why. Returns the exit status."""
     arrived = asyncio.Event()
     front = await AsyncChannel.open(parent.socket, ENGINE_END, arrived)
     metrics = Metrics()
@@ -106,9 +106,9 @@ async def serve(
     arrived: asyncio.Event,
     metrics: Metrics,
 ) -> None:
-    """Load the model on all ranks; tell the front what was decided; run until told to stop.
+    """Load the model on all ranks, tell the front what was decided, and run until told to stop.
 
-    Raises StartupError, WorkersLost.
+    Raises StartupError or WorkersLost.
     """
     with readable(boot.folder):
         spec = load_spec(Path(boot.folder), boot.model.family_option)
@@ -163,8 +163,9 @@ async def serve(
 
 
 def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
-    """The load order for every rank, for workers that see `devices` CUDA devices. Raises
-    ConfigError.
+    """Return the load order for every rank, for workers that see `devices` CUDA devices.
+
+    Raises ConfigError.
     """
     device = pick_device(boot.model.device, devices, boot.parallel.ranks)
     parallel = resolve_parallel(boot.parallel, spec, device)
@@ -197,11 +198,11 @@ def build_scheduler(
     exact: bool = False,
     paced: bool = True,
 ) -> GenerationScheduler:
-    """The deciding half of the engine: page pool, caches, scheduler.
+    """Build the deciding half of the engine: page pool, caches, scheduler.
 
     `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
-    `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `exact`: as
-    `SchedulerLimits.exact_rows`. `paced`: the tower's budget follows pauses, on an accelerator.
+    `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `exact`: as `SchedulerLimits.exact_rows`.
+    `paced`: the tower's budget follows pauses, on an accelerator.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = limits_of(config, spec, arena_bytes)
@@ -222,7 +223,10 @@ def build_scheduler(
 
 
 def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -> PageIdentity:
-    """The identity of this server's KV pages. weights: a digest of the checkpoint's files."""
+    """Return the identity of this server's KV pages.
+
+    weights: a digest over the checkpoint's files.
+    """
     quantised = load.quantization, load.quantization_tower
     computed = load.device, load.dtype, load.format, *quantised, load.family_option
     size = load.parallel.size
@@ -242,7 +246,7 @@ def build_kept(
     found: Iterable[tuple[bytes, int]],
     pinned_share: float,
 ) -> KeptPages:
-    """The book of the KV pages beside the pool."""
+    """Build the book for KV pages beside the pool."""
     pages = config.kv.pages
     each = spec.kv_spec(pages.ranks).keeping(config.kv.dtype)
     page_bytes = config.page_size * each.token_bytes(config.dtype) * pages.ranks
@@ -264,7 +268,7 @@ def build_encode_scheduler(
     saved: Iterable[tuple[ImageKey, int]],
     arena_bytes: int,
 ) -> EncodeScheduler:
-    """The deciding half of an engine with a vision tower alone."""
+    """Build the deciding half of an engine with a vision tower alone."""
     limits = limits_of(config, spec, arena_bytes)
     return EncodeScheduler(limits, build_embeddings(config, spec, saved))
 
@@ -272,8 +276,10 @@ def build_encode_scheduler(
 def draft_tokens(
     options: EngineOptions, config: EngineConfig, spec: FamilySpec, *, exact: bool
 ) -> tuple[int, str]:
-    """`DraftLimits.tokens`, 0 where a guess could change an answer; and the reason for 0,
-    in words. A state that has seen a wrong guess cannot forget it: one from before is needed.
+    """Return `DraftLimits.tokens`, 0 where drafting could change an answer, and the reason for 0.
+
+    The reason is in words. A state that has seen a rejected draft token keeps its trace, so a state
+    from before is needed.
     """
     why = ""
     if options.speculative == "off":
@@ -290,7 +296,7 @@ def draft_tokens(
 
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:
-    """The bounds of the scheduler."""
+    """Return the scheduler's bounds."""
     given = (
         embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
     )
@@ -319,7 +325,7 @@ def build_embeddings(
     saved: Iterable[tuple[ImageKey, int]],
     pinned_share: float = 0.0,
 ) -> EmbeddingCache:
-    """The embedding cache, with the `saved` embeddings on disk."""
+    """Build the embedding cache, with the `saved` embeddings on disk."""
     pins: PinBook[ImageKey] = PinBook(int(pinned_share * config.embeddings.device_bytes))
     row = embedding_bytes_per_token(spec, config.dtype)
     return EmbeddingCache(config.embeddings, row, saved, pins=pins)

@@ -32,7 +32,7 @@ than it saves.
 def pick_device(
     wanted: Literal["auto", "cpu", "cuda"], devices: int, ranks: int
 ) -> Literal["cpu", "cuda"]:
-    """The device, for workers that see `devices` CUDA devices.
+    """Return the device, for workers that see `devices` CUDA devices.
 
     Raises ConfigError if cuda is asked for but missing, or has too few devices for the ranks.
     """
@@ -59,7 +59,7 @@ def pick_device(
 
 
 def _what_lacks(torch: str) -> str:
-    """Return why a `torch` of that version sees no GPU, and what to install."""
+    """Return why this `torch` version sees no GPU, and what to install."""
     for_cpus = torch.endswith("+cpu")
     if not NVIDIA.exists():
         also = ", and a CUDA build of torch" if for_cpus else ""
@@ -69,7 +69,9 @@ def _what_lacks(torch: str) -> str:
 
 
 def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
-    """The hardware of each rank: its own device, with the least free memory of all, or its part of
+    """Return each rank's hardware.
+
+    On GPUs this is its own device, with the least free memory among all. On CPUs it is its part of
     the machine.
     """
     free = min(each.free_bytes for each in ranks)
@@ -82,7 +84,7 @@ def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
 def resolve_parallel(
     options: ParallelOptions, spec: FamilySpec, device: Literal["cpu", "cuda"]
 ) -> ParallelConfig:
-    """Decide the division of the model.
+    """Decide how to divide the model.
 
     Raises ConfigError, with the sizes that work, for an impossible division.
     """

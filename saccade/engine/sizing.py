@@ -128,8 +128,9 @@ FEWEST_SNAPSHOTS = 2
 
 
 def pick_dtype(wanted: str, checkpoint: str) -> Dtype:
-    """The dtype asked for, else the checkpoint's own; bfloat16 where that is none the engine
-    computes in.
+    """Return the dtype asked for, else the checkpoint's own.
+
+    It is bfloat16 where the engine lacks that one.
     """
     known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
     return known.get(checkpoint if wanted == "auto" else wanted, "bfloat16")
@@ -144,8 +145,9 @@ def resolve(
     ranks: int = 1,
     caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
 ) -> EngineConfig:
-    """Decide every open option. `dtype`: of the loaded weights; `hardware`: of one of `ranks`
-    ranks.
+    """Decide every open option.
+
+    `dtype`: the loaded weights'. `hardware`: what one of `ranks` ranks has.
 
     Raises ConfigError for an impossible setting.
     """
@@ -211,8 +213,9 @@ def resolve_tower(
     hardware: Hardware,
     caches: CacheOptions,
 ) -> EngineConfig:
-    """As `resolve`, for a server that only encodes: no pages, and no rows that the tower would have
-    to leave time to.
+    """Decide as `resolve` does, for a server that only encodes.
+
+    It omits pages, and rows that the tower would have to leave time to.
     """
     cuda = hardware.device == "cuda"
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
@@ -236,7 +239,7 @@ def resolve_tower(
 
 
 def pick_context(model: ModelOptions, spec: FamilySpec) -> int:
-    """Tokens. Raises ConfigError for more than the model was made for."""
+    """Return the context in tokens. Raises ConfigError for more than the model was made for."""
     context = model.context_length or spec.context_length
     if context > spec.context_length:
         raise ConfigError(
@@ -247,7 +250,10 @@ def pick_context(model: ModelOptions, spec: FamilySpec) -> int:
 
 
 def pick_chunk(engine: EngineOptions, spec: FamilySpec, *, cuda: bool) -> int:
-    """Tokens of a step. Raises ConfigError for fewer than an image that is not cut has."""
+    """Return a step's tokens. Raises ConfigError if a whole image would exceed them.
+
+    This concerns models whose images stay uncut.
+    """
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
     if spec.kv_spec().whole_images and chunk < (least := spec.largest_image.tokens):
         raise ConfigError(
@@ -258,8 +264,9 @@ def pick_chunk(engine: EngineOptions, spec: FamilySpec, *, cuda: bool) -> int:
 
 
 def memory_budget(hardware: Hardware, fraction: float) -> int:
-    """Bytes for pages and states. A GPU is the engine's alone; of a CPU's memory only what is free
-    is ours to count on.
+    """Return the bytes for pages and states.
+
+    A GPU is the engine's alone. On a CPU only free memory is ours to count on.
     """
     most = int(fraction * hardware.free_bytes)
     if hardware.device == "cuda":
@@ -269,7 +276,10 @@ def memory_budget(hardware: Hardware, fraction: float) -> int:
 
 
 def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cuda: bool) -> int:
-    """Most running sequences, each with `state_bytes` of the budget. Raises ConfigError."""
+    """Return the most running sequences, each with `state_bytes` in the budget.
+
+    Raises ConfigError.
+    """
     wanted = engine.max_running_requests
     if wanted is not None and wanted * state_bytes > budget:
         raise ConfigError(
@@ -283,10 +293,11 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
 
 
 def count_between(engine: EngineOptions, state_bytes: int, left: int, *, cuda: bool) -> int:
-    """Lines of the state memory for the states between guesses: enough for as many as two plans in
-    flight may have of a sequence each. None on a GPU, where rows are computed side by side, and
-    none unless asked for: to keep a state costs more than most guesses save (LOG.md). `left`: bytes
-    that running sequences' states leave.
+    """Return the lines in the state memory for the states between draft tokens.
+
+    They suffice for what two plans in flight may have for a sequence each. They are 0 on a GPU,
+    where rows are computed side by side. They are also 0 unless asked for, because keeping a state
+    costs more than most drafts save (LOG.md). `left`: bytes that running sequences' states leave.
     """
     if cuda or not state_bytes or engine.speculative != "always":
         return 0
@@ -305,9 +316,10 @@ def resolve_snapshots(
     *,
     cuda: bool,
 ) -> SnapshotConfig:
-    """The number of snapshots for the prefix cache, and the tokens between two snapshots of a long
-    prompt: as many as take the memory of a snapshot. `budget`: bytes for states and pages;
-    `enough`: tokens for which pages are of use.
+    """Return the snapshots for the prefix cache, and how they space out over a long prompt.
+
+    Two snapshots lie as many tokens apart as take one snapshot's memory. `budget`: bytes for states
+    and pages. `enough`: tokens for which pages are useful.
     """
     state_bytes = kept.state_bytes(dtype)
     if not state_bytes:
@@ -333,8 +345,9 @@ def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigErro
 
 
 def resolve_kv(model: ModelOptions, hardware: Hardware, spec: FamilySpec) -> KVConfig:
-    """The storage of keys and values; the checkpoint's scales are known later. Raises
-    ConfigError.
+    """Return the storage for keys and values. The checkpoint's scales are known later.
+
+    Raises ConfigError.
     """
     if model.kv_cache_dtype == "fp8_e4m3" and not hardware.has_fp8:
         raise ConfigError(
@@ -357,7 +370,7 @@ def resolve_step_graphs(
     dtype: Dtype,
     hardware: Hardware,
 ) -> StepGraphSizes:
-    """The sizes of the language model's CUDA graphs. Raises ConfigError."""
+    """Return the language model's CUDA graph sizes. Raises ConfigError."""
     cuda = hardware.device == "cuda"
     most, tokens = engine.cuda_graph_max_bs, engine.piecewise_graph_tokens
     if engine.disable_cuda_graph or not cuda:
@@ -383,14 +396,14 @@ def resolve_step_graphs(
 
 
 def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> StepGraphSizes:
-    """As many of the graphs with prompts as fit into `most` bytes beside the other graphs."""
+    """Keep the graphs with prompts that fit into `most` bytes beside the other graphs."""
     while sizes.mixed_tokens and step_graph_bytes(sizes, spec, dtype) > most:
         sizes = replace(sizes, mixed_tokens=sizes.mixed_tokens[:-1])
     return sizes
 
 
 def page_copy_bytes(hardware: Hardware, caches: CacheOptions) -> int:
-    """Of the device, for KV on its way to host memory and back."""
+    """Return the device bytes for KV on its way to host memory and back."""
     used = hardware.device == "cuda" and (hardware.host_free_bytes or caches.kv_cache_host_mb)
     return PAGE_PIECE_BYTES * (PAGE_PIECES + 2) if used else 0
 
@@ -400,7 +413,7 @@ HOST_KV_PART = 10
 
 
 def pick_host_bytes(hardware: Hardware, ranks: int = 1) -> int:
-    """Of a rank's host tier, unless told."""
+    """Return the bytes for a rank's host tier, the default without an option."""
     return min(hardware.host_free_bytes // 4, MOST_HOST_BYTES // ranks)
 
 
@@ -409,9 +422,10 @@ def pick_encode_patches(engine: EngineOptions, *, cuda: bool) -> int:
 
 
 def tower_budget(spec: FamilySpec, steps: int) -> int:
-    """Patch-blocks of the vision tower in a step that shares cores or multiprocessors with the
-    language model: one part in `steps` of a large image, so that no step is much longer than
-    others. 0 without a tower.
+    """Return the patch-blocks per step for a vision tower beside the language model.
+
+    The two share cores or multiprocessors. A step takes one part in `steps` of a large image, so
+    that steps stay about equally long. 0 without a tower.
     """
     if not spec.sees_images:
         return 0
@@ -422,8 +436,9 @@ def tower_budget(spec: FamilySpec, steps: int) -> int:
 def pick_tower_attention(
     wanted: Literal["auto", EncoderAttention], arch: int, *, cuda: bool, half: bool
 ) -> EncoderAttention:
-    """The wanted attention, or for auto that of `TOWER_ATTENTION`. Raises ConfigError for an
-    attention that cannot run.
+    """Return the wanted attention, or for auto that in `TOWER_ATTENTION`.
+
+    Raises ConfigError for an attention that is unable to run.
     """
     if wanted == "auto":
         if not cuda:
@@ -457,10 +472,12 @@ def resolve_encoder(
     arch: int = 0,
     beside: bool = False,
 ) -> EncoderConfig:
-    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits. `beside`: there
-    are rows that the tower must leave time to. A model without a vision tower has no graphs of it.
+    """Decide the vision tower's settings. Models without a tower get no graphs for it.
 
-    Raises ConfigError where a setting cannot work.
+    `cuda`: the device is a GPU with this `arch`. `half`: the dtype has 16 bits. `beside`: there are
+    rows that the tower must leave time to.
+
+    Raises ConfigError for an unworkable setting.
     """
     attention = pick_tower_attention(engine.mm_attention_backend, arch, cuda=cuda, half=half)
     if attention == "cudnn" and engine.disable_cuda_graph:
@@ -498,11 +515,12 @@ def resolve_encoder(
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
-    """Bytes of the pixel arena, the least possible for a model without images. Raises ConfigError
-    if the model's largest image, as uint8 RGB, would not fit.
+    """Return the pixel arena's bytes, the least possible for a model without images.
 
-    `max_image_pixels` does not lower this need: it bounds received images, and a request's
-    `min_pixels` enlarges an image up to the model's bound.
+    Raises ConfigError if the model's largest image, as uint8 RGB, exceeds it.
+
+    The need stays the same whatever `max_image_pixels` is, because that bounds received images, and
+    a request's `min_pixels` enlarges an image up to the model's bound.
     """
     if not spec.sees_images:
         return mmap.PAGESIZE
@@ -524,8 +542,10 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
 def resolve_embeddings(
     caches: CacheOptions, spec: FamilySpec, dtype: Dtype, left: int, host_bytes: int
 ) -> EmbeddingBudgets:
-    """`left`: bytes of the device that nothing else has claimed. `host_bytes`: of the host tier,
-    unless told. Nothing for a model that sees no images.
+    """Decide the bytes for embeddings in each tier, 0 for a model without vision.
+
+    `left`: device bytes that are still unclaimed. `host_bytes`: the host tier's, unless an option
+    sets them.
 
     Raises ConfigError.
     """
@@ -547,8 +567,10 @@ def resolve_embeddings(
 
 
 def resolve_pages(caches: CacheOptions, ranks: int, host_bytes: int) -> PageTierConfig:
-    """Where KV pages go that leave the pool; whose they are is known once the model was read.
-    `host_bytes`: of a rank's host memory, unless told. Raises ConfigError.
+    """Decide where KV pages go that leave the pool.
+
+    Their identity is known once the model was read. `host_bytes`: from a rank's host memory, unless
+    an option sets them. Raises ConfigError.
     """
     name, limit_mb = caches.kv_cache_dir, caches.kv_cache_disk_mb
     if caches.kv_cache_host_mb is not None:
@@ -562,8 +584,9 @@ def resolve_pages(caches: CacheOptions, ranks: int, host_bytes: int) -> PageTier
 def _disk_budget(
     option: str, name: str, limit_mb: int | None, count: Callable[[Path], int]
 ) -> tuple[int, str]:
-    """Bytes for what `option` keeps in a folder, and the folder. `count`: what is there already.
-    Raises ConfigError.
+    """Return the bytes for what `option` keeps in a folder, and the folder.
+
+    `count`: measures what is there already. Raises ConfigError.
     """
     folder = Path(name).expanduser().absolute()
     try:
@@ -581,7 +604,8 @@ def _disk_budget(
 def kv_page_bytes(
     spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1, *, kept: KVDtype = "auto"
 ) -> int:
-    """Bytes of one KV page over all layers, on each of `ranks` ranks. `dtype`: the network's;
-    `kept`: as `KVConfig.dtype`.
+    """Return the bytes in one KV page over all layers, on each of `ranks` ranks.
+
+    `dtype`: the network's. `kept`: as `KVConfig.dtype`.
     """
     return page_size * spec.kv_spec(ranks).keeping(kept).token_bytes(dtype)

@@ -21,9 +21,11 @@ from saccade.engine.sizing import kv_page_bytes
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """The loaded model, for people. `options`: the family's own. `quantised`: the 8-bit matrices;
-    empty for none. `saved`: embeddings found on disk. `drafts`: guesses of a sequence in a step;
-    `unguessed`: the reason for none.
+    """Facts about the loaded model, for people.
+
+    `options`: the family's own. `quantised`: the 8-bit matrices; empty if all are wider. `saved`:
+    embeddings found on disk. `drafts`: a sequence's draft tokens in a step. `unguessed`: why
+    drafting is off.
     """
 
     options: tuple[str, ...]
@@ -40,7 +42,7 @@ def describe(
     hardware: Hardware,
     facts: LoadFacts,
 ) -> tuple[tuple[str, str], ...]:
-    """The engine's decisions, for people: (name, value)."""
+    """Return the engine's decisions, for people: (name, value)."""
     page_bytes = kv_page_bytes(
         spec, config.page_size, config.dtype, parallel.size, kept=config.kv.dtype
     )
@@ -80,7 +82,7 @@ def _describe_tower(config: EngineConfig, spec: FamilySpec) -> str:
 def _describe_images(
     config: EngineConfig, spec: FamilySpec, saved: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """The lines about images, left out for a model without a vision tower."""
+    """Return the lines about images, left out for a model without a vision tower."""
     bounds = spec.pixel_bounds
     return (
         ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
@@ -102,7 +104,7 @@ def _describe_experts(parallel: ParallelConfig, experts: int) -> str:
 def _describe_language(
     config: EngineConfig, kv: str, state_bytes: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """The lines about language, left out for a server that only encodes."""
+    """Return the lines about language, left out for a server that only encodes."""
     return (
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv),
@@ -134,13 +136,13 @@ def _describe_guesses(
 
 
 def _describe_sight(kept: KVSpec, config: EngineConfig) -> str:
-    """What is not just causal."""
+    """Describe what is more than causal."""
     slower = "; steps where that matters by PyTorch" if config.kv.attention == "x86" else ""
     return ", ".join(kept.sight) + slower
 
 
 def _describe_kept(pages: PageTierConfig) -> str:
-    """Where KV goes that leaves the cache."""
+    """Describe where KV goes that leaves the cache."""
     host = f"{pages.host_bytes / MIB:.0f} MiB of host memory" if pages.host_bytes else ""
     each = " per rank" if host and pages.ranks > 1 else ""
     disk = f"{pages.disk_bytes / MIB:.0f} MiB in {pages.folder}" if pages.folder else ""
@@ -148,7 +150,7 @@ def _describe_kept(pages: PageTierConfig) -> str:
 
 
 def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
-    """The front's decisions about received images, for people: (name, value)."""
+    """Return the front's decisions about received images, for people: (name, value)."""
     return (
         (
             "sent images",
@@ -199,7 +201,7 @@ def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
 
 
 def _count(number: int, thing: str) -> str:
-    """1 patch, 2 patches."""
+    """Return a count with its noun: 1 patch, 2 patches."""
     return (
         f"{number} {thing}"
         if number == 1

@@ -1,7 +1,7 @@
 """Lookups of embeddings in the folder shared with other servers: beside the loop, when a request
 comes, so that images encoded elsewhere are read instead of encoded.
 
-Owns the requests that wait for a lookup, for a moment at most: an unresponsive folder is left alone
+Owns the requests that wait for a lookup, for a moment at most. An unresponsive folder is left alone
 for a while, and its embeddings count as missing. Reads no file: the worker does, and encodes the
 image if the file has gone. Knows nothing of plans.
 """
@@ -44,7 +44,7 @@ class StoreProbe:
     """
 
     def __init__(self, folder: str, wake: Callable[[], object]) -> None:
-        """`wake` is called by the loop."""
+        """Prepare lookups in `folder`. `wake` is called by the loop."""
         self._folder = Path(folder)
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, "saccade-store")
@@ -53,11 +53,11 @@ class StoreProbe:
 
     @property
     def waiting(self) -> bool:
-        """True if a request has yet to be taken."""
+        """Return True if a request has yet to be taken."""
         return bool(self._waiting)
 
     def begin(self, request: Request, images: Sequence[Image]) -> bool:
-        """Look for the embeddings of `images`. False: not now, the folder does not answer."""
+        """Look for the embeddings of `images`. Returns False while the folder is unresponsive."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._away_until:
             return False
@@ -68,14 +68,14 @@ class StoreProbe:
         return True
 
     def drop(self, id: str) -> bool:
-        """Forget a request. True if it was waiting."""
+        """Forget a request. Returns True if it was waiting."""
         waited = self._waiting.pop(id, None)
         if waited is not None:
             waited.look.cancel()
         return waited is not None
 
     def take(self) -> list[tuple[Request, Sight]]:
-        """Requests that go on, in order of arrival: each once."""
+        """Take the requests that go on, in order of arrival, each once."""
         found: list[tuple[Request, Sight]] = []
         now = asyncio.get_running_loop().time()
         for id, waited in list(self._waiting.items()):

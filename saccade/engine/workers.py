@@ -1,8 +1,8 @@
-"""All workers, for the engine: starts one process per rank, all in the same way, sends every plan
-to all, takes the answers of rank 0, and reports when and why the workers cannot go on.
+"""All workers, for the engine: one process per rank, all started in the same way.
 
-Sending never waits for a worker. Owns the processes and their known state; knows nothing of plans
-but their amount of work.
+Sends every plan to all, takes the answers of rank 0, and reports when and why the workers cannot go
+on. Sending never waits for a worker. Owns the processes and their known state; knows nothing of
+plans but their amount of work.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Answer = TypeVar("Answer")
 
 
 class WorkersLost(Exception):
-    """The workers cannot go on; the message names the first to fail, and how."""
+    """The workers must give up. The message names the first to fail, and how."""
 
 
 class _Rank:
@@ -72,8 +72,9 @@ class _Rank:
         self.silence = Silence()
 
     def read(self, metrics: Metrics) -> list[FromWorker]:
-        """The worker's messages, except for signs of life, figures and the reason of its end, which
-        are recorded.
+        """Take the worker's messages.
+
+        Signs of life, figures and the reason for its end are recorded instead.
         """
         answers: list[FromWorker] = []
         for message in self.channel.take():
@@ -98,7 +99,7 @@ class _Rank:
         return self.channel.over or self.error is not None or self.silent
 
     def explain(self) -> tuple[int, str]:
-        """(certainty that this worker failed first, 0 the highest; the reason)."""
+        """Return (certainty that this worker failed first, 0 the highest; the reason)."""
         status = self.child.status
         if status is not None and status < 0:
             return 0, f"{self.name} {self.child.ending}"
@@ -113,7 +114,7 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Pace:
-    """The pace of steps: seconds per token and patch, the slowest so far; 0 before the first."""
+    """How fast steps are: seconds per token and patch, the slowest so far; 0 before the first."""
 
     slowest: float = 0.0
 
@@ -123,14 +124,15 @@ class _Pace:
             self.slowest = max(self.slowest, seconds / units)
 
     def allowed(self, plan: Plan) -> float | None:
-        """Most seconds for the plan; None if the pace of such plans is unknown."""
+        """Return the most seconds for the plan, or None if the pace of such plans is unknown."""
         units = plan.num_tokens + plan.patches
         known = self.slowest and plan.change is None
         return SLOWER * self.slowest * units if known else None
 
 
 class Workers:
-    """`size` processes. `start`, `load`, `begin`, then `send` and `take`; `close` or `kill`.
+    """A group of `size` processes. `start`, `load`, `begin`, then `send` and `take`; `close` or
+    `kill`.
 
     `arrived` is set whenever there is something to take, or trouble to see.
     """
@@ -142,7 +144,7 @@ class Workers:
         metrics: Metrics,
         told: Callable[[Loading], None] = lambda _: None,
     ) -> None:
-        """`told` hears how far loading is."""
+        """Prepare the start. `told` hears how far loading is."""
         self.size = size
         self._told = told
         self._arrived = arrived
@@ -156,8 +158,9 @@ class Workers:
     # ---- life
 
     async def start(self, arena_fd: int, arena_bytes: int) -> int:
-        """Start every process; returns the number of CUDA devices that the workers see. Raises
-        WorkersLost.
+        """Start every process. Returns the number of CUDA devices that the workers see.
+
+        Raises WorkersLost.
         """
         group_fd = os.memfd_create("saccade-ranks", os.MFD_CLOEXEC)
         for rank in range(self.size):
@@ -171,15 +174,16 @@ class Workers:
         return min(found.cuda_devices for found in await self._answers(Found))
 
     async def load(self, load: Load) -> list[Loaded]:
-        """Load a slice on every rank; returns each rank's remaining memory and facts. Raises
-        WorkersLost.
+        """Load a slice on every rank. Returns each rank's remaining memory and facts.
+
+        Raises WorkersLost.
         """
         self._step_timeout = load.parallel.step_timeout
         self._write(load)
         return await self._answers(Loaded)
 
     async def begin(self, config: EngineConfig) -> Begun:
-        """Allocate every rank's memory; returns the embeddings that the first finds on disk.
+        """Allocate every rank's memory. Returns the embeddings that the first finds on disk.
 
         Raises WorkersLost.
         """
@@ -187,7 +191,7 @@ class Workers:
         return (await self._answers(Begun))[0]
 
     async def close(self) -> None:
-        """End the processes in order, and whichever does not follow."""
+        """End the processes in order, and kill those that stay."""
         self._write(Finish())
         await asyncio.gather(*(rank.child.end(FINISH_SECONDS) for rank in self._ranks))
 
@@ -205,17 +209,18 @@ class Workers:
         self._write(plan)
 
     def send_masks(self, masks: Masks) -> None:
-        """Send the masks of the oldest plan in flight to the sampling rank."""
+        """Send the masks for the oldest plan in flight to the sampling rank."""
         self._ranks[0].channel.send(masks)
 
     @property
     def in_flight(self) -> int:
-        """Number of plans sent whose answers have not been taken."""
+        """Return how many sent plans still wait for `take`."""
         return len(self._flight)
 
     def take(self) -> list[tuple[Plan, StepResult]]:
-        """The oldest answered plans in flight, in order, with their answers. Raises AssertionError
-        for an answer to another plan.
+        """Take the oldest answered plans in flight, in order, with their answers.
+
+        Raises AssertionError for an answer to another plan.
         """
         answered = []
         for answer in self._ranks[0].read(self._metrics):
@@ -232,17 +237,17 @@ class Workers:
     # ---- trouble
 
     def tick(self) -> None:
-        """To be called every `child.HEARTBEAT_SECONDS`."""
+        """Count a heartbeat. Call every `child.HEARTBEAT_SECONDS`."""
         for rank in self._ranks:
             rank.silence.tick()
 
     @property
     def in_trouble(self) -> bool:
-        """True if the workers cannot go on, for a reason that `explain` gives."""
+        """Return True if the workers must give up, for a reason that `explain` gives."""
         return self._timed_out or any(rank.in_trouble for rank in self._ranks)
 
     async def explain(self) -> str:
-        """The worker that failed first, and how."""
+        """Describe which worker failed first, and how."""
         if not any(rank.in_trouble for rank in self._ranks):
             ranks = f" on {self.size} ranks" if self.size > 1 else ""
             limit = f"{self._step_timeout:g} s{ranks} (--tune step_timeout)"
@@ -255,7 +260,7 @@ class Workers:
 
     @property
     def overdue(self) -> str:
-        """The reason why no step has ended in time; empty while all is well."""
+        """Return why a step is late, or an empty text while all is well."""
         if not self._flight:
             return ""
         plan, passed = self._flight[0], time.monotonic() - self._since
@@ -274,7 +279,7 @@ class Workers:
             rank.channel.write(frame)
 
     async def _answers(self, kind: type[Answer]) -> list[Answer]:
-        """An answer of type `kind` from each rank."""
+        """Wait for an answer of type `kind` from each rank."""
         answers: dict[int, Answer] = {}
         while len(answers) < self.size:
             self._arrived.clear()

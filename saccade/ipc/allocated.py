@@ -30,15 +30,16 @@ _mallinfo = _find()
 
 
 def trim() -> None:
-    """Give the system what was freed between other allocations; nothing without glibc."""
+    """Give the system what was freed between other allocations. Does nothing without glibc."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 def allocated_bytes() -> int:
-    """Bytes in use of all of malloc's arenas and mappings; 0 where the C library does not say (it
-    is not glibc of 2.33 or later). Takes microseconds.
+    """Return the bytes in use in all of malloc's arenas and mappings. Takes microseconds.
+
+    Returns 0 unless the C library reports it (glibc from 2.33 on).
     """
     if _mallinfo is None:
         return 0

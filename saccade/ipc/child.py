@@ -1,8 +1,8 @@
 """Child processes: the only way to start one, talk to it, learn of its death and end it.
 
 A child is a module, run in a session of its own. It inherits one end of a socket pair, a pipe for
-its last words, and the descriptors named by its boot message, so nothing has a name in any folder.
-Messages are frames: length, kind, msgpack fields; the kind is the index of the message's type in a
+its last words, and the descriptors named by its boot message. So nothing has a name in any folder.
+Messages are frames: length, kind, msgpack fields. The kind is the index of the message's type in a
 list shared by both ends. The kernel kills a child whose parent is gone, and a pidfd reports a
 child's end to the parent at once. Knows nothing of the content of messages.
 """
@@ -49,7 +49,7 @@ class Disconnected(Exception):
 
 
 class Codec(Generic[Sent, Received]):
-    """The message types of one end, sent and received. Each argument is a dataclass or a union of
+    """One end's message types, sent and received. Each argument is a dataclass or a union of
     dataclasses.
     """
 
@@ -60,7 +60,7 @@ class Codec(Generic[Sent, Received]):
         ]
 
     def encode(self, message: Sent) -> bytes:
-        """The frame of a message."""
+        """Return a message's frame."""
         body = _ENCODER.encode(message)
         return _HEADER.pack(len(body), self._kinds[type(message)]) + body
 
@@ -70,17 +70,18 @@ class Codec(Generic[Sent, Received]):
 
 
 class Frames(Generic[Sent, Received]):
-    """Received part of a stream of frames, cut anywhere."""
+    """The received part of a frame stream, cut anywhere."""
 
     def __init__(self, codec: Codec[Sent, Received], longest: int | None = None) -> None:
-        """`longest`: bytes that a message may have, where the other end is not to be trusted."""
+        """Set `longest`, the bytes that a message may have, where the other end is untrusted."""
         self._codec = codec
         self._longest = longest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Received]:
-        """The messages that are complete now. Raises ValueError for a frame that is too long, and
-        the errors of decoding.
+        """Return the messages that are complete now.
+
+        Raises ValueError for a frame that is too long, and decoding errors.
         """
         buffer = self._buffer
         buffer += data
@@ -110,7 +111,7 @@ class Channel(Generic[Sent, Received]):
         self._poll.register(connection, POLLIN)
 
     def send(self, message: Sent) -> None:
-        """Send a message; returns once the kernel has all of it. Raises Disconnected."""
+        """Send a message. Returns once the kernel has all of it. Raises Disconnected."""
         frame = self._codec.encode(message)
         try:
             with self._sending:
@@ -119,13 +120,14 @@ class Channel(Generic[Sent, Received]):
             raise Disconnected from error
 
     def receive(self) -> Received:
-        """The next message. Raises Disconnected."""
+        """Wait for the next message. Raises Disconnected."""
         length, kind = _HEADER.unpack(_read(self._socket, _HEADER.size))
         return self._codec.decode(kind, _read(self._socket, length))
 
     def waiting(self, seconds: float | None = 0.0) -> bool:
-        """Wait up to `seconds` (None: without end) for a message or the other end's departure. True
-        if `receive` has either to report.
+        """Wait up to `seconds` (None: without end) for a message or the other end's departure.
+
+        Returns True if `receive` has either to report.
         """
         return bool(self._poll.poll(None if seconds is None else seconds * 1e3))
 
@@ -134,7 +136,7 @@ class Channel(Generic[Sent, Received]):
 
 
 class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
-    """The end of an event loop. Sending never blocks; one task receives."""
+    """An event loop's end. Sending never blocks; one task receives."""
 
     def __init__(self, codec: Codec[Sent, Received], arrived: asyncio.Event | None = None) -> None:
         self.over = False
@@ -152,7 +154,7 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         codec: Codec[Sent, Received],
         arrived: asyncio.Event | None = None,
     ) -> AsyncChannel[Sent, Received]:
-        """An end on the running loop, which takes over the socket.
+        """Open an end on the running loop, which takes over the socket.
 
         `arrived` is set on new messages for `take` and on the other end's departure (`over`);
         several channels may share one event. Without `arrived`, `receive` waits for this channel
@@ -164,9 +166,7 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return channel
 
     def send(self, message: Sent) -> None:
-        """Queue a message. A message to a departed end is dropped, and `receive` reports the
-        departure.
-        """
+        """Queue a message. If the other end has left, drop it: `receive` reports the departure."""
         self.write(self._codec.encode(message))
 
     def write(self, frame: bytes) -> None:
@@ -175,7 +175,7 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
             self._transport.write(frame)
 
     async def receive(self) -> Received:
-        """The next message. Raises Disconnected."""
+        """Wait for the next message. Raises Disconnected."""
         while not self._messages:
             if self.over:
                 raise Disconnected
@@ -184,14 +184,14 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return self._messages.popleft()
 
     def take(self) -> list[Received]:
-        """The messages received so far."""
+        """Take the messages received so far."""
         messages = list(self._messages)
         self._messages.clear()
         return messages
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that wait for the other end to read."""
+        """Return the bytes that wait for the other end to read."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def close(self) -> None:
@@ -227,8 +227,8 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
 class Silence:
     """The time since the other end's last sign of life.
 
-    Only time counts in which this process itself was awake: a pause of the whole machine is no
-    silence.
+    Only time while this process itself was awake counts, so a pause of the whole machine is left
+    out.
     """
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class Silence:
         self.seconds = 0.0
 
     def tick(self) -> None:
-        """Count a heartbeat: call every `HEARTBEAT_SECONDS`, after reading all arrived messages."""
+        """Count a heartbeat. Call every `HEARTBEAT_SECONDS`, after reading all arrived messages."""
         now = time.monotonic()
         if self._ticked is not None:
             self.seconds += min(now - self._ticked, 2 * HEARTBEAT_SECONDS)
@@ -300,12 +300,12 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """The exit status, negative for a fatal signal; None while the child runs."""
+        """Return the exit status, negative for a fatal signal, or None while the child runs."""
         return self._process.poll()
 
     @property
     def ending(self) -> str:
-        """The child's end as the rest of a sentence: its last words if it had any."""
+        """Describe the child's end as the rest of a sentence, with its last words if it had any."""
         status = self._process.poll()
         if self._said is None:
             with suppress(OSError):
@@ -317,7 +317,7 @@ class Child:
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
     async def wait(self) -> int:
-        """The exit status, once the child has ended."""
+        """Wait for the child to end and return its exit status."""
         if (status := self.status) is not None:
             return status
         loop = asyncio.get_running_loop()
@@ -333,7 +333,7 @@ class Child:
         return self._process.wait()
 
     def wait_sync(self, seconds: float | None = None) -> int | None:
-        """The exit status, or None if the child has not ended after `seconds`."""
+        """Wait for the exit status. Returns None if the child runs on after `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
@@ -344,8 +344,8 @@ class Child:
             self._process.kill()
 
     async def end(self, patience: float = 0.0) -> None:
-        """Let the child end by itself within `patience` seconds, then kill it; wait, and release
-        it.
+        """Wait `patience` seconds for the child to end, then kill it. Releases it once it has
+        ended.
         """
         try:
             async with asyncio.timeout(patience):
@@ -356,14 +356,14 @@ class Child:
         self.release()
 
     def end_sync(self, patience: float = 0.0) -> None:
-        """As `end`, without an event loop."""
+        """End the child as `end` does, without an event loop."""
         if self.wait_sync(patience) is None:
             self.kill()
             self.wait_sync()
         self.release()
 
     def release(self) -> None:
-        """Close all descriptors; the last words are kept."""
+        """Close all descriptors. The last words are kept."""
         if self._pidfd < 0:
             return
         assert self.ending
@@ -381,8 +381,9 @@ class ParentLink:
         self._words = words
 
     def give_up(self, why: str) -> NoReturn:
-        """End this process with status 1 from any thread, even if other threads hang; the parent
-        reads `why`.
+        """End this process with status 1 from any thread, even if other threads hang.
+
+        The parent reads `why`.
         """
         self.say(why)
         os._exit(1)
@@ -396,8 +397,8 @@ class ParentLink:
 def tie(parent: int) -> None:
     """End this process when its starter `parent` ends.
 
-    Ctrl-C, and a stop signal sent to all processes, are left to the front, which ends its children
-    in order.
+    The front handles Ctrl-C, and a stop signal sent to all processes. It ends its children in
+    order.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -405,7 +406,7 @@ def tie(parent: int) -> None:
 
 
 def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
-    """The first call of a child's main: read the boot message."""
+    """Read the boot message. A child's main calls this first."""
     connection, words = map(int, sys.argv[1:3])
     # Not for the children of this process.
     os.set_inheritable(connection, False)
@@ -419,12 +420,12 @@ def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
 
 
 def _members(kinds: Any) -> tuple[type, ...]:
-    """The members of a union, or a single type as a tuple."""
+    """Return a union's members, or a single type as a tuple."""
     return get_args(kinds) or (kinds,)
 
 
 def _read(connection: socket.socket, length: int) -> bytearray:
-    """Exactly `length` bytes. Raises Disconnected."""
+    """Read exactly `length` bytes. Raises Disconnected."""
     data = bytearray(length)
     view, read = memoryview(data), 0
     while read < length:

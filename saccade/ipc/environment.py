@@ -16,8 +16,10 @@ ALLOCATION = "expandable_segments:True"
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of the engine process and its workers: the user's without keys, with a bound
-    on OpenMP's spinning and growing segments of GPU memory unless the user sets these.
+    """Return the environment for the engine process and its workers.
+
+    It is the user's without keys. It bounds OpenMP's spinning and lets GPU memory segments grow,
+    unless the user sets these.
     """
     environment = without_secrets(os.environ)
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
@@ -28,5 +30,8 @@ def engine_environment() -> dict[str, str]:
 
 
 def image_environment() -> dict[str, str]:
-    """The environment of image workers: one thread each, as more would not survive a fork."""
+    """Return the environment for image workers.
+
+    Each has one thread, as more would be lost in a fork.
+    """
     return bare(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

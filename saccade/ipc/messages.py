@@ -67,8 +67,9 @@ class WorkerBoot:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerText:
-    """The first message: the tokenizer in the format of `tokenizers.Tokenizer.to_str`, for
-    grammars. Empty: no request will have a grammar.
+    """The first message: the tokenizer as `tokenizers.Tokenizer.to_str` writes it, for grammars.
+
+    Empty: all requests come without grammars.
     """
 
     tokenizer_json: str
@@ -76,8 +77,9 @@ class TokenizerText:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request. Its images' pixels come separately, or never if no longer needed. same: of
-    images of an earlier run, those whose pixels these have (`Output.same`).
+    """A new request. Its images' pixels come separately, unless they are needed no longer.
+
+    same: images from an earlier run that have the same pixels (`Output.same`).
     """
 
     request: Request
@@ -96,8 +98,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class PixelsReady:
-    """The image's pixels lie in the slot named by `Output.want`, and nothing writes to the slot any
-    more. pixels: what they are called: equal for images whose embeddings are equal, bit for bit.
+    """The image's pixels lie in the slot named by `Output.want`, which stays unwritten from now on.
+
+    pixels: their name, equal for images whose embeddings are equal, bit for bit.
     """
 
     key: ImageKey
@@ -106,8 +109,9 @@ class PixelsReady:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingReady:
-    """The slot named by `Output.want` holds the image's embedding instead of pixels, complete and
-    as an equal vision tower made it; nothing writes to the slot any more.
+    """The slot named by `Output.want` holds the image's embedding instead of pixels.
+
+    It is complete and as an equal vision tower made it. The slot stays unwritten from now on.
     """
 
     key: ImageKey
@@ -115,8 +119,9 @@ class EmbeddingReady:
 
 @dataclass(frozen=True, slots=True)
 class PixelsFailed:
-    """The image cannot be decoded, or its decode was cancelled; nothing writes to its slot any
-    more. Every request waiting for a wanted image ends with this error.
+    """The image's decode failed or was cancelled. Its slot stays unwritten from now on.
+
+    Every request waiting for a wanted image ends with this error.
     """
 
     key: ImageKey
@@ -125,10 +130,10 @@ class PixelsFailed:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Forget all of the KV prefix cache that no running request uses.
+    """Forget the KV prefix cache, except what running requests use.
 
-    embeddings: also the embeddings, in every tier, and the kept pixels. Later requests find
-    nothing; requests in flight go on.
+    embeddings: also the embeddings, in every tier, and the kept pixels. Later requests start cold;
+    requests in flight go on.
     """
 
     embeddings: bool
@@ -144,8 +149,9 @@ class Alter:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Let new requests wait. abort: those in flight end with an error; wait: they are computed
-    first; keep: they are frozen. Answered by `Altered` once nothing is computed.
+    """Let new requests wait. Answered by `Altered` once computing rests.
+
+    abort: those in flight end with an error. wait: they are computed first. keep: they are frozen.
     """
 
     id: int
@@ -161,7 +167,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Somebody wants to see metrics. Answered by `Figures`."""
+    """A request for metrics. Answered by `Figures`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +201,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """The outcome of `Alter`; or a `Pause`, or a `Resume`, was carried out."""
+    """The outcome of `Alter`, or a carried out `Pause` or `Resume`."""
 
     id: int
     changed: Changed
@@ -203,15 +209,16 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine or a worker cannot go on, at start-up or later, and exits."""
+    """The engine or a worker must give up, at start-up or later, and exits."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Progress of start-up, from rank 0 by way of the engine: `stage`, in words for people, and the
-    bytes done. `total` 0: nobody counts.
+    """Start-up progress, from rank 0 by way of the engine.
+
+    Gives the `stage`, in words for people, and the bytes done. `total` 0: uncounted.
     """
 
     stage: str
@@ -223,7 +230,7 @@ class Loading:
 class Alive:
     """A sign of life, sent at least every `child.HEARTBEAT_SECONDS`.
 
-    overdue: from the engine, why no step ends though one is due; empty while steps go on.
+    overdue: from the engine, why a due step has yet to end; empty while steps go on.
     """
 
     overdue: str = ""
@@ -231,20 +238,20 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Values of the sender's metrics."""
+    """The sender's metrics."""
 
     values: Values
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The news of one turn of the engine loop for the front; empty parts are usual.
+    """The news from one turn of the engine loop for the front. Empty parts are usual.
 
-    want: images to decode, each into its slot of the arena; answered by `PixelsReady`,
-    `EmbeddingReady` or `PixelsFailed`. unwanted: images no longer needed, whose decoding should
-    stop. encoded: images run through the vision tower, with the milliseconds and the end time of
-    the encoding, as in `plan.StepResult`. same: images whose pixels were found to be those of
-    another image, whose embedding serves both.
+    want: images to decode, each into its slot in the arena; answered by `PixelsReady`,
+    `EmbeddingReady` or `PixelsFailed`. unwanted: images needed no longer, whose decoding should
+    stop. encoded: images run through the vision tower, with the encoding's milliseconds and end
+    time, as in `plan.StepResult`. same: images found to be aliases: their pixels are another
+    image's, whose embedding serves both.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -259,9 +266,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a slice of the model: the same on every rank. `role` "encode": of its tower alone.
-    `attention`: the backend that the user wants; `graphs`: steps of the language model are to be
-    captured.
+    """Load a slice of the model: the same on every rank.
+
+    `role` "encode": only its tower. `attention`: the backend that the user wants. `graphs`: capture
+    steps of the language model.
     """
 
     # the weights and their place
@@ -290,7 +298,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """No plan follows: write everything that is to be kept, and exit."""
+    """The last message: write everything that is to be kept, and exit."""
 
 
 # ---- workers -> engine, in this order; then rank 0 answers plans, and all say that they live
@@ -305,8 +313,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answers `Load`. `quantised`: the 8-bit matrices, for people; empty for none. `kv_scales`: as
-    in `KVConfig`, if asked for and in the checkpoint. `attention`: the chosen backend.
+    """Answers `Load`.
+
+    `quantised`: the 8-bit matrices, for people; empty if all are wider. `kv_scales`: as in
+    `KVConfig`, if asked for and in the checkpoint. `attention`: the chosen backend.
     """
 
     hardware: Hardware
@@ -317,10 +327,12 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Answers `Begin`. `saved`: (key, tokens) of embeddings that an earlier run has left on disk,
-    the oldest first. `store`: where embeddings lie that other servers write, too; "" for nowhere.
-    `tower`: its fingerprint, where that was asked for. `pages`: (name, bytes of disk) of KV pages
-    that an earlier run has left, the oldest first. `exact`: whether a row comes to the same bits
+    """Answers `Begin`.
+
+    `saved`: (key, tokens) for embeddings that an earlier run has left on disk, the oldest first.
+    `store`: where embeddings lie that other servers write, too; "" for nowhere. `tower`: its
+    fingerprint, where that was asked for. `pages`: (name, disk bytes) for KV pages that an earlier
+    run has left, the oldest first. `exact`: whether rows are batch-invariant: equal to the bit
     beside any number of others.
     """
 

@@ -1,9 +1,9 @@
 """A server that a command starts for itself: a process that ends with the command, whatever ends
 that.
 
-A terminal that closes (SIGHUP), a supervisor (SIGTERM), a reader of its output that leaves and a
-starter that dies end the command in order; where it is killed, the kernel kills the server. Knows
-nothing of what the server is asked.
+Four things end the command in order: a terminal that closes (SIGHUP), a supervisor (SIGTERM), a
+reader of its output that leaves and a starter that dies. Where the command is killed, the kernel
+kills the server. Knows nothing of what the server is asked.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _leave(number: int, _: object) -> NoReturn:
 
 
 def _ignore_endings() -> None:
-    """A command that is ending needs no second word."""
+    """Ignore further signals while the command ends."""
     for each in ENDINGS:
         signal.signal(each, signal.SIG_IGN)
 
@@ -85,8 +85,9 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _watched(starter: int | None) -> Iterator[None]:
-    """Within the context, what no signal tells ends this process as SIGTERM does: the end of
-    `starter`, and of whoever reads what is printed.
+    """End this process as SIGTERM does when `starter` or the reader of its output ends.
+
+    Signals leave both unreported, so this watches them within the context.
     """
     over = os.eventfd(0)
     gone = [_opened(starter)] if starter is not None else []
@@ -112,7 +113,7 @@ def _watched(starter: int | None) -> Iterator[None]:
 
 
 def _opened(starter: int) -> int:
-    """A descriptor that tells the end of `starter`."""
+    """Open a descriptor that reports the end of `starter`."""
     try:
         return os.pidfd_open(starter)
     except ProcessLookupError:
@@ -120,7 +121,7 @@ def _opened(starter: int) -> int:
 
 
 def _is_read() -> bool:
-    """True if another process reads what this one prints, as it comes."""
+    """Return True if another process reads what this one prints, as it comes."""
     with suppress(OSError):
         kind = os.fstat(STDOUT).st_mode
         return stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)

@@ -28,18 +28,19 @@ next.
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """For processes that ask nobody for anything."""
+    """Return the environment without keys, for processes that ask nobody for anything."""
     return {name: value for name, value in environment.items() if not SECRET.search(name)}
 
 
 def bare(environment: Mapping[str, str]) -> dict[str, str]:
-    """For processes that hostile bytes may take over."""
+    """Return the plain variables alone, for processes that hostile bytes may take over."""
     return {name: value for name, value in environment.items() if PLAIN.fullmatch(name)}
 
 
 def forget(*names: str) -> None:
-    """Remove variables from this process's environment, and from its block in /proc. No other
-    thread may use the environment meanwhile.
+    """Remove variables from this process's environment, and from its block in /proc.
+
+    Other threads must leave the environment alone meanwhile.
     """
     for name in names:
         os.environ.pop(name, None)
