@@ -3,7 +3,7 @@ counts.
 
 Counts are halved regularly, so that popularity fades. `MAX_USES_COUNTED` caps each count. Beyond
 this bound the last use decides, or an image shown all day yesterday would outlive today's (figures
-in LOG.md, 2026-11-21).
+in decision 016).
 """
 
 from __future__ import annotations

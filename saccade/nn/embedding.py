@@ -46,7 +46,7 @@ class TokenHead:
     embedding's own.
 
     Where weights are packed or in 8 bits, the head has a copy that is, for the embedding reads
-    single rows. That is memory for time: the products take half of it (LOG.md).
+    single rows. That is memory for time: the products take half of it (decision 003).
     """
 
     __slots__ = ("ops", "shard", "share", "vocab_size", "weight")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+CONTRACT = "tests/families/test_contract.py"
 pytestmark = [pytest.mark.more, pytest.mark.timeout(300)]
 
 
@@ -25,7 +26,7 @@ def test_a_family_under_another_name_passes_the_contract(tmp_path: Path) -> None
     path = os.pathsep.join((str(tmp_path / "tree"), str(tmp_path / "tree" / "bench")))
     programs = (
         ("scripts/tables.py", "--check"),
-        ("-m", "pytest", "tests/families/test_contract.py", "-k", "smolvlm", "-m", "not slow and not more"),
+        ("-m", "pytest", CONTRACT, "-k", "smolvlm", "-m", "not slow and not more"),
     )
     for program in programs:
         command = [sys.executable, *program]

@@ -124,7 +124,7 @@ DEMO_RULES = ImageRules(16, 2, 4096, 3686400, (0.5,) * 3, (0.5,) * 3)
 H200 = Profile(
     Costs(
         request=3.0,  # assumed: a few ms of CPU work in the front
-        # `saccade bench media` at 1920x1080, a photograph as JPEG: CPU time on a core of LOG.md's
+        # `saccade bench media` at 1920x1080, a photograph as JPEG: CPU time on a core of decision 009's
         # small machine; this host is taken to be alike.
         seen=0.15,
         decode=2.7,
@@ -165,7 +165,7 @@ H200 = Profile(
 
 CPU = Profile(
     Costs(
-        # Fitted to four chats of eight rounds on a quiet machine; see LOG.md, 2026-11-21.
+        # Fitted to four chats of eight rounds on a quiet machine; see decision 021.
         request=15.4,
         seen=0.15,
         decode=2.63,

@@ -4,7 +4,7 @@ transformers' tower.
 Both towers have the same random weights. Ours begins with uint8 pixels, theirs with patches already
 normalised: its times are the tower's alone. Runs take turns; figures are medians. Every model and
 dtype has a process of its own: leftovers in the allocator would change the next model's times,
-transformers' most of all (LOG.md).
+transformers' most of all (decision 026).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Products with weight matrices, and the activation after them.
 
 On x86 processors a weight is kept in oneDNN's blocks and the activation is applied where the
-product is made. So calls skip any reordering, which counts most for few rows (LOG.md). Stateless.
+product is made. So calls skip any reordering, which counts most for few rows (decision 003). Stateless.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS_FORESEEN = 1024
 """oneDNN chooses its blocks for products of so many rows; others are right too, and as fast."""
 LEAST_VALUES = 160_000
 """A float32 weight of fewer values stays as it is: for one row, the call of oneDNN takes longer
-than the product (measured: LOG.md).
+than the product (measured: decision 003).
 """
 PADDED = ("cuda",)
 UNIT = 64

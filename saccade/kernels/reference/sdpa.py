@@ -30,7 +30,7 @@ Attend = Callable[[torch.Tensor, PagedCache], torch.Tensor]
 
 ABREAST_VALUES = 1 << 14
 """Keys of a sequence that decodes, in values: up to so many it costs less to copy them beside those
-of others than to have a call of its own (measured: LOG.md).
+of others than to have a call of its own (measured: decision 002).
 """
 FEWEST_ABREAST = 4
 """Sequences that a shared call is worth while for."""

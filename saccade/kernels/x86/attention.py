@@ -75,7 +75,7 @@ def takes(q: torch.Tensor) -> bool:
     """Return True if `attend` serves queries like q here. It is then the fastest way.
 
     The exception is a few rows that see a few keys, where it loses some millionths of a second
-    (LOG.md).
+    (decision 006).
     """
     return q.device.type == "cpu" and runs(q.dtype, q.shape[-1])
 

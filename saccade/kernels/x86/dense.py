@@ -1,5 +1,5 @@
 """Products of few rows with bfloat16 matrices by AMX, from the memory that oneDNN has packed:
-oneDNN itself reads that memory at half the speed (LOG.md).
+oneDNN itself reads that memory at half the speed (decision 007).
 
 A row has the same bits in any batch up to `MOST_ROWS`, and on any count of threads. The
 instructions are `dense_code.py`'s.

@@ -15,7 +15,7 @@ MOST_ROWS = 2 * TILE_ROWS
 TILE_INPUTS = 32
 """Inputs of a tile: those of a matrix divide by them."""
 AHEAD_BYTES = 4096
-"""How far before its use a line of a matrix is asked for: measured, LOG.md."""
+"""How far before its use a line of a matrix is asked for: measured, decision 007."""
 FIELDS = (
     "next",  # the first panel that nobody has taken: 0
     "panels",

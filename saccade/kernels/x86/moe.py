@@ -25,7 +25,7 @@ from saccade.kernels.x86.onednn_blocks import panel_width
 PAIRS = 4
 """Pairs of inputs that are multiplied between two visits to the sums."""
 AHEAD_BYTES = 8192
-"""Reading is so far ahead of work (measured: LOG.md)."""
+"""Reading is so far ahead of work (measured: decision 011)."""
 LONG = 8
 """Bytes of an address."""
 

@@ -29,7 +29,7 @@ often, and panels of 4,096 inputs still fit a core's second cache.
 ZERO = 128
 """What stands for 0 in a matrix of 8 bits."""
 AHEAD_BYTES = 4096
-"""How far before its use a line of a matrix is asked for: measured, LOG.md."""
+"""How far before its use a line of a matrix is asked for: measured, decision 004."""
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 """Number formats of rows and results; a call names one by its place here."""
 FIELDS = (
