@@ -297,7 +297,8 @@ def count_between(engine: EngineOptions, state_bytes: int, left: int, *, cuda: b
 
     They suffice for what two plans in flight may have for a sequence each. They are 0 on a GPU,
     where rows are computed side by side. They are also 0 unless asked for, because keeping a state
-    costs more than most drafts save (decision 015). `left`: bytes that running sequences' states leave.
+    costs more than most drafts save (decision 015). `left`: bytes that running sequences' states
+    leave.
     """
     if cuda or not state_bytes or engine.speculative != "always":
         return 0

@@ -9,7 +9,8 @@ from saccade.ipc.secrets import bare, without_secrets
 OPENMP_SPINS = "4000"
 """Turns that an idle OpenMP thread of the engine spins before it sleeps, some tens of microseconds.
 Threads that spin without end, the library's default, are 40 times slower where others share their
-cores. Threads that never spin make a small model 1.6 times slower on an idle machine (decision 001).
+cores. Threads that never spin make a small model 1.6 times slower on an idle machine (decision
+001).
 """
 ALLOCATION = "expandable_segments:True"
 """Embeddings differ in size: in segments of fixed sizes they leave gaps that no other fits into."""

@@ -124,8 +124,8 @@ DEMO_RULES = ImageRules(16, 2, 4096, 3686400, (0.5,) * 3, (0.5,) * 3)
 H200 = Profile(
     Costs(
         request=3.0,  # assumed: a few ms of CPU work in the front
-        # `saccade bench media` at 1920x1080, a photograph as JPEG: CPU time on a core of decision 009's
-        # small machine; this host is taken to be alike.
+        # `saccade bench media` at 1920x1080, a photograph as JPEG: CPU time on a core of decision
+        # 009's small machine; this host is taken to be alike.
         seen=0.15,
         decode=2.7,
         resize=2.4,  # with the way to the engine

@@ -2,8 +2,8 @@
 at a time, by oneDNN's products.
 
 PyTorch's own attention packs its operands anew for each small tile on such CPUs, and takes 1.7 to
-2.8 times as long (decision 006). Scores and softmax are in float32 here as there: products of 16-bit
-numbers are summed, and kept, in float32. Stateless; unaware of pages and segments.
+2.8 times as long (decision 006). Scores and softmax are in float32 here as there: products of
+16-bit numbers are summed, and kept, in float32. Stateless; unaware of pages and segments.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ An accelerator takes all images at once.
 """
 CPU_PIECE = 1024
 """Rows of a long segment that a block of the tower takes at a time on a CPU, at least: between two
-pieces a step may end. torch's attention takes fewer than 768 queries in smaller tiles (decision 045).
+pieces a step may end. torch's attention takes fewer than 768 queries in smaller tiles (decision
+045).
 """
 ROWS_PER_SEGMENT = 16
 """A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
