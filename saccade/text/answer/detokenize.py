@@ -64,7 +64,9 @@ class Vocabulary:
         return known
 
     def name_of(self, token: int) -> bytes:
-        """Return the bytes of `token`, or a special token's name, as log-probabilities report it."""
+        """Return a special token's name, as log-probabilities report it, or any other token's
+        bytes.
+        """
         return (
             (self._backend.id_to_token(token) or "").encode()
             if token in self.special
@@ -90,9 +92,9 @@ class Vocabulary:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Invert GPT-2's table of printable characters for bytes.
+    """Map GPT-2's printable characters to the bytes they stand for.
 
-    Printable Latin-1 stands for itself, and U+0100 upwards for the rest.
+    Printable Latin-1 stands for itself. The rest is written from U+0100 upwards.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

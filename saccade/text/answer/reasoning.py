@@ -43,8 +43,8 @@ class Piece:
 def reasoning_at(prompt: str, tags: Tags = THINK) -> Where:
     """Return the state after a rendered prompt.
 
-    open: the template opened reasoning. closed: the template closed it. either: the answer may
-    begin with or without it.
+    `open`: the template opened reasoning. `closed`: the template closed it. `either`: the answer
+    may begin with or without it.
     """
     end = prompt.rstrip()
     return (

@@ -73,10 +73,11 @@ class ToolCalls:
     ) -> None:
         """Begin an answer, or a part of it.
 
-        tools: the schema of each tool's parameters, by name. eager: with False, a call is reported
-        once it is complete and right, and stays so. With True, it is reported as it comes. Such a
-        call is certain if a grammar holds the model to calls. Otherwise it may turn out to be
-        broken. first: index of the first call.
+        `tools`: the schema of each tool's parameters, by name. `first`: index of the first call.
+
+        `eager`: with False, a call is reported once it is complete and right, and stays so. With
+        True, it is reported as it comes. Such a call is certain if a grammar holds the model to
+        calls. Otherwise it may turn out to be broken.
         """
         self._form = form
         self._tools = tools

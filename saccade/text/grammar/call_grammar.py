@@ -34,7 +34,7 @@ class ValueParts:
         self._characters = 0
 
     def add(self, part: Part) -> None:
-        """Raises InvalidRequest when all are too large together."""
+        """Add a grammar. Raises InvalidRequest when all are too large together."""
         self._characters += extent(part).characters
         if self._characters > MAX_CHARACTERS:
             raise InvalidRequest(
@@ -57,16 +57,16 @@ class CallGrammar(Protocol):
         ...
 
     def answer_rules(self, need: Need, parallel: bool, answer: bool) -> list[str]:
-        """Return the rules of a whole answer, `start` first; `called` is any tool's call.
+        """Return the rules of a whole answer, `start` first. `called` is any tool's call.
 
-        must: one call, or with `parallel` several in a row, or else `@answer` if there is one. may:
-        text, in which every tag that opens a call begins one.
+        must: one call, or several in a row with `parallel`, or else `@answer` if there is one. may:
+        text in which every tag that opens a call begins one.
         """
         ...
 
 
 class TaggedCalls:
-    """Calls between two tags. gap: behind the first. between: the text from a call to the next."""
+    """Calls between two tags. gap: text behind the first. between: text from a call to the next."""
 
     def __init__(
         self, lexicon: LLTokenizer, opens: str, closes: str, gap: str = "", between: str = ""
@@ -105,7 +105,7 @@ def pattern(tag: str) -> str:
 
 
 def text_without(tag: str, more: str = "") -> str:
-    """Return the rule of text in which no `tag` stands. more: a further restriction."""
+    """Return the rule of text without any `tag`. more: a further restriction."""
     return f"AFTER: /(?s:.*)/ & ~/(?s:.*){pattern(tag)}(?s:.*)/{more}"
 
 

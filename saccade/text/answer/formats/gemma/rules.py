@@ -30,8 +30,9 @@ class GemmaRules:
     def __init__(self, prefix: str, root: Any, param: str, quote: str) -> None:
         """Begin the rules of one tool.
 
-        prefix: begins the names of its rules. root: the whole schema, which references point into.
-        param: the schema's field in the request. quote: the term of the tag around strings.
+        `prefix` begins the names of its rules. `root` is the whole schema, which references point
+        into. `param` is the schema's field in the request. `quote` is the term of the tag around
+        strings.
         """
         self.rules: list[str] = []
         self.parts: list[Part] = []
