@@ -1,5 +1,5 @@
-"""The shape of a language model of two kinds of layers, beyond `TextConfig`: a family reads it from
-a checkpoint, `nn/hybrid.py` builds it.
+"""The shape of a language model with two kinds of layers, beyond `TextConfig`. A family reads it
+from a checkpoint, and `nn/hybrid.py` builds it.
 
 Knows nothing of torch.
 """
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """The gated delta rule's heads, over all ranks: each of queries and keys serves
-    `value_heads / key_heads` neighbouring ones of values. taps: inputs of the convolution.
+    """The gated delta rule's heads, over all ranks.
+
+    Each head of queries and keys serves `value_heads / key_heads` neighbouring heads of values.
+    taps: inputs of the convolution.
     """
 
     key_heads: int
@@ -23,7 +25,7 @@ class DeltaConfig:
 
     @property
     def keys(self) -> int:
-        """Values of all keys of a token, or of all queries."""
+        """Return the number of values in all keys of a token, or in all queries."""
         return self.key_heads * self.key_dim
 
     @property
@@ -33,10 +35,12 @@ class DeltaConfig:
 
 @dataclass(frozen=True, slots=True)
 class HybridConfig:
-    """What the language model has beyond `TextConfig`. full: which layers have full attention; the
-    others have the delta rule. rotary_dim: values of a head, its first ones, that are turned.
-    shared: values of the expert that all rows go to besides; 0 where layers have no experts.
-    drafting: layers of the head that drafts; 0: none that is known here.
+    """What the language model has beyond `TextConfig`.
+
+    full: which layers have full attention. The others have the delta rule. rotary_dim: how many of
+    a head's values, its first ones, are turned. shared: values of the expert that all rows go to
+    besides, or 0 where layers have no experts. drafting: layers of the MTP head, or 0 where none is
+    known here.
     """
 
     full: tuple[bool, ...]

@@ -37,15 +37,15 @@ class SiglipConfig:
 
     @property
     def across(self) -> int:
-        """Patches along a tile's edge."""
+        """Return the patches along a tile's edge."""
         return self.side // self.patch
 
     @property
     def patches(self) -> int:
-        """Of a tile."""
+        """Return the patches per tile."""
         return self.across**2
 
     @property
     def tokens(self) -> int:
-        """Of a tile."""
+        """Return the tokens per tile."""
         return self.patches // self.merge**2

@@ -402,9 +402,9 @@ class _Checked:
         )
 
     def _disjoint(self, one: Place, other: Place, deep: bool = True) -> bool:
-        """Return True if two schemas share no document.
+        """Return True if two schemas are told apart by types, by values, or (deep) by a property.
 
-        They may differ in types, in values or (deep) in a required property's values.
+        Such a property is required by both, and the values that they allow it differ.
         """
         a, b = self.nodes[one], self.nodes[other]
         if not (isinstance(a, dict) and isinstance(b, dict)):
