@@ -19,8 +19,10 @@ _ALLOWED = "access-control-allow-origin"
 
 
 def guarded(router: ASGIApp, host: str, options: SpreadOptions) -> ASGIApp:
-    """A router that listens on `host`, as clients may have it. Keys are the servers' to check, so
-    that a router on a loopback address never knows whether there is one: pages are kept out.
+    """Return the router as clients may have it, for one that listens on `host`.
+
+    On a loopback address it keeps pages out. Keys are for the servers to check, so such a router
+    never knows whether there is one.
     """
     app: ASGIApp = Origins(router, options.cors_origins)
     if is_loopback(host):
