@@ -1,8 +1,8 @@
 """`saccade demo`: serve the demo model, ask it about three images, show answers and cache hits,
 keep serving.
 
-An HTTP client like any other: everything shown came through the API. Knows nothing of the server's
-insides.
+An HTTP client like any other: everything shown came through the API. Knows nothing about the
+server's insides.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 folder.
 
 Anything unsupported is refused by name, from the header, before tensors are read. A file is then
-read whole, within `MOST_BYTES`, so that hashed bytes and used bytes are the same. Knows nothing of
-networks.
+read whole, within `MOST_BYTES`, so that hashed bytes and used bytes are the same. Knows nothing
+about networks.
 """
 
 from __future__ import annotations

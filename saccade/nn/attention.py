@@ -1,4 +1,4 @@
-"""The projections around causal self-attention in a layer. Knows nothing of the cache:
+"""The projections around causal self-attention in a layer. Knows nothing about the cache:
 `protocol.Attention` does.
 """
 

@@ -2,7 +2,7 @@
 called.
 
 A family gives names and patterns as data, and makes its tower and its language model. Knows nothing
-of files.
+about files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shape of a language model with two kinds of layers, beyond `TextConfig`. A family reads it
 from a checkpoint, and `nn/hybrid.py` builds it.
 
-Knows nothing of torch.
+Knows nothing about torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SigLIP, for packed tiles of any number of images; a family brings the connector behind it.
 
 Each tile is a segment of its own: its patches, in the order in which the merge x merge patches of a
-token stand together, so that bringing them together is a view. Knows nothing of which image a tile
-is of.
+token stand together, so that bringing them together is a view. Knows nothing about which image a
+tile is of.
 """
 
 from __future__ import annotations

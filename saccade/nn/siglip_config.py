@@ -1,6 +1,6 @@
 """The shape of a SigLIP tower: a family reads it from a checkpoint, `nn/siglip.py` builds it.
 
-Knows nothing of torch.
+Knows nothing about torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shape of a language model. A family reads it from a checkpoint, and `nn/decoder.py` builds
 it.
 
-Knows nothing of torch: what is said of a checkpoint without tensors uses it too.
+Knows nothing about torch: what is said of a checkpoint without tensors uses it too.
 """
 
 from __future__ import annotations

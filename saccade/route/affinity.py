@@ -4,7 +4,7 @@ replica that keeps the response to continue.
 An image's key is the digest of its encoded bytes, sent within the request or uploaded (a file's id
 has the digest). For a URL, which the router leaves unfetched, it is the digest of the URL itself.
 Only base64 is decoded, and nothing is judged: nonsense has no key, and its worker will refuse it.
-Content after the first image is skipped. Knows nothing of replicas.
+Content after the first image is skipped. Knows nothing about replicas.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests for every worker: uploaded files, their deletion, and flushed caches.
 
 An upload has one id everywhere: the id holds the digest of the content, and its random end is
-chosen by the router. All ready workers keep the file, or none does. Knows nothing of the files'
+chosen by the router. All ready workers keep the file, or none does. Knows nothing about the files'
 content.
 """
 

@@ -1,6 +1,6 @@
 """The description of a deployment for Ray Serve: the file that `serve run` and `serve deploy` read.
 
-Imports no Ray: the file can be written anywhere. Knows nothing of routing.
+Imports no Ray: the file can be written anywhere. Knows nothing about routing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A stream of events on its way. Complete events go on at once, and an incomplete event waits, so
 that a dying worker leaves no half event behind.
 
-Owns the bound on waiting bytes. Knows nothing of the events' content.
+Owns the bound on waiting bytes. Knows nothing about the events' content.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The workers: their readiness, their load, and the order of asking.
 
 Owns their health, checked once a second, and the number of this router's requests at each. Knows
-nothing of HTTP beyond `/health`.
+nothing about HTTP beyond `/health`.
 """
 
 from __future__ import annotations

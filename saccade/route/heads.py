@@ -1,5 +1,5 @@
 """Heads of requests and answers on their way through the router: the headers that go on, and those
-of one connection only (RFC 9110, 7.6.1). Knows nothing of bodies.
+of one connection only (RFC 9110, 7.6.1). Knows nothing about bodies.
 """
 
 from __future__ import annotations

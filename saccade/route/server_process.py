@@ -1,7 +1,7 @@
 """A `saccade serve` process owned by a replica of Ray Serve: its start, its health, its end.
 
 The server is the same as without Ray: a process with a port of its own, which ends with its owner.
-Knows nothing of Ray.
+Knows nothing about Ray.
 """
 
 from __future__ import annotations

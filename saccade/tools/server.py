@@ -1,7 +1,7 @@
 """The common part of all clients of a server: its address, the name of its model, and words for
 refusals and failures.
 
-Knows nothing of the questions.
+Knows nothing about the questions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A model's way to write tool calls and reasoning: given by the operator, or found in the template.
 
-Owns the formats that there are: the modules of `formats/`. Knows nothing of requests.
+Owns the formats that there are: the modules of `formats/`. Knows nothing about requests.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns the bytes of each token, and the state of one answer's text. A delta never holds half a
 character; the deltas of an answer add up to the decoding of all its tokens at once. Knows nothing
-of requests, streams or the reasons for an answer's end.
+about requests, streams or the reasons for an answer's end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One call as a JSON object, character by character: {"name": ..., "arguments": {...}}.
 
 Owns a scanner that knows after every character whether a JSON document can still follow. Control
-characters within strings, which models write, pass and are written as escapes. Knows nothing of the
-text around a call.
+characters within strings, which models write, pass and are written as escapes. Knows nothing about
+the text around a call.
 """
 
 from __future__ import annotations

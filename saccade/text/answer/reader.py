@@ -1,7 +1,7 @@
 """The parts of an answer as they come: reasoning, text and tool calls.
 
-Owns their order: reasoning first, calls in either. Knows nothing of the spelling of each, of tokens
-or of HTTP.
+Owns their order: reasoning first, calls in either. Knows nothing about the spelling of each, tokens
+or HTTP.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reasoning apart from the answer, as both come: `Reasoning.feed`.
 
-Owns the usual tags around it, and the line breaks that the templates put there. Knows nothing of
+Owns the usual tags around it, and the line breaks that the templates put there. Knows nothing about
 tool calls, tokens or HTTP.
 """
 

@@ -2,7 +2,7 @@
 
 Owns the way from text to calls, in any format (`tool_format.py`). Anything but a perfect call is
 text, and no cutting of the answer changes the reading. White space around a call belongs to the
-call. Knows nothing of HTTP, of tokens, or of running tools.
+call. Knows nothing about HTTP, tokens, or running tools.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A call's arguments that come as texts, name by name. Each becomes JSON in the type that the
 tool's schema gives it.
 
-Knows nothing of the spelling of calls.
+Knows nothing about the spelling of calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The socket of grammars for tool calls, and what those of several formats have in common.
 
-Knows nothing of `tool_choice`, of reading calls, or of any one format.
+Knows nothing about `tool_choice`, reading calls, or any one format.
 """
 
 from __future__ import annotations

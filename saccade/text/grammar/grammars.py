@@ -1,8 +1,8 @@
 """From a requested answer form to a grammar that is compiled once.
 
 Owns the spellings of the request (OpenAI's `response_format`, vLLM's `structured_outputs` and
-`guided_*`), the text that the engine's matchers begin from, and its cache. Knows nothing of tool
-calls (`tool_grammar.py` writes theirs), of rows or of masks.
+`guided_*`), the text that the engine's matchers begin from, and its cache. Knows nothing about tool
+calls (`tool_grammar.py` writes theirs), rows or masks.
 """
 
 from __future__ import annotations

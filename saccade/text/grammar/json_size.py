@@ -1,6 +1,6 @@
 """The size of a JSON value, without recursion: a client may nest values arbitrarily.
 
-Knows nothing of the value's meaning.
+Knows nothing about the value's meaning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules of calls whose arguments stand one by one, each behind its name. Strings are verbatim, all
 else is JSON.
 
-Knows nothing of the tags of any one format.
+Knows nothing about the tags of any one format.
 """
 
 from __future__ import annotations

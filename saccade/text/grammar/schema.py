@@ -1,8 +1,8 @@
 """JSON schemas in the form of grammars: refused and reworded parts.
 
 Owns the bounds of a schema, the keywords beyond any grammar, and two gaps of the library: schemas
-that only endless documents satisfy, and `oneOf` whose branches exclude each other. Knows nothing of
-grammars' text, tokens or requests.
+that only endless documents satisfy, and `oneOf` whose branches exclude each other. Knows nothing
+about grammars' text, tokens or requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The JSON types that a schema allows a value.
 
-Knows nothing of what else a schema asks for (`schema.py`).
+Knows nothing about what else a schema asks for (`schema.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A grammar for a model's tool calls, in the model's own spelling.
 
-Owns the meaning of `tool_choice`. Knows nothing of any spelling (`call_grammar.py`), of reading
-calls, or of matchers.
+Owns the meaning of `tool_choice`. Knows nothing about any spelling (`call_grammar.py`), reading
+calls, or matchers.
 """
 
 from __future__ import annotations

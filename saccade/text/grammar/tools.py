@@ -1,7 +1,7 @@
 """The tools of a request, and how the model may use them.
 
 Owns OpenAI's `tools`, the bounds on them, and their form for chat templates. `tool_grammar.py`
-turns a choice into a grammar. Knows nothing of the spelling of calls.
+turns a choice into a grammar. Knows nothing about the spelling of calls.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns the search for it, once per template. A made-up conversation is rendered in both shapes, and a
 shape counts where its words come out as they went in. Owns also the fitting of messages to what was
-found. Knows nothing of tokens, or of the client's fields.
+found. Knows nothing about tokens, or the client's fields.
 """
 
 from __future__ import annotations

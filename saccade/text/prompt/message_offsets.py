@@ -3,7 +3,7 @@
 Owns the search. The chat is rendered once more, with a private character after the last visible
 character of each text, and as a text of its own after each image. Without private characters, both
 renderings are the same text, unless the template looks at the ends of texts. From the first
-difference on, all places are unknown. An unknown place counts as lying there. Knows nothing of
+difference on, all places are unknown. An unknown place counts as lying there. Knows nothing about
 tokens.
 """
 

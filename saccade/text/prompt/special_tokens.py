@@ -6,7 +6,7 @@ key character (`|` for Qwen's `<|im_end|>`). During rendering, a private charact
 key character in the client's texts. So the texts cannot form a special token, however the template
 cuts and joins. Both texts have the same length, so that the special tokens of the marked text are
 the template's own, at the same places. Without special tokens' names in messages, the tokens are
-the reference's. Knows nothing of messages beyond strings, lists and dictionaries.
+the reference's. Knows nothing about messages beyond strings, lists and dictionaries.
 """
 
 from __future__ import annotations

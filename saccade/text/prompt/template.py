@@ -1,7 +1,7 @@
 """Chat in, tokens out: the checkpoint's tokenizer and chat template.
 
 Owns loading `tokenizer.json` and the template from any place in a checkpoint. Renders as
-transformers' `apply_chat_template` does: the same text, token for token. Knows nothing of HTTP,
+transformers' `apply_chat_template` does: the same text, token for token. Knows nothing about HTTP,
 pixels, or a family's image placeholders. The template writes one placeholder per image, and
 `FamilySpec.expand_prompt` does the rest.
 """

@@ -3,7 +3,7 @@
     call:NAME{KEY:VALUE,KEY:VALUE}<tool_call|>
 
 behind <|tool_call>: strings verbatim within <|"|>, keys bare or within <|"|>, all else as in JSON,
-as Gemma 4's chat_template.jinja writes past calls (`format_argument`). Knows nothing of the text
+as Gemma 4's chat_template.jinja writes past calls (`format_argument`). Knows nothing about the text
 around a call.
 """
 
