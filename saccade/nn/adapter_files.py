@@ -1,4 +1,4 @@
-"""Adapters (LoRA) as PEFT writes them: `adapter_config.json` and `adapter_model.safetensors` of a
+"""Adapters (LoRA) as PEFT writes them: `adapter_config.json` and `adapter_model.safetensors` in a
 folder.
 
 Anything unsupported is refused by name, from the header, before tensors are read. A file is then
@@ -66,7 +66,7 @@ NEUTRAL = {"bias": "none"}
 
 @dataclass(frozen=True, slots=True)
 class ReadAdapter:
-    """A folder's content, by canonical names of modules."""
+    """A folder's content, by modules' canonical names."""
 
     fingerprint: str
     factors: dict[str, Factors]
@@ -135,7 +135,7 @@ def read_adapter(
 
 
 class StoredHalf(Struct):
-    """Half of a module's addition, in a file's header."""
+    """Half a module's addition, in a file's header."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -19,7 +19,7 @@ from saccade.parallel import Shard
 
 @dataclass(frozen=True, slots=True)
 class HeadsConfig:
-    """The heads of attention, counted over all ranks.
+    """Attention's heads, counted over all ranks.
 
     qk_norm_eps: with `None`, queries and keys are left as they are. around_one: the norm's weights
     are as in `RMSNorm`. Then query_factor scales queries.

@@ -26,7 +26,7 @@ from saccade.parallel import Shard
 
 
 class MultiRope:
-    """Rotary tables over the axes of positions. Each frequency belongs to one axis (mRoPE)."""
+    """Rotary tables over positions' axes. Each frequency belongs to one axis (mRoPE)."""
 
     __slots__ = ("amplitude", "axis", "inv_freq", "pairs")
 
@@ -120,7 +120,7 @@ class DecoderLayer(Generic[M]):
 
 
 def layer_name(layer: int) -> str:
-    """Return the name of a language model's layer in a checkpoint."""
+    """Return how a checkpoint names a language model's layer."""
     return f"language_model.layers.{layer}"
 
 
@@ -171,7 +171,7 @@ class Decoder(Generic[M]):
     ) -> None:
         """Build the embedding, the layers, the norm and the head.
 
-        `rotary_dim`: values of a head that are turned. `around_one`: as in DecoderLayer.
+        `rotary_dim`: how many values per head are turned. `around_one`: as in DecoderLayer.
         `own_head`: as `own` in `nn.embedding.make_head`.
         """
         table = (config.vocab_size, config.hidden)

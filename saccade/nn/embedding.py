@@ -16,8 +16,8 @@ HEAD = "lm_head.weight"
 class TokenEmbedding:
     """A row per token.
 
-    A rank holds a run of tokens. Where the vocabulary does not divide evenly, the last ranks' runs
-    are shorter.
+    A rank holds consecutive tokens. Where the vocabulary does not divide evenly, the last ranks
+    hold fewer.
     """
 
     __slots__ = ("first", "part", "shard", "share", "table", "vocab_size")
@@ -42,11 +42,11 @@ class TokenEmbedding:
 
 
 class TokenHead:
-    """Logits: products with every row of an embedding's table.
+    """Logits: products with every row in an embedding's table.
 
     The table may also be the token embedding's own. Where weights are packed or in 8 bits, the head
     has a copy in that form, for the embedding reads single rows. That trades memory for time: the
-    products take half of it (LOG.md).
+    products take half the time (LOG.md).
     """
 
     __slots__ = ("ops", "shard", "share", "vocab_size", "weight")

@@ -1,4 +1,4 @@
-"""The network half of a model family: how a checkpoint's network is built, and what its tensors are
+"""A model family's network half: how a checkpoint's network is built, and what its tensors are
 called.
 
 A family gives names and patterns as data, and makes its tower and its language model. Knows nothing
@@ -23,9 +23,10 @@ DENSE_LAYER = r"(self_attn|mlp)\.[a-z]+_proj\.weight"
 
 
 def language_matrices(of_layer: str, *others: str) -> re.Pattern[str]:
-    """Return the pattern of a language model's matrices: its embedding, its head, and each layer's.
+    """Return the pattern for a language model's matrices: its embedding, its head, and each
+    layer's.
 
-    `of_layer`: the pattern of what follows a layer's number. `others`: patterns of whole names.
+    `of_layer`: the pattern for what follows a layer's number. `others`: patterns for whole names.
     """
     layers = rf"language_model\.layers\.\d+\.({of_layer})"
     ends = r"language_model\.embed_tokens\.weight", r"lm_head\.weight"

@@ -1,9 +1,9 @@
-"""The language model of Qwen3.5, which MiniCPM-V 4.6 has too: layers of the gated delta rule, and
-layers of attention whose output is gated, each followed by an MLP, or by experts and one that is
-shared. A family reads its shape (`families/hybrid.py`).
+"""Qwen3.5's language model, which MiniCPM-V 4.6 has too. Its layers use the gated delta rule, or
+attention whose output is gated. Each is followed by an MLP, or by experts and one that is shared. A
+family reads its shape (`families/hybrid.py`).
 
-Norms hold what their weights are more than 1. Rotary tables are computed once per forward and
-shared by all layers of attention.
+Norms hold their weights minus 1. Rotary tables are computed once per forward and shared by all
+attention layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from saccade.parallel import Shard
 
 
 class GatedAttention:
-    """Causal self-attention, each of whose outputs is multiplied by the sigmoid of a gate.
+    """Causal self-attention, with each output multiplied by the sigmoid of a gate.
 
     The checkpoint has each head's query and gate side by side. Here all queries, keys, values and
     gates are one product, in that order.
@@ -155,7 +155,7 @@ class GatedDelta:
 
 
 def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
-    """Return this rank's rows of queries, keys and values."""
+    """Return this rank's rows for queries, keys and values."""
     return (
         share(shard, 0, delta.keys, "linear attention queries"),
         share(shard, delta.keys, delta.keys, "linear attention keys"),

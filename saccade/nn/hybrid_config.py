@@ -14,7 +14,7 @@ class DeltaConfig:
     """The gated delta rule's heads, over all ranks.
 
     Each head of queries and keys serves `value_heads / key_heads` neighbouring heads of values.
-    taps: inputs of the convolution.
+    taps: the convolution's inputs.
     """
 
     key_heads: int
@@ -25,7 +25,7 @@ class DeltaConfig:
 
     @property
     def keys(self) -> int:
-        """Return the number of values in all keys of a token, or in all queries."""
+        """Return how many values a token's keys have together. Its queries have as many."""
         return self.key_heads * self.key_dim
 
     @property
@@ -37,10 +37,9 @@ class DeltaConfig:
 class HybridConfig:
     """What the language model has beyond `TextConfig`.
 
-    full: which layers have full attention. The others have the delta rule. rotary_dim: how many of
-    a head's values, its first ones, are turned. shared: values of the expert that all rows go to
-    besides, or 0 where layers have no experts. drafting: layers of the MTP head, or 0 where none is
-    known here.
+    full: which layers have full attention. The others have the delta rule. rotary_dim: how many
+    values per head, its first ones, are turned. shared: values in the expert that all rows go to
+    besides, or 0 without experts. drafting: the MTP head's layers, or 0 if unknown here.
     """
 
     full: tuple[bool, ...]

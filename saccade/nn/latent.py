@@ -2,7 +2,7 @@
 row, from which every head makes its keys and values, and one turned key that all heads share.
 
 What makes keys is multiplied with the queries instead, and what makes values with what was attended
-to. The cached rows are therefore used as they are: heads of queries share one head of latents.
+to. The cached rows are therefore used as they are: query heads share one head of latents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LatentAttention:
     ) -> None:
         """Load one layer's projections.
 
-        sizes: of the layer's input, and heads over all ranks. layer: whose latents these are.
+        sizes: the layer's input, and heads over all ranks. layer: whose latents these are.
         """
         hidden, heads = sizes
         self.layer, self.shape, self.ops = layer, shape, weights.ops

@@ -81,7 +81,7 @@ class Linear:
         activation: Activation = "none",
         inner: bool = False,
     ) -> Linear:
-        """Fuse several projections of one input into one multiplication.
+        """Load several projections from one input as one multiplication.
 
         A rank holds its slice of each one's outputs. `inner`: each slice is padded with zeros if
         the device's products want padding. An `inner` RowLinear takes padded rows.

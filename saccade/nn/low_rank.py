@@ -1,5 +1,5 @@
-"""The additions of adapters (LoRA) to products. Rows x of an adapter get scale * (x @ A.T) @ B.T
-beside x @ weight.T, for a weight packed in any way.
+"""What adapters (LoRA) add to products. An adapter's rows x get scale * (x @ A.T) @ B.T beside x @
+weight.T, for a weight packed in any way.
 
 `Adapters` is made with a network. New layers ask `Adapters` for the `LowRank` of their products.
 `runtime/adapters.py` puts matrices in and takes matrices out. `assign` gives rows their adapters
@@ -26,7 +26,7 @@ LANGUAGE = "language_model."
 
 
 def of_language(name: str) -> bool:
-    """Return True for the canonical name of a tensor of the language model, head included.
+    """Return True for a canonical tensor name in the language model, head included.
 
     All others are the vision tower's.
     """
@@ -42,7 +42,7 @@ class Active:
     __slots__ = ("_places", "now")
 
     def __init__(self, places: Mapping[int, int]) -> None:
-        """Begin without rows. places: the place in `Present` of each adapter's number."""
+        """Begin without rows. places: the place in `Present` for each adapter's number."""
         self._places = places
         self.now: Present | None = None
 
@@ -88,7 +88,7 @@ class LowRank:
         self._additions = Additions([slice(at, end - padding) for at, end in pairwise(ends)])
 
     def add(self, ops: Ops, x: Rows, y: torch.Tensor, present: Present) -> torch.Tensor:
-        """Add the rows' adapters to `y`, the product of x. Works in place."""
+        """Add the rows' adapters to x's product `y`, in place."""
         if isinstance(x, Fp8Rows):
             x = x.dense().to(x.dtype)
         ops.add_low_rank(x, y, self._additions, present)
@@ -97,7 +97,7 @@ class LowRank:
     def cut(self, found: dict[str, Factors], like: torch.Tensor) -> Pair:
         """Return this rank's part of an adapter's factors, by module.
 
-        They have the dtype of `like` and are on its device.
+        They have the dtype and the device of `like`.
         """
         downs: list[torch.Tensor] = []
         ranks: dict[str, slice] = {}
@@ -125,7 +125,7 @@ class LowRank:
 class Adapters:
     """Every product of a network that is open to adapters.
 
-    language, tower: the rows of adapters in the running pass of each.
+    language, tower: adapters' rows in each one's running pass.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Adapters:
 
     @contextmanager
     def blank(self, number: int, like: torch.Tensor) -> Iterator[None]:
-        """Add an adapter of zeros to every product while the context lasts."""
+        """Add a zero adapter to every product while the context lasts."""
         found = {
             name: Factors(torch.zeros(1, inputs), torch.zeros(outputs, 1), 1.0)
             for name, (outputs, inputs) in self.modules.items()

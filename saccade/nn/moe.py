@@ -1,9 +1,9 @@
-"""A layer's experts, of which each row takes a few, and the router that says which.
+"""A layer's experts and the router, which sends each row to a few.
 
-Experts are cut among ranks in one of three ways. By width, each rank has a slice of every expert.
-Divided, each rank has some of them whole. Or both. Every rank has all rows, which attention has
-summed over ranks anyway. So the sum over ranks is the answer, and rows stay where they are.
-Checkpoints keep experts fused (one tensor of all) or apart.
+Experts are cut among ranks by width (each rank has a slice of every expert), or divided (each has
+some whole), or both. Every rank has all rows, which attention has summed over ranks anyway. So the
+sum over ranks is the answer, and rows stay where they are. Checkpoints keep experts fused (one
+tensor for all) or apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from saccade.parallel import Shard
 
 @dataclass(frozen=True, slots=True)
 class MoEShape:
-    """`experts` gated MLPs with `width` values each, over all ranks. A row goes to `top` of them.
+    """`experts` gated MLPs with `width` values each, over all ranks. A row goes to `top` experts.
 
     outputs_first: where the file leaves it open, the family's fused matrices are [out, in] each.
     """
@@ -41,7 +41,7 @@ class MoEShape:
 
 
 class Mine(NamedTuple):
-    """The experts that a rank holds, and its values of each."""
+    """The experts that a rank holds, and its values in each."""
 
     experts: slice
     width: slice
@@ -52,7 +52,7 @@ Kept = Sequence[Matrix] | Stack
 
 
 class RoutedExperts:
-    """A layer's experts. The caller says which of them a row goes to."""
+    """A layer's experts. The caller says which ones a row goes to."""
 
     __slots__ = ("act", "experts", "first", "ops", "shard")
 

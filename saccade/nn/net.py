@@ -41,7 +41,7 @@ class TowerAlone:
 
 
 class NoVision:
-    """A stand-in for the tower of a model without images (`FamilySpec.sees_images`).
+    """A stand-in for the tower where a model has no images (`FamilySpec.sees_images`).
 
     Implements `VisionNet`. Images never come this far.
     """

@@ -19,6 +19,6 @@ class Part:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """Return the shape of the slice."""
+        """Return the slice's shape."""
         cut = (len(range(*index.indices(size))) for index, size in zip(self.index, self.shape))
         return (*cut, *self.shape[len(self.index) :])

@@ -25,9 +25,9 @@ def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return row and column of each patch, [height * width] each.
+    """Return each patch's row and column, [height * width] each.
 
-    The merge x merge patches of a token stand together.
+    A token's merge x merge patches stand together.
     """
     places = np.indices((height, width)).reshape(2, height // merge, merge, width // merge, merge)
     row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
@@ -44,7 +44,7 @@ class PatchKernel:
     ) -> None:
         """Load the kernel.
 
-        sizes: values of a row, pixels along a patch's edge, patches along a token's edge.
+        sizes: values per row, pixels along a patch's edge, patches along a token's edge.
         """
         hidden, self.patch, self.merge = sizes
         self.dtype = weights.dtype
@@ -105,6 +105,6 @@ def _share(cut: Cut) -> int:
 def split_images(
     net: VisionNet, embeddings: torch.Tensor, facts: Sequence[GridFacts]
 ) -> tuple[torch.Tensor, ...]:
-    """Split the rows of a pack among its images."""
+    """Split a pack's rows among its images."""
     counts = [net.rows(fact.num_patches) for fact in facts]
     return embeddings[: sum(counts)].split(counts)

@@ -1,5 +1,5 @@
-"""The inputs of a forward pass (`Batch`, `Pack`), its attention (`Attention`), and the contract of
-a family's network (`FamilyNet`, `VisionNet`).
+"""A forward pass's inputs (`Batch`, `Pack`), its attention (`Attention`), and the contract with a
+family's network (`FamilyNet`, `VisionNet`).
 
 All are passed as arguments and stay out of globals. `runtime/` builds them.
 """
@@ -27,13 +27,13 @@ from saccade.nn.low_rank import Adapters
 class Batch:
     """T tokens in R rows, back to back, on the device at a fixed address.
 
-    Row r is the last `q_starts[r + 1] - q_starts[r]` tokens of a sequence. Once the row's own are
-    cached, the first `kv_lengths[r]` tokens of that sequence are in the KV cache, on the pages
-    `page_table[slots[r]]`, in order. Lines of the page table are slots, so that a step writes only
+    Row r is a sequence's last `q_starts[r + 1] - q_starts[r]` tokens. Once the row's own are
+    cached, that sequence's first `kv_lengths[r]` tokens are in the KV cache, on the pages
+    `page_table[slots[r]]`, in order. The page table's lines are slots, so that a step writes only
     new pages. singles: how many rows, the first ones, have one token each. embeddings: image rows
     to put in place of token embeddings at `splice_rows`, with all deepstack levels side by side.
-    sample_rows: the rows before a draw. adapters: the tokens with an adapter. kept: by the first
-    token of a row, the line of the state memory that gets the sequence's state after the row.
+    sample_rows: the rows before a draw. adapters: the tokens with an adapter. kept: by a row's
+    first token, the line in the state memory that gets the sequence's state after the row.
     """
 
     # each token
@@ -56,7 +56,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """The inputs of a layer with the gated delta rule, for T tokens.
+    """What a layer with the gated delta rule takes in, for T tokens.
 
     mixed: queries, keys and values, before the convolution with weights `taps`, the newest input's
     last. decay: logarithms, at most 0. beta: the part of a correction that is made.
@@ -71,7 +71,7 @@ class DeltaInputs:
 class Recurrence(Protocol):
     """Linear attention by the gated delta rule (`kernels/delta.py`).
 
-    Its memory of each sequence is a state, which it brings up to date.
+    It remembers each sequence by a state, which it brings up to date.
     """
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
@@ -95,26 +95,26 @@ class Attention(Protocol):
     def __call__(
         self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        """Attend with projected heads of queries, keys and values [T, Hq + 2 Hkv, D].
+        """Attend with projected heads for queries, keys and values [T, Hq + 2 Hkv, D].
 
         Returns each query's attention [T, Hq, D]. Queries and keys are normalised and turned, and
-        keys and values are cached. Then each query sees the cached tokens of its own sequence, up
-        to its own. May change `qkv`.
+        keys and values are cached. Then each query sees its own sequence's cached tokens, up to its
+        own. May change `qkv`.
         """
         ...
 
     def read(self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int) -> torch.Tensor:
         """Attend with queries alone [T, Hq, D], which see what `layer` has cached in the step.
 
-        This is for a layer without keys and values of its own.
+        This is for a layer without its own keys and values.
         """
         ...
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
         """Attend over latents [T, L], in a layer that keeps these (`core.family.latent_cache`).
 
-        Maps each head's query [T, Hq, L] to its mean of the latents that it sees [T, Hq, L]. Scores
-        are divided by the root of L.
+        Maps each head's query [T, Hq, L] to the mean [T, Hq, L] over the latents that it sees.
+        Scores are divided by the root of L.
         """
         ...
 
@@ -124,12 +124,12 @@ class GridFacts:
     """All that a vision tower needs to know about one grid of N patches (M tokens).
 
     Tensors are on the tower's device. Rows are in the order of the tower's blocks, unless said
-    otherwise. places: each patch's place on each axis of the tower's rotary embedding.
+    otherwise. places: each patch's place on each axis in the tower's rotary embedding.
     position_embedding: learned positions at the patches, in merged order, before `order` is
-    applied, or `None` without. order: the token, or the block of the canvas that becomes it, at
-    each place of the tower's own order. restore: the inverse, or for `split` alone each token's row
-    among those of its image. `None` stands for reading order. segments: for each kind of attention
-    in the tower, the lengths in patches of the runs that attend to each other.
+    applied, or `None` without. order: the token, or the canvas block that becomes it, at each place
+    in the tower's own order. restore: the inverse, or for `split` alone each token's row among its
+    image's. `None` stands for reading order. segments: per kind of attention in the tower, how many
+    patches each run has. Patches in a run attend to each other.
     """
 
     places: torch.Tensor  # [A, N] int64
@@ -144,7 +144,7 @@ class GridFacts:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of memory, nearly all on the device."""
+        """Return the memory in bytes, nearly all on the device."""
         tensors = (self.places, self.position_embedding, self.order, self.restore)
         return sum(each.nbytes for each in tensors if each is not None) + 32 * sum(
             map(len, self.segments)
@@ -153,7 +153,7 @@ class GridFacts:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows `rows` of a pack, which attend to its rows `keys`, within `segments`.
+    """Rows `rows` in a pack, which attend to its rows `keys`, within `segments`.
 
     Segments count from the first of `rows`. If `keys` are more than `rows`, all belong to one
     segment.
@@ -166,10 +166,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Rows of several images, back to back, as for the blocks of a vision tower. They are on the
+    """Several images' rows, back to back, as a vision tower's blocks take them. They are on the
     device.
 
-    cuts: for each kind of attention in the tower, as in `GridFacts.segments`, the pieces in which a
+    cuts: per kind of attention in the tower, as in `GridFacts.segments`, the pieces in which a
     block does its work. Pieces depend on the pack alone, so that embeddings have the same bits
     whenever the pieces are computed.
     """
@@ -188,19 +188,19 @@ returns embeddings [M, embedding_width] of all images of a pack, in the tower's 
 
 
 class VisionNet(Protocol):
-    """The vision tower of one checkpoint.
+    """One checkpoint's vision tower.
 
     `blocks` reads only its argument, so that graphs can be captured.
     """
 
     @property
     def hidden(self) -> int:
-        """Return the number of values in a row."""
+        """Return how many values a row has."""
         ...
 
     @property
     def axes(self) -> int:
-        """Return the number of axes of a patch's place."""
+        """Return how many axes a patch's place has."""
         ...
 
     def rows(self, patches: int) -> int:
@@ -216,7 +216,7 @@ class VisionNet(Protocol):
     def longest_segments(self) -> tuple[int | None, ...]:
         """Return the most patches that may see each other, for each kind of attention.
 
-        `None` stands for all of an image's patches.
+        `None` stands for all patches in an image.
         """
         ...
 
@@ -238,8 +238,8 @@ class VisionNet(Protocol):
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split the output of `blocks` for a pack of these images, image by image.
 
-        Each has [num_tokens, embedding_width], in the order of an image's tokens in a prompt,
-        separators included, in memory of its own.
+        Each has [num_tokens, embedding_width], ordered as an image's tokens in a prompt, separators
+        included, in its own memory.
         """
         ...
 
@@ -269,7 +269,7 @@ class LanguageModel(Protocol):
 
     @property
     def hidden(self) -> int:
-        """Return the number of values in a state."""
+        """Return how many values a state has."""
         ...
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
@@ -300,26 +300,26 @@ class DraftHead(Protocol):
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden] of the head's states -> [R, vocab_size] in float32."""
+        """Map the head's states [R, hidden] -> [R, vocab_size] in float32."""
         ...
 
 
 class FamilyNet(TowerNet, Protocol):
-    """The tensors of one checkpoint.
+    """One checkpoint's tensors.
 
     A family makes a `VisionNet` and a `LanguageModel`, and `nn.net.WholeNet` makes the rest.
     """
 
     @property
     def hidden(self) -> int:
-        """Return the number of values in a state."""
+        """Return how many values a state has."""
         ...
 
     @property
     def head(self) -> DraftHead | None: ...
 
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """Compute the states of all T tokens, [T, hidden], after the last layer.
+        """Compute all T tokens' states, [T, hidden], after the last layer.
 
         `attention` has planned for `batch`. Reads only the arguments, so that a graph can be
         captured.
@@ -327,14 +327,14 @@ class FamilyNet(TowerNet, Protocol):
         ...
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Apply the last norm to some rows [R, hidden] of the states from `forward`.
+        """Apply the last norm to some states [R, hidden] from `forward`.
 
         The result is the head's input.
         """
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute logits [R, vocab_size] in float32 for some rows of the states from `forward`.
+        """Compute logits [R, vocab_size] in float32 for some states from `forward`.
 
         Every rank takes part.
         """

@@ -1,8 +1,7 @@
-"""SigLIP, for packed tiles of any number of images; a family brings the connector behind it.
+"""SigLIP, for packed tiles from any number of images. A family brings the connector behind it.
 
-Each tile is a segment of its own: its patches, in the order in which the merge x merge patches of a
-token stand together, so that bringing them together is a view. Knows nothing about which image a
-tile is of.
+Each tile is its own segment. A token's merge x merge patches stand together in it, so that bringing
+them together is a view. Knows nothing about which image a tile is of.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class SiglipTower:
     ) -> None:
         """Build the tower.
 
-        `order`: the place of each of a tile's patches, in merged order, in the table of learned
+        `order`: where each patch in a tile, in merged order, stands in the table of learned
         positions. `connector`: maps tokens' patches [M, merge^2, hidden] to embeddings [M, out].
         """
         self.config = config

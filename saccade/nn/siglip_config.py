@@ -1,4 +1,4 @@
-"""The shape of a SigLIP tower: a family reads it from a checkpoint, `nn/siglip.py` builds it.
+"""A SigLIP tower's shape: a family reads it from a checkpoint, `nn/siglip.py` builds it.
 
 Knows nothing about torch.
 """
@@ -16,7 +16,7 @@ class SiglipConfig:
     """SigLIP, which sees one tile of `side` x `side` pixels at a time, and the connector behind it.
 
     merge x merge neighbouring patches become one token. fused: files have a block's queries, keys
-    and values as one matrix, and the learned positions of one image, as timm has them.
+    and values as one matrix, and one image's learned positions, as timm has them.
     """
 
     depth: int

@@ -1,7 +1,6 @@
-"""The shape of a language model. A family reads it from a checkpoint, and `nn/decoder.py` builds
-it.
+"""A language model's shape. A family reads it from a checkpoint, and `nn/decoder.py` builds it.
 
-Knows nothing about torch: what is said of a checkpoint without tensors uses it too.
+Knows nothing about torch: what is said about a checkpoint without tensors uses it too.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ class Yarn:
     """YaRN's long rope (arXiv 2309.00071).
 
     Frequencies that turn at least `fast` times within the `original` positions stay. Those with at
-    most `slow` turns are divided by `factor`, and others are between. amplitude: of the tables.
-    whole: the bounds are rounded outwards to whole frequencies.
+    most `slow` turns are divided by `factor`, and others are between. amplitude: factor on the
+    tables. whole: the bounds are rounded outwards to whole frequencies.
     """
 
     factor: float
@@ -28,7 +27,7 @@ class Yarn:
     whole: bool
 
     def bounds(self, theta: float, dim: int) -> tuple[float, float]:
-        """Find the first of `dim / 2` frequencies to change, and the first to be divided fully."""
+        """Find which of `dim / 2` frequencies changes first, and which is first divided in full."""
 
         def place(turns: float) -> float:
             return dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -81,10 +80,10 @@ class ExpertsConfig:
 class LatentConfig:
     """Attention over latents (`nn/latent.py`).
 
-    latent: values per token from which each head makes its keys and values. plain: values of a
-    head's queries and keys that stay as they are. turned: those that are turned. values: values of
-    a head's values. query_latent: values from which queries are made, or `None` if from the layer's
-    input. eps: of the norms within. sharpness: scores are multiplied by it.
+    latent: values per token from which each head makes its keys and values. plain: values in a
+    head's queries and keys that stay as they are. turned: those that are turned. values: the size
+    of a head's values. query_latent: values from which queries are made, or `None` if from the
+    layer's input. eps: for the norms within. sharpness: scores are multiplied by it.
     """
 
     latent: int
@@ -104,7 +103,7 @@ class LatentConfig:
     def query_factor(self) -> float:
         """Return the factor on queries.
 
-        Attention divides scores by the root of `width`, the model by that of a head's size.
+        Attention divides scores by the root of `width`, the model by the root of a head's size.
         """
         return self.sharpness * float((self.width / (self.plain + self.turned)) ** 0.5)
 

@@ -18,7 +18,7 @@ from saccade.nn.part import Part as Part
 
 
 class Weights(Protocol):
-    """The tensors of one checkpoint."""
+    """One checkpoint's tensors."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -33,7 +33,7 @@ class Weights(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """Return the adapters' additions to the products of the layers being built."""
+        """Return the adapters' additions to products in the layers being built."""
         ...
 
     def load(self, *parts: Part) -> torch.Tensor:
@@ -57,17 +57,17 @@ class Weights(Protocol):
         ...
 
     def has(self, name: str, /) -> bool:
-        """Return True for the canonical name of a tensor. Random weights have any."""
+        """Return True for a tensor's canonical name. Random weights have any."""
         ...
 
     def fits(self, part: Part, /) -> bool:
-        """Return True for a tensor of the given shape. Random weights have any."""
+        """Return True for a tensor with the given shape. Random weights have any."""
         ...
 
     def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:
         """Return a matrix [out, in] cut from the loaded tensor `name`, or the whole tensor.
 
-        It has the form of `load_matrix`.
+        It has the form that `load_matrix` gives.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Requests for every worker: uploaded files, their deletion, and flushed caches.
 
-An upload has one id everywhere: the id holds the digest of the content, and its random end is
-chosen by the router. All ready workers keep the file, or none does. Knows nothing about the files'
-content.
+An upload has one id everywhere: the id holds the content's digest, and its random end is chosen by
+the router. Either all ready workers keep the file, or it is taken back. Knows nothing about the
+files' content.
 """
 
 from __future__ import annotations

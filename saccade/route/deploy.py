@@ -1,6 +1,6 @@
-"""The description of a deployment for Ray Serve: the file that `serve run` and `serve deploy` read.
+"""A deployment's description for Ray Serve: the file that `serve run` and `serve deploy` read.
 
-Imports no Ray: the file can be written anywhere. Knows nothing about routing.
+Works without importing Ray: the file can be written anywhere. Knows nothing about routing.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _engine(deploy: DeployOptions) -> dict[str, Any]:
 def _encoder(deploy: DeployOptions) -> dict[str, Any]:
     """Return the encoders' deployment.
 
-    Requests are not routed to it. Servers are told its address, and ask the encoders themselves.
+    It gets no routed requests. Servers are told its address, and ask the encoders themselves.
     """
     return {"name": ENCODER, "num_replicas": deploy.encoders, **_server(deploy)}
 
@@ -161,7 +161,7 @@ def _ingress(deploy: DeployOptions, spread: SpreadOptions) -> dict[str, Any]:
 
 
 def as_yaml(value: Mapping[str, Any]) -> str:
-    """Write mappings and lists of mappings as lines, everything else as JSON, a subset of YAML."""
+    """Write mappings, and lists of them, as lines. Everything else is JSON, a subset of YAML."""
     return "\n".join(_lines(value)) + "\n"
 
 

@@ -1,5 +1,5 @@
 """A stream of events on its way. Complete events go on at once, and an incomplete event waits, so
-that a dying worker leaves no half event behind.
+that a dying worker leaves only whole events behind.
 
 Owns the bound on waiting bytes. Knows nothing about the events' content.
 """

@@ -1,6 +1,6 @@
-"""The workers: their readiness, their load, and the order of asking.
+"""The workers: their readiness, their load, and the order in which they are asked.
 
-Owns their health, checked once a second, and the number of this router's requests at each. Knows
+Owns their health, checked once a second, and how many of this router's requests each has. Knows
 nothing about HTTP beyond `/health`.
 """
 
@@ -50,8 +50,8 @@ class _Said(msgspec.Struct):
 class Backend:
     """A worker as the router knows it.
 
-    name: its URL, which ranks it. instance: the name of the server's run, "" while unknown. load:
-    this router's requests at the worker. doubted: to be checked out of turn.
+    name: its URL, which ranks it. instance: the server run's name, "" while unknown. load: this
+    router's requests at the worker. doubted: to be checked out of turn.
     """
 
     def __init__(self, url: str) -> None:
@@ -102,7 +102,7 @@ class Fleet:
     def ready(self) -> list[Backend]:
         """Return the workers that may be asked.
 
-        A silent worker may just be too busy to report, and is asked if no other is left.
+        A silent worker may just be too busy to report, and is asked as a last resort.
         """
         of = {state: [each for each in self.replicas if each.state == state] for state in ASKED}
         return next((found for found in of.values() if found), [])

@@ -1,7 +1,7 @@
 """Which web pages may use a router, and read the answers that it makes itself.
 
-Owns the choice of these answers: all without headers about origins. Servers' answers pass
-unchanged. Knows nothing about routes.
+Chooses these answers: all without headers about origins. Servers' answers pass unchanged. Knows
+nothing about routes.
 """
 
 from __future__ import annotations

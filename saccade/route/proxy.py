@@ -1,7 +1,7 @@
 """The router's HTTP: a request goes to the first-ranked worker, its answer comes back as a stream.
 
 Owns a request's share of memory on its way, the retry on another worker after a death before the
-first byte of the answer, and the words for an answer that breaks off. Reads no more of a body than
+answer's first byte, and the words for an answer that breaks off. Reads as much of a body as
 `affinity.py` does, and leaves keys, fields and limits to the workers. One event loop.
 """
 

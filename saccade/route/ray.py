@@ -2,7 +2,7 @@
 deploy ray` writes.
 
 Two deployments. `engine`: each replica owns a real `saccade serve` process (`server_process.py`). A
-third, `encoder`, may own servers of role encode, named to the other servers by their owners.
+third, `encoder`, may own servers with role encode, named to the other servers by their owners.
 `ingress`: the router of `saccade route` (`proxy.py`), except for the choice of replica. Ray knows
 the replicas, and picks one by `DigestAffinityRouter`, which ranks by `rank.py`. Ray holds a place
 at the replica during the request. The request itself goes from the ingress to the server by HTTP,
@@ -145,7 +145,7 @@ class RayEngine:
             os._exit(1)
 
     async def where(self) -> dict[str, str]:
-        """Return the replica's name for Ray, its server's URL, and the name of the server's run."""
+        """Return the replica's name for Ray, its server's URL, and the server run's name."""
         name = serve.get_replica_context().replica_id.unique_id
         return {"name": name, "url": self._url, "instance": await self._server.health()}
 
@@ -197,8 +197,8 @@ class RayEngine:
 def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
     """Return the wanted number of servers.
 
-    It is one per `target_ongoing_requests` of requests running, waiting at servers, and waiting for
-    a server.
+    There is one server per `target_ongoing_requests` requests that run, wait at servers, or wait
+    for one.
     """
     told = (context.aggregated_metrics or {}).get(REQUESTS, {})
     if not told:
@@ -310,7 +310,7 @@ class RayFleet(Fleet):
 
 
 class RayIngress:
-    """The ASGI application of the ingress: a router in front of Ray's replicas."""
+    """The ingress's ASGI application: a router in front of Ray's replicas."""
 
     def __init__(self, engines: DeploymentHandle, options: SpreadOptions, host: str) -> None:
         forget(*KEY_VARIABLES)  # they are the servers' to check

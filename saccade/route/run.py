@@ -1,6 +1,6 @@
 """The life of the router's process: listen, check the workers, route, and end in order.
 
-Starts and ends no worker. Knows nothing about routing but its parts.
+Leaves starting and ending workers to others. Knows nothing about routing but its parts.
 """
 
 from __future__ import annotations

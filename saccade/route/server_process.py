@@ -1,7 +1,7 @@
-"""A `saccade serve` process owned by a replica of Ray Serve: its start, its health, its end.
+"""A `saccade serve` process owned by a Ray Serve replica: its start, its health, its end.
 
-The server is the same as without Ray: a process with a port of its own, which ends with its owner.
-Knows nothing about Ray.
+The server is the same as without Ray: a process with its own port, which ends with its owner. Knows
+nothing about Ray.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ class OwnedServer:
         return self._address.result()
 
     async def health(self) -> str:
-        """Return the name of the server's run. Raises RuntimeError unless the server reports
-        health.
-        """
+        """Return the server run's name. Raises RuntimeError unless the server reports health."""
         try:
             answer = await self._http.get(f"{self._address.result(0)}/health")
         except httpx.TransportError as error:

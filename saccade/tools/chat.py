@@ -70,8 +70,8 @@ def converse(
     """Hold a session. Each line is a question or a command (`HELP`).
 
     A failed question is reported, and the session goes on as if it had not been asked. Ctrl-C ends
-    an answer, not the session. Raises a SaccadeError for an unreadable image in `images`, and for
-    an absent server.
+    only an answer. Raises a SaccadeError for an unreadable image in `images`, and for an absent
+    server.
     """
     parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
@@ -197,7 +197,7 @@ class _Session:
         return told
 
     def _forget_images(self, status: int) -> str:
-        """Report on the images of a refused question.
+        """Report on a refused question's images.
 
         Images that may have caused the refusal are left out of the next question.
         """
@@ -228,7 +228,7 @@ class _Session:
 
 
 def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
-    """Print the text of a stream of chat completion chunks.
+    """Print the text from a stream of chat completion chunks.
 
     Returns the text, and lines about cache hits, as far as reported. Raises SaccadeError for a
     stream that ends in an error.

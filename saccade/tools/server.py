@@ -1,5 +1,5 @@
-"""The common part of all clients of a server: its address, the name of its model, and words for
-refusals and failures.
+"""What all clients share: a server's address, its model's name, and words for refusals and
+failures.
 
 Knows nothing about the questions.
 """
@@ -27,7 +27,7 @@ def root(base_url: str) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """Return the reason of a failed connection, beneath the HTTP library's own words."""
+    """Return why a connection failed, beneath the HTTP library's own words."""
     while beneath := error.__cause__ or error.__context__:
         error = beneath
     return (
@@ -38,7 +38,7 @@ def cause(error: BaseException) -> str:
 
 
 def unreachable(address: str, error: BaseException) -> ConfigError:
-    """Return the error for a caller that cannot begin without the server."""
+    """Return the error for a caller that needs the server to begin."""
     return ConfigError(
         f"cannot connect to {shown_url(address)} ({cause(error)}): is the server running? "
         "--base-url says where"
@@ -81,7 +81,7 @@ def first_model(address: str, headers: Mapping[str, str], timeout: float) -> str
 
 
 def named_first(address: str, status: int, body: str) -> str:
-    """Return the first model that an answer of /v1/models names. Raises ConfigError."""
+    """Return the first model that an answer from /v1/models names. Raises ConfigError."""
     if status == 401:
         raise ConfigError(f"{shown_url(address)}: {refusal(status, body)}")
     try:

@@ -35,8 +35,8 @@ THOUGHTS = (THINK, *(each.thoughts for each in FORMATS.values() if each.thoughts
 class AnswerFormat:
     """How a model writes tool calls and reasoning.
 
-    calls: the format of calls. With `None` the model is not known to write any. reasoning: the tags
-    around reasoning before an answer. With `None` the model is not known to reason.
+    calls: the format for calls, or `None` if unknown. reasoning: the tags around reasoning before
+    an answer, or `None` if unknown.
     """
 
     calls: ToolFormat | None = None

@@ -1,8 +1,8 @@
 """Tokens out, text out: incremental detokenising, and stop strings.
 
-Owns the bytes of each token, and the state of one answer's text. A delta never holds half a
-character; the deltas of an answer add up to the decoding of all its tokens at once. Knows nothing
-about requests, streams or the reasons for an answer's end.
+Owns each token's bytes, and the state of one answer's text. A delta holds whole characters. An
+answer's deltas add up to the decoding of all its tokens at once. Knows nothing about requests,
+streams or the reasons for an answer's end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SPACE = "\u2581"  # SentencePiece's visible space
 
 
 class Vocabulary:
-    """The bytes of each token, as the tokenizer's decoder would write them.
+    """Each token's bytes, as the tokenizer's decoder would write them.
 
-    Reads two kinds of tokenizer: byte-level BPE (each character of a token stands for one byte) and
+    Reads two kinds of tokenizer: byte-level BPE (each character in a token stands for one byte) and
     SentencePiece's BPE (a visible space for a space, `<0xE4>` for a byte).
     """
 
@@ -107,7 +107,7 @@ _BYTE_OF = _byte_alphabet()
 
 
 class Detokenizer:
-    """The text of one answer, delta by delta, with constant work per token."""
+    """One answer's text, delta by delta, with constant work per token."""
 
     def __init__(
         self, vocabulary: Vocabulary, special: bool = False, tags: frozenset[str] = frozenset()
@@ -178,7 +178,7 @@ class StopStrings:
 def _beginning(stop: str, text: str) -> int:
     """Return where the longest suffix of `text` that begins `stop` starts.
 
-    Returns the end of `text` if no suffix does.
+    Returns the length of `text` if no suffix does.
     """
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):

@@ -47,7 +47,9 @@ class JsonScanner:
         return character if self._feed_mark(character) else None
 
     def skip(self, data: str, at: int) -> int:
-        """Return the end of the characters of `data` from `at` on that only lengthen a string."""
+        """Return the index in `data` behind the characters from `at` on that only lengthen a
+        string.
+        """
         plain = _PLAIN.match(data, at) if self._in_string and self._escape < 0 else None
         return at if plain is None else plain.end()
 
@@ -164,7 +166,7 @@ class JsonCall:
         return taken
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False if the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         if self._scanner is not None:
             return self._feed_scanner(self._scanner, character)
         if character in _SPACE and not self._matched:
@@ -190,9 +192,9 @@ class JsonCall:
         return character == self._close[self._matched - 1]
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a string.
+        """Take the characters in `data` from `at` on that only lengthen a string.
 
-        Returns the index of the rest.
+        Returns the index behind them.
         """
         end = at if self._scanner is None else self._scanner.skip(data, at)
         if end > at:
@@ -274,7 +276,7 @@ def _as_object(text: str) -> str | None:
 
 
 def _is_text(text: Any) -> bool:
-    """Return False for half of a surrogate pair, which JSON can name but no answer can hold."""
+    """Return False for half a surrogate pair, which JSON can name but an answer cannot hold."""
     try:
         str(text).encode()
     except UnicodeEncodeError:

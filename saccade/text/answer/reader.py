@@ -1,7 +1,7 @@
 """The parts of an answer as they come: reasoning, text and tool calls.
 
-Owns their order: reasoning first, calls in either. Knows nothing about the spelling of each, tokens
-or HTTP.
+Owns their order: reasoning first, calls in either. Knows nothing about their spelling, tokens or
+HTTP.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AnswerEvent = Event | Reasoned
 class ReadAs:
     """How to read an answer, known before it comes.
 
-    where: `reasoning_at` the prompt, in `tags`. With `None` the model's tags of reasoning are text.
+    where: `reasoning_at` the prompt, in `tags`. With `None` the model's reasoning tags are text.
     form: how the model writes calls. With `None` calls are text. tools: each tool's schema, by
     name. certain: a grammar holds the model to its calls, which are therefore reported as they
     come. single: the answer ends with its first call. special: special tokens are text, by name.
@@ -106,8 +106,8 @@ class AnswerReader:
     ) -> None:
         """Begin an answer.
 
-        where: `reasoning_at` the prompt. With `None` the model's tags of reasoning are text. form:
-        how the model writes calls. With `None` calls are text. `tools`, `eager`: as in `ToolCalls`.
+        where: `reasoning_at` the prompt. With `None` the model's reasoning tags are text. form: how
+        the model writes calls. With `None` calls are text. `tools`, `eager`: as in `ToolCalls`.
         certain: calls break only where the answer ends.
         """
         self._reasoning = None if where is None else Reasoning(where, tags)

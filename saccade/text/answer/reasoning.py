@@ -53,7 +53,7 @@ def reasoning_at(prompt: str, tags: Tags = THINK) -> Where:
 
 
 class Reasoning:
-    """Splits one answer. Any cutting of its text gives the same reasoning and the same rest."""
+    """Splits one answer. However its text is cut, reasoning and rest are the same."""
 
     def __init__(self, where: Where, tags: Tags = THINK) -> None:
         self._where: Where = where

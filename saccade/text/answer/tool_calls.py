@@ -1,8 +1,8 @@
 """Tool calls in an answer's text, read as they come: `ToolCalls.feed`.
 
 Owns the way from text to calls, in any format (`tool_format.py`). Anything but a perfect call is
-text, and no cutting of the answer changes the reading. White space around a call belongs to the
-call. Knows nothing about HTTP, tokens, or running tools.
+text, however the answer is cut. White space around a call belongs to the call. Knows nothing about
+HTTP, tokens, or running tools.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments. The pieces together are a JSON object."""
+    """A piece of a call's arguments. Together, the pieces are a JSON object."""
 
     index: int
     text: str

@@ -1,6 +1,6 @@
-"""The socket of tool formats: what one brings to be found, read and held to by a grammar.
+"""The socket for tool formats: what one brings to be found, read and held to by a grammar.
 
-A format is a module or a folder of `formats/`, where `answer_format.py` finds it: no other file
+A format is a module or a folder in `formats/`. `answer_format.py` finds it there, and no other file
 names it.
 """
 
@@ -34,13 +34,13 @@ class CallReader(Protocol):
         ...
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False if the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         ...
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a string, in one go.
+        """Take the characters in `data` from `at` on that only lengthen a string, in one go.
 
-        Returns the index of the first that does more.
+        Returns the index behind them.
         """
         ...
 
@@ -63,14 +63,14 @@ class ToolFormat:
     """How a model writes tool calls: `FORMAT` in a module of that name.
 
     marks: texts, each of which shows the format in a chat template. order: formats are tried from
-    the lowest. A format that shares another's marks therefore comes later. thoughts: the tags of
-    reasoning that come with this format alone.
+    the lowest. A format that shares another's marks therefore comes later. thoughts: the reasoning
+    tags that come with this format alone.
 
     opens: the tag that opens a call. tags: all that are read where calls are, special tokens or
-    not. reader: makes the reader of one call from each tool's schema. following: makes the reader
-    of what may come behind a call without a tag. bare: an object at the answer's beginning is a
-    call without a tag. grammar: makes the grammar of calls, in a tokenizer's terms. note: for
-    people, behind the name.
+    not. reader: makes one call's reader from each tool's schema. following: makes the reader for
+    what may come behind a call without a tag. bare: an object at the answer's beginning is a call
+    without a tag. grammar: makes the calls' grammar, in a tokenizer's terms. note: for people,
+    behind the name.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """A call's arguments that come as texts, name by name. Each becomes JSON in the type that the
 tool's schema gives it.
 
-Knows nothing about the spelling of calls.
+Knows nothing about calls' spelling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TypedArguments:
     """
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
-        """Begin a call. `tools`: schemas of parameters by tool."""
+        """Begin a call. `tools`: parameters' schemas by tool."""
         self.tool = ""
         self._tools = tools
         self._keys: set[str] = set()

@@ -1,6 +1,6 @@
 """From a requested answer form to a grammar that is compiled once.
 
-Owns the spellings of the request (OpenAI's `response_format`, vLLM's `structured_outputs` and
+Owns the request's spellings (OpenAI's `response_format`, vLLM's `structured_outputs` and
 `guided_*`), the text that the engine's matchers begin from, and its cache. Knows nothing about tool
 calls (`tool_grammar.py` writes theirs), rows or masks.
 """
@@ -85,7 +85,7 @@ FREE = Spacing((",", ":"), _BREAKS)
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """The form of an answer. `param`: the field that asks for the form, as the client wrote it.
+    """An answer's form. `param`: the field that asks for the form, as the client wrote it.
 
     json: `value` is a schema. regex, lark: their text. choice: the possible answers. parts: ready
     grammars, the first for the whole, made from the schemas in `inner`. They are our own, never a
@@ -242,7 +242,7 @@ def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> OutputCon
 
 
 def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
-    """Return the white space of JSON answers. `where`: the client's name for `breaks`."""
+    """Return the white space for JSON answers. `where`: the client's name for `breaks`."""
     if breaks is not None:
         if not isinstance(breaks, str):
             raise InvalidRequest(f"{where}: expected a regular expression", where)
@@ -255,7 +255,7 @@ def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
 
 
 def schema_part(name: str, schema: Any, spacing: Spacing = AS_DUMPED) -> Part:
-    """Return a part for documents of `schema`, which `prepare_schema` has checked."""
+    """Return a part for documents under `schema`, which `prepare_schema` has checked."""
     if not isinstance(schema, dict):
         schema = {} if schema else {"allOf": [False]}
     return {"name": name, "json_schema": {**schema, "x-guidance": spacing.options()}}
@@ -267,7 +267,7 @@ def lark_part(name: str, lark: str) -> Part:
 
 
 def quoted(text: str) -> str:
-    """Return a string of Lark, which takes JSON's except for one character."""
+    """Return `text` as a Lark string. Lark takes JSON's strings except for one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -293,9 +293,9 @@ class Grammars:
         self._known: OrderedDict[str, Grammar] = OrderedDict()
 
     def compile(self, wish: OutputConstraint, thinks_until: str | None = None) -> Grammar:
-        """Return the grammar of `wish`. Takes milliseconds, or a lookup for a recent one.
+        """Return the grammar for `wish`. Takes milliseconds, or a lookup for a recent one.
 
-        thinks_until: the end mark of reasoning before the answer, e.g. "</think>". The reasoning
+        thinks_until: the mark that ends reasoning before the answer, e.g. "</think>". The reasoning
         itself is free. With `None` the answer begins at once. Raises InvalidRequest whose `param`
         names the place.
         """

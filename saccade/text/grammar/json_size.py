@@ -14,8 +14,8 @@ from typing import Any
 class Extent:
     """The size of a JSON value.
 
-    characters: of all strings, keys included, plus two for each pair of brackets and one for any
-    other value. depth: lists and objects within each other. It is 0 for a value that is neither.
+    characters: those in all strings, keys included, plus two per pair of brackets and one per other
+    value. depth: lists and objects within each other. It is 0 for a value that is neither.
     """
 
     characters: int

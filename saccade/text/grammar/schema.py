@@ -1,6 +1,6 @@
-"""JSON schemas in the form of grammars: refused and reworded parts.
+"""JSON schemas made fit for grammars: refused and reworded parts.
 
-Owns the bounds of a schema, the keywords beyond any grammar, and two gaps of the library: schemas
+Owns the bounds on a schema, the keywords beyond any grammar, and two gaps in the library: schemas
 that only endless documents satisfy, and `oneOf` whose branches exclude each other. Knows nothing
 about grammars' text, tokens or requests.
 """
@@ -120,9 +120,8 @@ def _is_deep(value: Any) -> bool:
 def prepare_schema(schema: Any, param: str) -> Any:
     """Return a copy of `schema`, checked and reworded for the library.
 
-    Raises InvalidRequest whose `param` names the place of a schema that is malformed, beyond the
-    bounds, beyond any grammar (`not`, `if`, `patternProperties`, ...), or satisfied only by endless
-    documents.
+    Raises InvalidRequest whose `param` names where a schema is malformed, beyond the bounds, beyond
+    any grammar (`not`, `if`, `patternProperties`, ...), or satisfied only by endless documents.
     """
     if _is_deep(schema):
         raise InvalidRequest(
@@ -147,7 +146,7 @@ def prepare_schema(schema: Any, param: str) -> Any:
 
 
 class _Checked:
-    """A schema after inspection of every place. `nodes`: the inner schemas, by place."""
+    """A schema with every place inspected. `nodes`: the inner schemas, by place."""
 
     def __init__(self, root: Any, param: str) -> None:
         self.root = root
@@ -258,7 +257,7 @@ class _Checked:
     def _merged(self, place: Place) -> Iterator[tuple[Place, Place]]:
         """Yield the schemas within the one at `place`, and the target of its reference.
 
-        Each comes with the place of its document within this schema's document.
+        Each comes with its document's place within this schema's document.
         """
         for part in self.children(place):
             step = part[len(place) :]
@@ -294,8 +293,8 @@ class _Checked:
     def _close(self) -> None:
         """Allow only named properties, if the schema leaves the question open.
 
-        Any document of the closed schema fits the open one. In an open schema a model could go on
-        with names of its own without end, useless to a client with a class.
+        Any document that fits the closed schema fits the open one. In an open schema a model could
+        invent names without end, useless to a client with a class.
         """
         for node in self.nodes.values():
             if isinstance(node, dict) and "properties" in node:
@@ -392,7 +391,7 @@ class _Checked:
         )
 
     def _excludes(self, place: Place) -> bool:
-        """Return True if each document satisfies at most one branch of the `oneOf` at `place`."""
+        """Return True if each document satisfies at most one branch in the `oneOf` at `place`."""
         branches = [
             self._resolved((*place, "oneOf", index))
             for index in range(len(self.nodes[place]["oneOf"]))

@@ -1,7 +1,7 @@
 """A grammar for a model's tool calls, in the model's own spelling.
 
-Owns the meaning of `tool_choice`. Knows nothing about any spelling (`call_grammar.py`), reading
-calls, or matchers.
+Owns what `tool_choice` means. Knows nothing about any spelling (`call_grammar.py`), reading calls,
+or matchers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_tool_choice(
     """Return the grammar for `tool_choice`, or `None` if the answer is free.
 
     The choice "none" leaves the answer free, and so does "auto" unless a tool is strict. With a
-    strict tool, text is free, and a begun call has to be complete. `answer`: the form of an answer
+    strict tool, text is free, and a begun call has to be complete. `answer`: an answer's form
     without calls. Raises InvalidRequest that names the field.
     """
     match choice:
@@ -64,7 +64,7 @@ def _allowed(
     parallel: bool,
     answer: OutputConstraint | None,
 ) -> OutputConstraint:
-    """Allow calls to only some of the tools: optional (`auto`), or `required`."""
+    """Allow calls to only some tools: optional (`auto`), or `required`."""
     where = "tool_choice.allowed_tools"
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{where}.mode: expected "auto" or "required"', f"{where}.mode")

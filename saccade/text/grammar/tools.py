@@ -1,7 +1,7 @@
-"""The tools of a request, and how the model may use them.
+"""A request's tools, and how the model may use them.
 
 Owns OpenAI's `tools`, the bounds on them, and their form for chat templates. `tool_grammar.py`
-turns a choice into a grammar. Knows nothing about the spelling of calls.
+turns a choice into a grammar. Knows nothing about calls' spelling.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool of a request.
+    """One tool in a request.
 
     place, param: where its name and its parameters' schema stand in the request. num_characters:
-    length of name, description and schema.
+    how long name, description and schema are.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """The tools of a request and `choice` among them.
+    """A request's tools and `choice` among them.
 
     choice: OpenAI's `tool_choice`, as the client wrote it. `None` means "auto". parallel: an answer
     may have more than one call.
@@ -83,12 +83,12 @@ class ToolSet:
 
 
 def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
-    """Read the tools of a chat request. Raises InvalidRequest that names the field."""
+    """Read a chat request's tools. Raises InvalidRequest that names the field."""
     return read_each(tools, _read_tool)
 
 
 def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool]) -> tuple[Tool, ...]:
-    """Read the tools of a request in any dialect.
+    """Read a request's tools in any dialect.
 
     `read` makes a tool from the value at a place. Raises InvalidRequest for too many, for equal
     names, and for too much text.
@@ -121,10 +121,9 @@ def _read_tool(tool: Any, where: str) -> Tool:
 
 
 def read_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
-    """Read a tool from its name, description, strict and the schema of its input.
+    """Read a tool from its name, description, strict and its input's schema.
 
-    `schema` is the key of that schema. Raises InvalidRequest that names the fault's place below
-    `where`.
+    `schema` is that schema's key. Raises InvalidRequest that names the fault's place below `where`.
     """
     name, description = function.get("name"), function.get("description")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -147,7 +146,7 @@ def read_function(function: Mapping[str, Any], where: str, schema: str = "parame
 
 
 def _check_parameters(schema: Any, where: str) -> int:
-    """Check the basics of a schema, and return its number of characters.
+    """Check a schema's basics, and return how many characters it has.
 
     A grammar needs more (`schema.prepare_schema`).
     """

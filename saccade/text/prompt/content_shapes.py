@@ -1,7 +1,7 @@
 """The shape in which a chat template shows a message's content: one string, or a list of parts.
 
 Owns the search for it, once per template. A made-up conversation is rendered in both shapes, and a
-shape counts where its words come out as they went in. Owns also the fitting of messages to what was
+shape counts where its words come out as they went in. Owns also how messages are fitted to what was
 found. Knows nothing about tokens, or the client's fields.
 """
 
@@ -70,13 +70,13 @@ class ContentShapes:
 
 
 def _first_media(content: object) -> int | None:
-    """Return the number of the first part other than text."""
+    """Return where the first part other than text stands."""
     parts = enumerate(content if isinstance(content, list) else ())
     return next((number for number, part in parts if part["type"] != "text"), None)
 
 
 def find_shapes(render: Render) -> ContentShapes:
-    """Find the shapes that a template takes, by what it makes of conversations."""
+    """Find the shapes that a template takes, by how it renders conversations."""
     found = _Found(render)
     whole, short = [_said("system"), *_TALK], _TALK
     calling = [_said("user"), {"role": "assistant", "tool_calls": [_CALL]}, _said("tool")]
@@ -99,7 +99,7 @@ class _Found:
         self._best: dict[str, set[frozenset[Shape]]] = {}
 
     def look(self, talk: Sequence[TemplateMessage]) -> bool:
-        """Render a conversation with every mix of shapes. Return False if the template refuses them
+        """Render a conversation in every mix of shapes. Return False if the template refuses them
         all.
         """
         roles = sorted({each["role"] for each in talk if "content" in each})

@@ -1,10 +1,9 @@
-"""The offsets of a chat's parts in the text that the template renders.
+"""Where a chat's parts end in the text that the template renders.
 
-Owns the search. The chat is rendered once more, with a private character after the last visible
-character of each text, and as a text of its own after each image. Without private characters, both
-renderings are the same text, unless the template looks at the ends of texts. From the first
-difference on, all places are unknown. An unknown place counts as lying there. Knows nothing about
-tokens.
+Owns the search. The chat is rendered once more, with a private character after each text's last
+visible character, and as a separate text after each image. Without private characters, both
+renderings are the same text, unless the template looks at how texts end. From the first difference
+on, all places are unknown. An unknown place counts as lying there. Knows nothing about tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _FLAGS = re.compile(f"[{FLAGS}]")
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """The end of a part, or of a message that is one text. `message`, `part` are as in the chat."""
+    """The end of a part, or of a message with one text. `message`, `part` are as in the chat."""
 
     message: int
     part: int | None
@@ -38,7 +37,7 @@ class Landmark:
 def flagged(
     messages: Sequence[TemplateMessage],
 ) -> tuple[list[TemplateMessage], list[tuple[int, int | None]]]:
-    """Return the messages with flags, and (message, part) of each flag.
+    """Return the messages with flags, and (message, part) for each flag.
 
     The first message that is not the system's also begins with one.
     """
@@ -100,7 +99,7 @@ def _after(text: str, mark: str) -> str:
 
 
 def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> list[Landmark]:
-    """Return the ends of parts in `text`, in the order of the text.
+    """Return where parts end in `text`, in its order.
 
     `marked` is its rendering with flags.
     """

@@ -1,12 +1,12 @@
 """Clients' texts are data: special tokens come from the chat template alone.
 
 Owns the distinction between a special token's name in a message and one from the template. Owns
-also the tokenising of such a name as plain text. The means is a stand-in. Each special token has a
+also how such a name is tokenised, as plain text. The means is a stand-in. Each special token has a
 key character (`|` for Qwen's `<|im_end|>`). During rendering, a private character replaces every
 key character in the client's texts. So the texts cannot form a special token, however the template
-cuts and joins. Both texts have the same length, so that the special tokens of the marked text are
-the template's own, at the same places. Without special tokens' names in messages, the tokens are
-the reference's. Knows nothing about messages beyond strings, lists and dictionaries.
+cuts and joins. Both texts have the same length, so that the marked text's special tokens are the
+template's own, at the same places. Without special tokens' names in messages, the tokens are the
+reference's. Knows nothing about messages beyond strings, lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Literals:
 
 
 def _key_characters(names: Sequence[str]) -> list[str]:
-    """Choose characters such that each name has one of them.
+    """Choose characters such that each name contains at least one.
 
     They are few, and rarely used in templates' logic.
     """

@@ -102,11 +102,11 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Return the most characters of text in one token."""
+        """Return the most characters that one token has."""
         return max(map(len, self.backend.get_vocab()))
 
     def encode(self, text: str, special: bool = False, most: int | None = None) -> list[int]:
-        """Return the token ids of `text`. Raises TooManyTokens.
+        """Return the token ids for `text`. Raises TooManyTokens.
 
         `special` adds what the tokenizer puts around a bare text (templates write that themselves).
         Other threads run meanwhile, as the library releases the interpreter, which it does for
@@ -121,7 +121,7 @@ class Tokenizer:
         return [end for _, end in offsets]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included. Unknown ids are left out."""
+        """Return the text for token ids, special tokens included. Unknown ids are left out."""
         return self.backend.decode(list(tokens), skip_special_tokens=False)
 
     def string(self, token: int) -> str:
@@ -130,7 +130,7 @@ class Tokenizer:
 
 
 def listed(encoding: Encoding, most: int | None = None) -> list[int]:
-    """Return the ids of an encoding. Raises TooManyTokens before building the list."""
+    """Return an encoding's ids. Raises TooManyTokens before building the list."""
     if most is not None and len(encoding) > most:
         raise TooManyTokens(len(encoding))
     return encoding.ids
@@ -234,7 +234,7 @@ class ChatTemplate:
         """Return the prompt's text. Raises InvalidRequest with the template's words for refused
         messages.
 
-        variables: the request's own (`chat_template_kwargs`). names: the client's names of fields,
+        variables: the request's own (`chat_template_kwargs`). names: the client's names for fields,
         for refusals. opening: characters that stand for <. With `continue_final_message` the text
         ends with the last message's content, for the model to continue.
         """
@@ -401,7 +401,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _mark_end(messages: Sequence[TemplateMessage], param: str) -> tuple[list[TemplateMessage], str]:
-    """Return the messages with a mark after the last text of the last one, and that text.
+    """Return the messages with a mark after the last text in the last one, and that text.
 
     Raises InvalidRequest that names `param` unless the last message ends in text.
     """
@@ -433,7 +433,7 @@ def _cut_at_mark(text: str, last: str, param: str) -> str:
 
 
 def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
-    """Add the tokens that tokenizer.json lacks, in the order of their ids."""
+    """Add the tokens that tokenizer.json lacks, ordered by id."""
     known = backend.get_added_tokens_decoder()
     late = sorted((int(i), token) for i, token in tokens.items() if int(i) not in known)
     for _, token in late:

@@ -37,7 +37,7 @@ class GlmCall:
     """A call being read."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
-        """Begin a call. `tools`: schemas of parameters by tool."""
+        """Begin a call. `tools`: parameters' schemas by tool."""
         self.name: str | None = None
         self._phase = "name"  # name, key, between (a key and its value), value
         self._word = ""  # what is being read, but values
@@ -51,7 +51,7 @@ class GlmCall:
         return self.name is not None and bool(self._arguments.ready)
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False if the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         if self._phase == "value":
             self._feed_value(character)
             return True
@@ -68,9 +68,9 @@ class GlmCall:
         return VALUE.startswith(tag)
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a value.
+        """Take the characters in `data` from `at` on that only lengthen a value.
 
-        Returns the index of the rest.
+        Returns the index behind them.
         """
         plain = _PLAIN.match(data, at) if self._phase == "value" and not self._tail else None
         if plain is None:
@@ -130,7 +130,7 @@ class GlmCall:
 
 
 class GlmGrammar(NamedArguments):
-    """Grammar of calls on lines of their own. The tags around names and values may be tokens."""
+    """Grammar for calls on lines of their own. The tags around names and values may be tokens."""
 
     def __init__(self, lexicon: LLTokenizer) -> None:
         super().__init__(lexicon, OPEN, CLOSE, between="\n")

@@ -47,11 +47,11 @@ class Llama3Call:
         return self._object.certain
 
     def following(self) -> Llama3Call:
-        """Return the reader of what may follow without a tag."""
+        """Return the reader for what may follow without a tag."""
         return Llama3Call(first=False)
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False if the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         if self._begun or (character == "{" and self._may_begin):
             self._begun = True
             taken = self._object.feed(character)
@@ -64,7 +64,7 @@ class Llama3Call:
 
 
 class Llama3Grammar:
-    """Grammar of calls that make up a whole answer."""
+    """Grammar for calls that make up a whole answer."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
         arguments = arguments_of(index, schema, parts)

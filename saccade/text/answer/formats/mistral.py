@@ -59,11 +59,11 @@ class MistralCall:
         return taken
 
     def following(self) -> MistralCall | None:
-        """Return the reader of what may follow without a tag."""
+        """Return the reader for what may follow without a tag."""
         return MistralCall(first=False) if self._list and self.name is not None else None
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False if the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         match self._phase:
             case "begin":
                 return character in _SPACE or self._begin(character)
@@ -78,9 +78,9 @@ class MistralCall:
         return self._feed_arguments(character)
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a string, in one go.
+        """Take the characters in `data` from `at` on that only lengthen a string, in one go.
 
-        Returns the index of the first that does more.
+        Returns the index behind them.
         """
         if self._phase == "object":
             return self._object.skip(data, at)
@@ -120,7 +120,7 @@ class MistralCall:
 
 
 class MistralGrammar:
-    """Grammar of calls that end an answer.
+    """Grammar for calls that end an answer.
 
     Each stands behind a tag. Before version 11, one tag precedes a list.
     """

@@ -31,7 +31,7 @@ class XmlCall:
     """A call being read."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
-        """Begin a call. `tools`: schemas of parameters by tool."""
+        """Begin a call. `tools`: parameters' schemas by tool."""
         self.name: str | None = None
         self._phase = "function"  # function, name, parameter, key, value, close
         self._word = ""  # a tag or a name being read
@@ -46,7 +46,7 @@ class XmlCall:
         return self.name is not None and bool(self._arguments.ready)
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False if the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         match self._phase:
             case "function":
                 return self._feed_tag(character, {FUNCTION: "name"})
@@ -62,9 +62,9 @@ class XmlCall:
         return self._feed_tag(character, {CLOSE: "done"})
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a value.
+        """Take the characters in `data` from `at` on that only lengthen a value.
 
-        Returns the index of the rest.
+        Returns the index behind them.
         """
         plain = None
         if self._phase == "value" and not self._fresh and not self._tail:

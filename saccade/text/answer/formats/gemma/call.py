@@ -52,9 +52,9 @@ class GemmaCall:
         return taken
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a string, in one go.
+        """Take the characters in `data` from `at` on that only lengthen a string, in one go.
 
-        Returns the index of the first that does more.
+        Returns the index behind them.
         """
         plain = _PLAIN.match(data, at) if self._quoted and not self._word else None
         if plain is None:
@@ -63,7 +63,7 @@ class GemmaCall:
         return plain.end()
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False if the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         if self._quoted:
             return self._feed_quoted(character)
         if self._due == "head":
@@ -122,7 +122,7 @@ class GemmaCall:
         return True
 
     def _end_word(self) -> bool:
-        """End the bare text before a mark: a key, a number, a word of JSON, or empty text."""
+        """End the bare text before a mark: a key, a number, a JSON word, or empty text."""
         word, self._word = self._word.rstrip(_SPACE), ""
         if not word:
             return True
