@@ -14,7 +14,7 @@ class DeltaConfig:
     """The gated delta rule's heads, over all ranks.
 
     Each head of queries and keys serves `value_heads / key_heads` neighbouring heads of values.
-    taps: the convolution's inputs.
+    taps: how many inputs the convolution has.
     """
 
     key_heads: int

@@ -37,7 +37,7 @@ _OF_AN_ANSWER = frozenset((b"date",))
 def request_head(
     scope: Scope, authority: bytes, length: int, extra: Iterable[tuple[bytes, bytes]] = ()
 ) -> bytes:
-    """Write the head of a client's request for a worker, with its id and a body of `length` bytes."""
+    """Write a client's request head for a worker, with its id and a body of `length` bytes."""
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
     lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", b"host: " + authority]
