@@ -1,7 +1,7 @@
 """Tensor parallelism: this process's slice of the model, and the collectives over the slices.
 
-Layers take a `Shard` at construction and call its collectives where the mathematics needs them;
-nothing else knows of ranks. Ranks reach each other in one of three ways: memory shared by processes
+Layers take a `Shard` at construction and call its collectives where the mathematics needs them.
+Nothing else knows of ranks. Ranks reach each other in one of three ways: memory shared by processes
 (CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over an
 inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
 """
@@ -53,9 +53,9 @@ class Collectives(Protocol):
     """Ranks that compute together.
 
     Each makes the same calls in the same order, with tensors of equal shape. The results have the
-    same bits on every rank, on the tensor's device, and on CUDA in stream order. Raises PeerLost on
-    the death of another rank, if noticed. In shared memory it goes unnoticed: the supervisor of the
-    ranks must end this rank too.
+    same bits on every rank. They are on the tensor's device, and on CUDA in stream order. Raises
+    PeerLost on the death of another rank, if noticed. In shared memory it goes unnoticed: the
+    supervisor of the ranks must end this rank too.
     """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -167,7 +167,7 @@ WHOLE = Shard()
 
 
 def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
-    """Meet the other ranks over `fd`, an empty memory file inherited by every rank's process.
+    """Join the other ranks over `fd`, an empty memory file inherited by every rank's process.
 
     Each calls this function once. On CUDA, the rank's device is the current one.
     """
@@ -189,7 +189,7 @@ def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
 
 
 def leave() -> None:
-    """Part from the other ranks in order."""
+    """Leave the other ranks in order."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -61,7 +61,7 @@ class FamilyModel:
         raise NotImplementedError
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
-        """Build the whole network; `encoder_shard` is the vision tower's.
+        """Build the whole network. `encoder_shard` is the vision tower's.
 
         Raises CheckpointError where a tensor is missing or misshapen.
         """

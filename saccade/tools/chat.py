@@ -288,7 +288,7 @@ def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
 
 
 def _look(data: bytes, path: Path, asked: str) -> str:
-    """Describe a file's image type and size. Raises ConfigError for any other file.
+    """Describe a file's image type and size. Raises ConfigError unless it is an image.
 
     Formats that only a server may know (HEIC and relatives) are left to the server.
     """

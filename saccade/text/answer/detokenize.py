@@ -176,7 +176,7 @@ class StopStrings:
 
 
 def _beginning(stop: str, text: str) -> int:
-    """Return where the longest suffix of `text` that begins `stop` starts.
+    """Return the start of the longest suffix of `text` that begins `stop`.
 
     Returns the length of `text` if no suffix does.
     """

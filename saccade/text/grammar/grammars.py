@@ -88,8 +88,7 @@ class OutputConstraint:
     """An answer's form. `param`: the field that asks for the form, as the client wrote it.
 
     json: `value` is a schema. regex, lark: their text. choice: the possible answers. parts: ready
-    grammars, the first for the whole, made from the schemas in `inner`. They are our own, never a
-    client's.
+    grammars, ours and never a client's, the first for the whole, made from the schemas in `inner`.
     """
 
     kind: Literal["json", "regex", "lark", "choice", "parts"]

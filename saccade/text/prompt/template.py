@@ -360,7 +360,7 @@ def _has_calls(messages: Sequence[TemplateMessage]) -> bool:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks answers for training; the renderer passes its body unchanged."""
+    """`{% generation %}` marks answers for training. The renderer passes its body unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
