@@ -1,7 +1,7 @@
 """The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`, and the commands
-joined by entry points of other distributions (`tools/brought.py`).
+joined by other distributions' entry points (`tools/brought.py`).
 
-Options come from the dataclasses of `core/options.py`.
+Options come from the dataclasses in `core/options.py`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def tuning_help(kinds: Sequence[type]) -> str:
 
 
 def check_spelling(tokens: Sequence[str]) -> None:
-    """Raise ConfigError for an option of earlier versions, with its words of today."""
+    """Raise ConfigError for an option from earlier versions, with its words of today."""
     for token, after in zip(tokens, (*tokens[1:], "")):
         name, _, value = token.partition("=")
         field = name.removeprefix("--").replace("-", "_")
@@ -139,7 +139,7 @@ def check_words(tokens: Sequence[str]) -> None:
 
 
 def flat(group: str) -> Parameter:
-    """Make a dataclass's fields options of their own, under a heading in the help.
+    """Make a dataclass's fields separate options, under a heading in the help.
 
     Tuning values are left out.
     """
@@ -367,7 +367,7 @@ def version() -> None:
 def run() -> int:
     """Run the command line, and return its exit status.
 
-    A start-up error is one line, not a traceback.
+    A start-up error is one line instead of a traceback.
     """
     if sys.argv[1:2] != ["serve"]:  # whose server takes Ctrl-C over, once it can end in order
         signal.signal(signal.SIGINT, signal.default_int_handler)

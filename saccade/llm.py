@@ -94,7 +94,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Settings for every conversation of a call. variables: the client's own template variables."""
+    """Settings for every conversation in a call. variables: the client's own template variables."""
 
     sampling: SamplingParams
     tools: ToolSet
@@ -193,14 +193,14 @@ class LLM:
 
         `response_format`: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
         "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
-        (Lark). The answers are then of that form, unless they end for their length. tools,
+        (Lark). The answers then have that form, unless they end for their length. tools,
         tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. prompt_logprobs: as
         vLLM's, from 0 to 20. rules: words and tokens that the answers may not have, and more. lora:
-        the name of an adapter (`LLM(..., lora=("NAME=FOLDER",))`). All of these hold for every
+        an adapter's name (`LLM(..., lora=("NAME=FOLDER",))`). All of these hold for every
         conversation.
 
-        Raises a RequestError that names the field when a conversation cannot be served. The others
-        of the batch are then given up.
+        Raises a RequestError that names the field when a conversation cannot be served. The batch's
+        others are then given up.
         """
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
@@ -309,7 +309,7 @@ class LLM:
         instruction: str | None = None,
         dimensions: int | None = None,
     ) -> Vectors:
-        """Return embeddings [N, D] of texts, images, or lists of both, each of length 1.
+        """Return embeddings [N, D] for texts, images, or lists of both, each with length 1.
 
         `dimensions`: keep only the first `dimensions` values, scaled to length 1 again.
 

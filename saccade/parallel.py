@@ -1,9 +1,9 @@
 """Tensor parallelism: this process's slice of the model, and the collectives over the slices.
 
 Layers take a `Shard` at construction and call its collectives where the mathematics needs them.
-Nothing else knows of ranks. Ranks reach each other in one of three ways: memory shared by processes
+Only they know about ranks. Ranks reach each other in one of three ways: memory shared by processes
 (CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over an
-inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
+inherited descriptor of an anonymous file, without names or ports.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class PeerLost(Exception):
 class Collectives(Protocol):
     """Ranks that compute together.
 
-    Each makes the same calls in the same order, with tensors of equal shape. The results have the
+    Each makes the same calls in the same order, with equally shaped tensors. The results have the
     same bits on every rank. They are on the tensor's device, and on CUDA in stream order. Raises
-    PeerLost on the death of another rank, if noticed. In shared memory it goes unnoticed: the
-    supervisor of the ranks must end this rank too.
+    PeerLost if another rank's death is noticed. In shared memory it goes unnoticed: the ranks'
+    supervisor must end this rank too.
     """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,8 +79,8 @@ class Shard:
     """Slice `rank` of `size`.
 
     `group` is None without peers, or without messages for them. With more ranks than slices,
-    `replicas` of them hold the same slice, and this rank is number `replica`. expert_runs: number
-    of runs of whole experts among all ranks.
+    `replicas` of them hold the same slice, and this rank is number `replica`. expert_runs: how many
+    runs of whole experts all ranks hold.
     """
 
     rank: int = 0
@@ -98,7 +98,7 @@ class Shard:
         """Return the same rank, where all ranks hold `slices` slices and `expert_runs` runs of
         experts.
 
-        Both divide the number of ranks.
+        The number of ranks is a multiple of both.
         """
         replica, rank = divmod(self.rank, slices)
         return Shard(rank, slices, self.group, replica, self.size // slices, expert_runs)
@@ -201,8 +201,7 @@ class SharedMemory:
     far. Messages alternate between two slots per rank: the writer of message n + 2 has seen
     everybody's counter at n + 1, so everybody is done with message n.
 
-    A counter must not be seen before its message. x86 keeps stores in order, other processors may
-    not.
+    A counter must be seen after its message. x86 keeps stores in order, other processors may not.
     """
 
     def __init__(self, rank: int, size: int, fd: int) -> None:
@@ -248,7 +247,7 @@ class SharedMemory:
     def _exchange(self, piece: torch.Tensor, *, speaks: bool = True) -> torch.Tensor:
         """Return everyone's piece [size, n], in shared memory. Read it before the next exchange.
 
-        The piece of a rank that does not speak is left undefined.
+        A silent rank's piece is left undefined.
         """
         if piece.dtype not in self._slots:
             values = torch.frombuffer(self._memory, dtype=piece.dtype, offset=PAGE)
@@ -311,10 +310,10 @@ class Distributed:
 class SymmetricMemory:
     """All-reduce in memory mapped by every GPU (torch symmetric memory).
 
-    It makes no call to NCCL, and takes a few microseconds for a decode step's sums. Small tensors
-    are read by every rank at once. Larger ones are reduced in the switch if able (NVLink SHARP),
-    else in two shots. NOT YET RUN: written against the documented operators of torch 2.11 to 2.13,
-    on a machine without GPUs.
+    It works without NCCL, and takes a few microseconds for a decode step's sums. Small tensors are
+    read by every rank at once. Larger ones are reduced in the switch if able (NVLink SHARP), else
+    in two shots. NOT YET RUN: written against the documented operators of torch 2.11 to 2.13, on a
+    machine without GPUs.
     """
 
     def __init__(self, fallback: Distributed) -> None:
