@@ -199,8 +199,8 @@ class LLM:
         an adapter's name (`LLM(..., lora=("NAME=FOLDER",))`). All of these hold for every
         conversation.
 
-        Raises a RequestError that names the field when a conversation cannot be served. The batch's
-        others are then given up.
+        Raises a RequestError that names the field when a conversation cannot be served. The others
+        of the batch are then given up.
         """
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(

@@ -1,9 +1,9 @@
 """Tensor parallelism: this process's slice of the model, and the collectives over the slices.
 
 Layers take a `Shard` at construction and call its collectives where the mathematics needs them.
-Only they know about ranks. Ranks reach each other in one of three ways: memory shared by processes
-(CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over an
-inherited descriptor of an anonymous file, without names or ports.
+Nothing else knows about ranks. Ranks reach each other in one of three ways: memory shared by
+processes (CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over
+an inherited descriptor of an anonymous file, without names or ports.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ class SharedMemory:
     far. Messages alternate between two slots per rank: the writer of message n + 2 has seen
     everybody's counter at n + 1, so everybody is done with message n.
 
-    A counter must be seen after its message. x86 keeps stores in order, other processors may not.
+    A counter must become visible only after its message. x86 keeps stores in order, other
+    processors may not.
     """
 
     def __init__(self, rank: int, size: int, fd: int) -> None:
@@ -310,10 +311,10 @@ class Distributed:
 class SymmetricMemory:
     """All-reduce in memory mapped by every GPU (torch symmetric memory).
 
-    It works without NCCL, and takes a few microseconds for a decode step's sums. Small tensors are
-    read by every rank at once. Larger ones are reduced in the switch if able (NVLink SHARP), else
-    in two shots. NOT YET RUN: written against the documented operators of torch 2.11 to 2.13, on a
-    machine without GPUs.
+    It makes no call to NCCL, and takes a few microseconds for a decode step's sums. Small tensors
+    are read by every rank at once. Larger ones are reduced in the switch if able (NVLink SHARP),
+    else in two shots. NOT YET RUN: written against the documented operators of torch 2.11 to 2.13,
+    on a machine without GPUs.
     """
 
     def __init__(self, fallback: Distributed) -> None:
