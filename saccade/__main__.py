@@ -1,4 +1,4 @@
-"""`saccade`, from its first moment: Ctrl-C while the commands are being loaded ends the process
+"""`saccade`, from its first moment. Ctrl-C while the commands are being loaded ends the process
 with a sentence. The commands are in `commands.py`.
 """
 
@@ -13,14 +13,16 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def leave(*_: object) -> None:
-    """End at once, during any import; the kernel ends children with their parent."""
+    """End at once, during any import. The kernel ends children with their parent."""
     os.write(2, b"\nstopped before it had started\n")
     os._exit(INTERRUPTED)
 
 
 def main() -> None:
-    """Run the command line. A command that starts a server keeps the handler until the server has
-    its own; any other command is interrupted as usual.
+    """Run the command line.
+
+    A command that starts a server keeps the handler until the server has its own. Any other command
+    is interrupted as usual.
     """
     signal.signal(signal.SIGINT, leave)
     from saccade.commands import run

@@ -1,7 +1,7 @@
 """The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`, and the commands
-joined by entry points of other distributions (`tools/brought.py`).
+joined by other distributions' entry points (`tools/brought.py`).
 
-Options come from the dataclasses of `core/options.py`.
+Options come from the dataclasses in `core/options.py`.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class BasicOptions(DefaultFormatter):
 
 
 def tuning_help(kinds: Sequence[type]) -> str:
-    """The names of the tuning values and their meanings, for the end of the help."""
+    """List the tuning values with their meanings, for the end of the help."""
     lines = (f"* {each.described}" for each in tuning_values(kinds).values())
     return "\n".join(("Tuning values, for --tune NAME=VALUE:", "", *lines))
 
 
 def check_spelling(tokens: Sequence[str]) -> None:
-    """Raises ConfigError for an option of earlier versions, with its words of today."""
+    """Raise ConfigError for an option from earlier versions, with its words of today."""
     for token, after in zip(tokens, (*tokens[1:], "")):
         name, _, value = token.partition("=")
         field = name.removeprefix("--").replace("-", "_")
@@ -132,15 +132,16 @@ def check_spelling(tokens: Sequence[str]) -> None:
 
 
 def check_words(tokens: Sequence[str]) -> None:
-    """Raises ConfigError for a word that is not UTF-8, which no message could carry."""
+    """Raise ConfigError for a word that is not UTF-8, which no message could carry."""
     for token in tokens:
         if token != sendable(token):
             raise ConfigError(f"{shown(token)} is not UTF-8: give the file or folder another name")
 
 
 def flat(group: str) -> Parameter:
-    """The fields of a dataclass as options of their own, but for tuning values, under a heading in
-    the help.
+    """Make a dataclass's fields separate options, under a heading in the help.
+
+    Tuning values are left out.
     """
     return Parameter(name="*", group=group, parse=NO_TUNING)
 
@@ -364,7 +365,10 @@ def version() -> None:
 
 
 def run() -> int:
-    """Run the command line: its exit status. A start-up error is one line, not a traceback."""
+    """Run the command line, and return its exit status.
+
+    A start-up error is one line instead of a traceback.
+    """
     if sys.argv[1:2] != ["serve"]:  # whose server takes Ctrl-C over, once it can end in order
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

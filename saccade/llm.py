@@ -75,8 +75,10 @@ MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts an
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, and its cost. `text` excludes the reasoning and the calls, which stand apart.
-    `prompt_logprobs`: one per prompt token if requested, None for the first.
+    """One answer, and its cost.
+
+    `text` excludes the reasoning and the calls, which stand apart. `prompt_logprobs`: one per
+    prompt token if requested, None for the first.
     """
 
     text: str
@@ -92,7 +94,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Settings for every conversation of a call. variables: the client's own template variables."""
+    """Settings for every conversation in a call. variables: the client's own template variables."""
 
     sampling: SamplingParams
     tools: ToolSet
@@ -189,15 +191,15 @@ class LLM:
         """Answer one conversation, or many side by side (then with a progress bar, in the order
         given).
 
-        response_format: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
+        `response_format`: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
         "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
-        (Lark). The answers are then of that form, unless they end for their length. tools,
+        (Lark). The answers then have that form, unless they end for their length. tools,
         tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. prompt_logprobs: as
-        vLLM's, from 0 to 20. rules: words and tokens that the answers may not have, and more.
-        lora: the name of an adapter (`LLM(..., lora=("NAME=FOLDER",))`). All of these hold for
-        every conversation.
+        vLLM's, from 0 to 20. rules: words and tokens that the answers may not have, and more. lora:
+        an adapter's name (`LLM(..., lora=("NAME=FOLDER",))`). All of these hold for every
+        conversation.
 
-        Raises a RequestError that names the field when a conversation cannot be served; the others
+        Raises a RequestError that names the field when a conversation cannot be served. The others
         of the batch are then given up.
         """
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
@@ -307,8 +309,9 @@ class LLM:
         instruction: str | None = None,
         dimensions: int | None = None,
     ) -> Vectors:
-        """Embeddings [N, D] of texts, images, or lists of both, each of length 1. dimensions: only
-        the first so many values, made of length 1 again.
+        """Return embeddings [N, D] for texts, images, or lists of both, each with length 1.
+
+        `dimensions`: keep only the first `dimensions` values, scaled to length 1 again.
 
         The model is a Qwen3-VL-Embedding checkpoint, or any with `pooling="last"`, whose embeddings
         are not calibrated. Raises a RequestError that names the field.
@@ -330,9 +333,10 @@ class LLM:
     def score(
         self, query: Content, documents: Sequence[Content], *, instruction: str | None = None
     ) -> list[float]:
-        """How well each document answers the query, from 0 to 1: texts, images, or lists of both.
+        """Return how well each document answers the query, from 0 to 1.
 
-        The model is a Qwen3-VL-Reranker checkpoint. Raises a RequestError that names the field.
+        Documents are texts, images, or lists of both. The model is a Qwen3-VL-Reranker checkpoint.
+        Raises a RequestError that names the field.
         """
         scoring = self._front.scoring
         scoring.check_ranks()
@@ -347,8 +351,9 @@ class LLM:
         return rank_scores(self._wait(self._reader.read(asks)) if asks else [])
 
     def metrics(self) -> dict[str, float]:
-        """The counters and gauges of a server's /metrics, by name; metrics with labels are left
-        out.
+        """Return the counters and gauges of a server's /metrics, by name.
+
+        Metrics with labels are left out.
         """
         return {
             metric.name: values[()]
@@ -423,13 +428,13 @@ def _of_prompt(score: tuple[list[int], list[float], int]) -> TokenLogprobs:
 
 
 def _take(kind: type[T], options: dict[str, Any]) -> T:
-    """An instance of `kind` from the options among its fields, which are removed from `options`."""
+    """Make a `kind` from the options among its fields, which are removed from `options`."""
     names = {field.name for field in fields(kind)} & options.keys()  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names})
 
 
 def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
-    """A text, an image, or several of both, as parts."""
+    """Read a text, an image, or several of both, as parts."""
     if isinstance(content, str):
         return read_parts(content, place, PartDefaults.of(scoring.limits, None))
     listed = content if isinstance(content, list | tuple) else [content]
@@ -438,8 +443,10 @@ def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:
-    """A value whose fields have the types that are written: the engine process, which is sent them,
-    ends where it cannot read one. Raises InvalidRequest that names the field.
+    """Return a value whose fields have the types that are written.
+
+    The engine process, which is sent them, ends where it cannot read one. Raises InvalidRequest
+    that names the field.
     """
     if not isinstance(value, kind):
         what = kind.__name__ if isinstance(kind, type) else kind
@@ -453,7 +460,7 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
 
 
 def _check_list(conversation: object) -> None:
-    """Raises InvalidRequest for a text or a single message, which Python would iterate over."""
+    """Raise InvalidRequest for a text or a single message, which Python would iterate over."""
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         kind = type(conversation).__name__
         raise InvalidRequest(

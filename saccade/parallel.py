@@ -1,9 +1,9 @@
 """Tensor parallelism: this process's slice of the model, and the collectives over the slices.
 
-Layers take a `Shard` at construction and call its collectives where the mathematics needs them;
-nothing else knows of ranks. Ranks reach each other in one of three ways: memory shared by processes
-(CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over an
-inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
+Layers take a `Shard` at construction and call its collectives where the mathematics needs them.
+Nothing else knows about ranks. Ranks reach each other in one of three ways: memory shared by
+processes (CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over
+an inherited descriptor of an anonymous file, without names or ports.
 """
 
 from __future__ import annotations
@@ -50,25 +50,26 @@ class PeerLost(Exception):
 
 
 class Collectives(Protocol):
-    """Ranks that compute together: each makes the same calls in the same order, with tensors of
-    equal shape.
+    """Ranks that compute together.
 
-    The results have the same bits on every rank, on the tensor's device; on CUDA, in stream order.
-    Raises PeerLost on the death of another rank, if noticed (not in shared memory: the supervisor
-    of the ranks must end this rank too).
+    Each makes the same calls in the same order, with equally shaped tensors. The results have the
+    same bits on every rank. They are on the tensor's device, and on CUDA in stream order. Raises
+    PeerLost if another rank's death is noticed. In shared memory it goes unnoticed: the ranks'
+    supervisor must end this rank too.
     """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks. `x` is contiguous, and may be overwritten."""
+        """Return the sum over ranks. `x` is contiguous, and may be overwritten."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Everyone's `x` in rank order, [size, *x.shape]. `x` is contiguous."""
+        """Return everyone's `x` in rank order, [size, *x.shape]. `x` is contiguous."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """The first rank's `x`, on every rank. `x` is contiguous; its content on other ranks is
-        overwritten.
+        """Return the first rank's `x`, on every rank.
+
+        `x` is contiguous, and its content on other ranks is overwritten.
         """
         ...
 
@@ -78,8 +79,8 @@ class Shard:
     """Slice `rank` of `size`.
 
     `group` is None without peers, or without messages for them. With more ranks than slices,
-    `replicas` of them hold the same slice, and this rank is number `replica`. expert_runs: number
-    of runs of whole experts among all ranks.
+    `replicas` of them hold the same slice, and this rank is number `replica`. expert_runs: how many
+    runs of whole experts all ranks hold.
     """
 
     rank: int = 0
@@ -94,29 +95,34 @@ class Shard:
         assert self.size * self.replicas % self.expert_runs == 0
 
     def spread(self, slices: int, expert_runs: int) -> Shard:
-        """The same rank, where all ranks hold so many slices of what is cut, and runs of experts.
-        Both divide the number of ranks.
+        """Return the same rank, where all ranks hold `slices` slices and `expert_runs` runs of
+        experts.
+
+        The number of ranks is a multiple of both.
         """
         replica, rank = divmod(self.rank, slices)
         return Shard(rank, slices, self.group, replica, self.size // slices, expert_runs)
 
     @property
     def everyone(self) -> Shard:
-        """This rank among all ranks, whatever their slices."""
+        """Return this rank among all ranks, whatever their slices."""
         return Shard(self.replica * self.size + self.rank, self.size * self.replicas, self.group)
 
     @property
     def experts(self) -> tuple[Shard, Shard]:
-        """This rank's run of experts, and its slice of each expert's width. No collectives."""
+        """Return this rank's run of experts, and its slice of each expert's width.
+
+        Both are without collectives.
+        """
         everyone = self.everyone
         slices = everyone.size // self.expert_runs
         run, part = divmod(everyone.rank, slices)
         return Shard(run, self.expert_runs), Shard(part, slices)
 
     def divide(self, n: int, what: str) -> int:
-        """This rank's share of `n` things.
+        """Return this rank's share of `n` things.
 
-        Raises ConfigError for a remainder; `what` names the things.
+        Raises ConfigError for a remainder. `what` names the things.
         """
         if n % self.size:
             raise ConfigError(
@@ -125,13 +131,15 @@ class Shard:
         return n // self.size
 
     def over(self, n: int) -> Shard:
-        """The shard for `n` things; with fewer things than ranks, neighbouring ranks hold the same
-        thing. No collectives.
+        """Return the shard for `n` things.
+
+        With fewer things than ranks, neighbouring ranks hold the same thing. Such a shard is
+        without collectives.
         """
         return self if n >= self.size else Shard(self.rank * n // self.size, n)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over slices; `x` may be overwritten."""
+        """Sum over slices. `x` may be overwritten."""
         if self.group is None or self.size == 1:
             return x
         total = self.group.all_reduce(x)
@@ -139,19 +147,19 @@ class Shard:
         return total if self.replicas == 1 else total.div_(self.replicas)
 
     def sum_parts(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over all ranks of disjoint parts; `x` may be overwritten."""
+        """Sum over all ranks of disjoint parts. `x` may be overwritten."""
         if self.group is None or self.size * self.replicas == 1:
             return x
         return self.group.all_reduce(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Every slice's `x` in rank order, [size, *x.shape]."""
+        """Return every slice's `x` in rank order, [size, *x.shape]."""
         if self.group is None or self.size == 1:
             return x.unsqueeze(0)
         return self.group.all_gather(x)[: self.size]
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """The first rank's `x`; on other ranks `x` may be overwritten."""
+        """Return the first rank's `x`. On other ranks `x` may be overwritten."""
         return x if self.group is None else self.group.broadcast(x)
 
 
@@ -159,10 +167,9 @@ WHOLE = Shard()
 
 
 def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
-    """Meet the other ranks over `fd`, an empty memory file inherited by every rank's process; each
-    calls this function once.
+    """Join the other ranks over `fd`, an empty memory file inherited by every rank's process.
 
-    On CUDA, the rank's device is the current one.
+    Each calls this function once. On CUDA, the rank's device is the current one.
     """
     if size == 1:
         return WHOLE
@@ -182,21 +189,20 @@ def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
 
 
 def leave() -> None:
-    """Part from the other ranks in order."""
+    """Leave the other ranks in order."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class SharedMemory:
-    """Collectives through memory mapped by all ranks' processes, which wait for each other by
-    watching counters.
+    """Collectives through memory mapped by all ranks' processes.
 
-    Rank r's counter is the number of its messages so far. Messages alternate between two slots per
-    rank: the writer of message n + 2 has seen everybody's counter at n + 1, so everybody is done
-    with message n.
+    They wait for each other by watching counters. Rank r's counter is the number of its messages so
+    far. Messages alternate between two slots per rank: the writer of message n + 2 has seen
+    everybody's counter at n + 1, so everybody is done with message n.
 
-    A counter must not be seen before its message: x86 keeps stores in order, other processors may
-    not.
+    A counter must become visible only after its message. x86 keeps stores in order, other
+    processors may not.
     """
 
     def __init__(self, rank: int, size: int, fd: int) -> None:
@@ -240,8 +246,9 @@ class SharedMemory:
         return x
 
     def _exchange(self, piece: torch.Tensor, *, speaks: bool = True) -> torch.Tensor:
-        """Everyone's piece [size, n], in shared memory: to be read before the next exchange. Of a
-        rank that does not speak, nothing is there.
+        """Return everyone's piece [size, n], in shared memory. Read it before the next exchange.
+
+        A silent rank's piece is left undefined.
         """
         if piece.dtype not in self._slots:
             values = torch.frombuffer(self._memory, dtype=piece.dtype, offset=PAGE)
@@ -302,12 +309,12 @@ class Distributed:
 
 
 class SymmetricMemory:
-    """All-reduce in memory mapped by every GPU (torch symmetric memory): no call to NCCL, a few
-    microseconds for a decode step's sums.
+    """All-reduce in memory mapped by every GPU (torch symmetric memory).
 
-    Small tensors are read by every rank at once; larger ones are reduced in the switch if able
-    (NVLink SHARP), else in two shots. NOT YET RUN: written against the documented operators of
-    torch 2.11 to 2.13, on a machine without GPUs.
+    It makes no call to NCCL, and takes a few microseconds for a decode step's sums. Small tensors
+    are read by every rank at once. Larger ones are reduced in the switch if able (NVLink SHARP),
+    else in two shots. NOT YET RUN: written against the documented operators of torch 2.11 to 2.13,
+    on a machine without GPUs.
     """
 
     def __init__(self, fallback: Distributed) -> None:

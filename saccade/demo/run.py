@@ -1,8 +1,8 @@
 """`saccade demo`: serve the demo model, ask it about three images, show answers and cache hits,
 keep serving.
 
-An HTTP client like any other: everything shown came through the API. Knows nothing of the server's
-insides.
+An HTTP client like any other: everything shown came through the API. Knows nothing about the
+server's insides.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def run(
 def converse(client: httpx.Client, console: Console, turns: Sequence[DemoTurn], out: Path) -> bool:
     """Ask all turns as one chat, print each, then the table.
 
-    True if every answer was the expected one.
+    Returns True if every answer was the expected one.
     """
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
     messages: list[dict[str, Any]] = []
@@ -142,7 +142,7 @@ def user_message(turn: DemoTurn) -> dict[str, Any]:
 
 
 def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) -> DemoAnswer:
-    """One streamed, greedy answer. Raises httpx.HTTPStatusError when the server refuses."""
+    """Ask for one streamed, greedy answer. Raises httpx.HTTPStatusError when the server refuses."""
     before = image_counts(client)
     body = {
         "model": model,
@@ -183,14 +183,14 @@ def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) ->
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events."""
+    """Yield the JSON objects of a stream of server-sent events."""
     for line in response.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
 
 
 def image_counts(client: httpx.Client) -> dict[str, int]:
-    """Number of images that the server has encoded and reused so far, read from its metrics."""
+    """Read from its metrics how many images the server has encoded and reused so far."""
     totals = dict.fromkeys(COUNTED, 0)
     for line in client.get("/metrics").raise_for_status().text.splitlines():
         for name, metric in COUNTED.items():
@@ -200,8 +200,9 @@ def image_counts(client: httpx.Client) -> dict[str, int]:
 
 
 def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
-    """The cost of each turn, in a terminal of 80 columns, without the questions and answers printed
-    above.
+    """Print the cost of each turn, in a terminal of 80 columns.
+
+    The questions and answers, printed above, are left out.
     """
     table = Table("turn", "TTFT ms", "prompt tokens", "cached", "encoded", "reused")
     for index, answer in enumerate(answers, 1):
@@ -221,7 +222,7 @@ def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
 
 
 def show(console: Console, source: Path, path: Path, number: int) -> None:
-    """Copy the image to `path`; draw it in a terminal with true colour."""
+    """Copy the image to `path`, and draw it in a terminal with true colour."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(source.read_bytes())
     image = Image.open(path)
@@ -231,7 +232,7 @@ def show(console: Console, source: Path, path: Path, number: int) -> None:
 
 
 def half_blocks(image: Image.Image, width: int) -> Text:
-    """The picture as text: each character cell shows two pixels, one above the other."""
+    """Return the picture as text. Each character cell shows two pixels, one above the other."""
     height = max(1, round(image.height * width / image.width / 2))
     small = image.convert("RGB").resize((width, 2 * height), Image.Resampling.LANCZOS)
     text = Text()
@@ -284,7 +285,7 @@ def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes]) -> N
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if no process listens on that port, else a port from the system."""
+    """Return `wanted` if that port is free, else a port from the system."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,9 +1,9 @@
-"""Adapters (LoRA) as PEFT writes them: `adapter_config.json` and `adapter_model.safetensors` of a
+"""Adapters (LoRA) as PEFT writes them: `adapter_config.json` and `adapter_model.safetensors` in a
 folder.
 
 Anything unsupported is refused by name, from the header, before tensors are read. A file is then
-read whole, within `MOST_BYTES`, so that hashed bytes and used bytes are the same. Knows nothing of
-networks.
+read whole, within `MOST_BYTES`, so that hashed bytes and used bytes are the same. Knows nothing
+about networks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PLAIN_STARTS = (True, False, "true", "false", "gaussian", "orthogonal", "eva")
 
 
 class AdapterConfig(Struct, rename={"rank": "r", "alpha": "lora_alpha"}):
-    """The fields that decide an adapter's addition."""
+    """The fields that decide what an adapter adds."""
 
     rank: int
     alpha: float
@@ -66,7 +66,7 @@ NEUTRAL = {"bias": "none"}
 
 @dataclass(frozen=True, slots=True)
 class ReadAdapter:
-    """A folder's content, by canonical names of modules."""
+    """A folder's content, by modules' canonical names."""
 
     fingerprint: str
     factors: dict[str, Factors]
@@ -77,7 +77,7 @@ class ReadAdapter:
 
     @property
     def tower(self) -> bool:
-        """True if the adapter changes the vision tower."""
+        """Return True if the adapter changes the vision tower."""
         return not all(name.startswith(LANGUAGE) for name in self.factors)
 
 
@@ -86,7 +86,10 @@ def read_adapter(
     modules: Mapping[str, tuple[int, int]],
     canonical_name: Callable[[str], str],
 ) -> ReadAdapter:
-    """modules: possible targets, [out, in] by canonical name. Raises CheckpointError, OSError."""
+    """Read a folder's adapter. Raises CheckpointError, OSError.
+
+    modules: possible targets, [out, in] by canonical name.
+    """
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(
             f"{folder}: adapter_model.bin may hold code, and is not read: save the adapter as "
@@ -132,7 +135,7 @@ def read_adapter(
 
 
 class StoredHalf(Struct):
-    """Half of a module's addition, in a file's header."""
+    """Half a module's addition, in a file's header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -154,7 +157,9 @@ def _read_config(path: Path) -> bytes:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A file of at most `MOST_BYTES`. Raises CheckpointError, also for errors while it is read."""
+    """Open a file of at most `MOST_BYTES`. Raises CheckpointError, also for errors while it is
+    read.
+    """
     try:
         with open(path, "rb", opener=regular) as file:
             if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
@@ -167,7 +172,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, StoredHalf]]:
-    """The file's first bytes, and its tensors: `most` at most. Raises CheckpointError."""
+    """Read the file's first bytes and its tensors: `most` at most. Raises CheckpointError."""
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if length > MOST_HEADER_BYTES:
@@ -190,7 +195,7 @@ def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, Sto
 
 
 def _whole(path: Path, file: BinaryIO, header: bytes, stored: Mapping[str, StoredHalf]) -> bytes:
-    """All of the file, which ends with its last tensor. Raises CheckpointError."""
+    """Read the whole file, which ends with its last tensor. Raises CheckpointError."""
     size = os.fstat(file.fileno()).st_size
     wanted = len(header) + sum(each.nbytes for each in stored.values())
     if size != wanted:
@@ -231,7 +236,7 @@ def _unsupported(fields: Mapping[str, Any], config: AdapterConfig) -> Iterator[s
 def _check_shapes(
     path: Path, name: str, halves: Mapping[str, StoredHalf], shape: tuple[int, int]
 ) -> None:
-    """Raises CheckpointError unless a module's matrices fit its own, [out, in]."""
+    """Raise CheckpointError unless a module's matrices fit its own, [out, in]."""
     if halves.keys() != {"A", "B"}:
         raise CheckpointError(f"{path}: {name} has lora_{min(halves)} alone")
     a, b = halves["A"].shape, halves["B"].shape
@@ -251,7 +256,7 @@ def _check_shapes(
 def _factors(
     path: Path, name: str, halves: Mapping[str, torch.Tensor], config: AdapterConfig
 ) -> Factors:
-    """The matrices of one module, checked for values that are no numbers."""
+    """Return one module's matrices. Raises CheckpointError unless all values are finite."""
     for half, tensor in halves.items():
         if not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name}: lora_{half} has values that are no numbers")

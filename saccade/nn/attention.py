@@ -1,4 +1,4 @@
-"""The projections around causal self-attention in a layer. Knows nothing of the cache:
+"""The projections around causal self-attention in a layer. Knows nothing about the cache:
 `protocol.Attention` does.
 """
 
@@ -19,8 +19,10 @@ from saccade.parallel import Shard
 
 @dataclass(frozen=True, slots=True)
 class HeadsConfig:
-    """Heads are counted over all ranks. `qk_norm_eps` None: queries and keys are not normalised.
-    around_one: the norm's weights are as `RMSNorm`'s; then query_factor scales queries.
+    """Attention's heads, counted over all ranks.
+
+    qk_norm_eps: with `None`, queries and keys are left as they are. around_one: the norm's weights
+    are as in `RMSNorm`. Then query_factor scales queries.
     """
 
     hidden: int
@@ -34,14 +36,16 @@ class HeadsConfig:
 
 
 class CausalAttention:
-    """Query, key and value are one multiplication, whose `group` is this one's."""
+    """Self-attention's projections. Query, key and value are one multiplication, and share its
+    `group`.
+    """
 
     __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "qkv")
 
     def __init__(
         self, weights: Weights, name: str, shape: HeadsConfig, shard: Shard, layer: int
     ) -> None:
-        """`layer`: whose keys and values these are."""
+        """Load one layer's projections. `layer`: whose keys and values these are."""
         self.layer = layer
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.heads = shard.divide(shape.heads, "attention heads")
@@ -68,7 +72,7 @@ class CausalAttention:
             self.qk_norm = QKNorm(weight, shape.qk_norm_eps)
 
     def __call__(self, x: Rows, rotation: Rotation, attention: Attention) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]"""
+        """Map x [T, hidden] -> [T, hidden]."""
         qkv = self.qkv(x).unflatten(1, (self.heads + 2 * self.kv_heads, -1))
         attended = attention(qkv, rotation, self.qk_norm, self.layer)
         return self.out(attended.flatten(1))

@@ -1,8 +1,8 @@
 """The language model of the Qwen-VL families: Qwen2 (biases on query, key, value) and Qwen3
 (normalised queries and keys), the latter also with experts.
 
-Rotary tables are computed once per forward and shared by all layers; only rows whose logits
-somebody asks for go through the last norm and the head.
+Rotary tables are computed once per forward and shared by all layers. Only rows whose logits are
+asked for go through the last norm and the head.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from saccade.parallel import Shard
 
 
 class MultiRope:
-    """Rotary tables over the axes that positions have: each frequency belongs to one of them
-    (mRoPE).
-    """
+    """Rotary tables over positions' axes. Each frequency belongs to one axis (mRoPE)."""
 
     __slots__ = ("amplitude", "axis", "inv_freq", "pairs")
 
@@ -46,7 +44,7 @@ class MultiRope:
         self.axis = section_axes(config.sections, interleaved=config.interleaved).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        """The angles by which positions [axes, T] turn queries and keys."""
+        """Compute the angles by which positions [axes, T] turn queries and keys."""
         angles = positions.float().t().index_select(1, self.axis) * self.inv_freq
         cos, sin = rotary_tables(angles, self.pairs)
         if self.amplitude != 1.0:
@@ -55,7 +53,7 @@ class MultiRope:
 
 
 class Mixer(Protocol):
-    """The mixer of tokens: attention, or a layer in its place. group: as `nn.linear.Linear`'s."""
+    """Mixes tokens: attention, or a layer in its place. group: as in `nn.linear.Linear`."""
 
     @property
     def group(self) -> int: ...
@@ -76,10 +74,10 @@ M = TypeVar("M", bound=Mixer)
 
 
 class DecoderLayer(Generic[M]):
-    """What mixes tokens, then an MLP or experts, each on normalised input and added to the stream.
+    """Pre-norm layer: a token mixer, then an MLP or experts, each with a residual.
 
-    name: of the layer in the checkpoint; mixer, mlp: make the two from it. around_one: norms hold
-    what their weights are more than 1.
+    name: the layer's name in the checkpoint. mixer, mlp: make the two from it. around_one: norms
+    hold their weights minus 1.
     """
 
     __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
@@ -107,8 +105,9 @@ class DecoderLayer(Generic[M]):
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The stream [T, hidden] is x + delta, before and after: what follows adds it as it
-        normalises.
+        """Pass the stream [T, hidden], as x + delta both before and after.
+
+        What follows adds the two as it normalises.
         """
         normed: Rows
         if delta is None:
@@ -121,7 +120,7 @@ class DecoderLayer(Generic[M]):
 
 
 def layer_name(layer: int) -> str:
-    """The name of a language model's layer in a checkpoint."""
+    """Return how a checkpoint names a language model's layer."""
     return f"language_model.layers.{layer}"
 
 
@@ -152,8 +151,9 @@ def _attention_layer(
 
 
 class Decoder(Generic[M]):
-    """Tokens and spliced image rows to states, states to logits; implements
-    `nn.protocol.LanguageModel`. Layers are made by `layer`, by their numbers.
+    """Tokens and spliced image rows to states, states to logits.
+
+    Implements `nn.protocol.LanguageModel`. `layer` makes each layer from its number.
     """
 
     __slots__ = ("embedding", "head", "hidden", "layers", "norm", "rope")
@@ -169,8 +169,10 @@ class Decoder(Generic[M]):
         around_one: bool = False,
         own_head: bool = False,
     ) -> None:
-        """rotary_dim: values of a head that are turned. around_one: as DecoderLayer's. own_head: as
-        `own` of `nn.embedding.make_head`.
+        """Build the embedding, the layers, the norm and the head.
+
+        `rotary_dim`: how many values per head are turned. `around_one`: as in DecoderLayer.
+        `own_head`: as `own` in `nn.embedding.make_head`.
         """
         table = (config.vocab_size, config.hidden)
         self.hidden = config.hidden
@@ -187,7 +189,7 @@ class Decoder(Generic[M]):
         self.rope = MultiRope(config.rope, rotary_dim, weights.device)
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """States [T, hidden] after the last layer.
+        """Return the states [T, hidden] after the last layer.
 
         Image rows take the first level of their embedding instead of the token's, and level i + 1
         is added after layer i.
@@ -207,18 +209,18 @@ class Decoder(Generic[M]):
         return x if delta is None else x + delta
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, hidden]."""
+        """Normalise [R, hidden] -> [R, hidden]."""
         return self.norm(states)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab_size] in float32."""
+        """Map [R, hidden] -> [R, vocab_size] in float32."""
         return self.head(self.normed(states)).float()
 
 
 def attention_decoder(
     weights: Weights, config: TextConfig, shard: Shard, *, own_head: bool = False
 ) -> Decoder[CausalAttention]:
-    """Qwen2's or Qwen3's, by its configuration. own_head: as `Decoder`'s."""
+    """Build Qwen2's or Qwen3's decoder, by its configuration. own_head: as in `Decoder`."""
     return Decoder(
         weights,
         config,

@@ -16,8 +16,8 @@ HEAD = "lm_head.weight"
 class TokenEmbedding:
     """A row per token.
 
-    A rank holds a run of tokens; the last ranks' runs are shorter where the vocabulary does not
-    divide.
+    A rank holds consecutive tokens. Where the vocabulary does not divide evenly, the last ranks
+    hold fewer.
     """
 
     __slots__ = ("first", "part", "shard", "share", "table", "vocab_size")
@@ -32,7 +32,7 @@ class TokenEmbedding:
         self.shard = shard
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[T] int64 -> [T, hidden], owned."""
+        """Look up [T] int64 -> [T, hidden], owned."""
         if self.shard.size == 1:
             return F.embedding(tokens, self.table)
         local = tokens - self.first
@@ -42,11 +42,11 @@ class TokenEmbedding:
 
 
 class TokenHead:
-    """Logits: products with every row of an embedding's table, which may also be the token
-    embedding's own.
+    """Logits: products with every row in an embedding's table.
 
-    Where weights are packed or in 8 bits, the head has a copy that is, for the embedding reads
-    single rows. That is memory for time: the products take half of it (decision 003).
+    The table may also be the token embedding's own. Where weights are packed or in 8 bits, the head
+    has a copy in that form, for the embedding reads single rows. That trades memory for time: the
+    products take half the time (decision 003).
     """
 
     __slots__ = ("ops", "shard", "share", "vocab_size", "weight")
@@ -60,7 +60,10 @@ class TokenHead:
         self.weight = weights.matrix(rows.table, rows.part.name).ready(self.ops)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab_size] on every rank; from 8 bits in float32."""
+        """Map [R, hidden] -> [R, vocab_size] on every rank.
+
+        From 8 bits, the logits are in float32.
+        """
         logits = self.weight.logits(self.ops, x)
         if self.shard.size == 1:
             return logits
@@ -74,7 +77,7 @@ def make_head(
 ) -> TokenHead:
     """Make the head behind `embedding`, whose table it shares if `tied`.
 
-    own: a head in the file counts all the same, for older files do not say that it is not tied.
+    `own`: use a head found in the file even if `tied`. Older files leave out that theirs is untied.
     """
     if not tied or (own and weights.has(HEAD)):
         table = embedding.vocab_size, embedding.table.shape[1]

@@ -1,8 +1,8 @@
-"""The network half of a model family: how a checkpoint's network is built, and what its tensors are
+"""A model family's network half: how a checkpoint's network is built, and what its tensors are
 called.
 
 A family gives names and patterns as data, and makes its tower and its language model. Knows nothing
-of files.
+about files.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ DENSE_LAYER = r"(self_attn|mlp)\.[a-z]+_proj\.weight"
 
 
 def language_matrices(of_layer: str, *others: str) -> re.Pattern[str]:
-    """Return the pattern of a language model's matrices: its embedding, its head, and each layer's.
+    """Return the pattern for a language model's matrices: its embedding, its head, and each
+    layer's.
 
-    of_layer: the pattern of what follows a layer's number. others: patterns of whole names.
+    `of_layer`: the pattern for what follows a layer's number. `others`: patterns for whole names.
     """
     layers = rf"language_model\.layers\.\d+\.({of_layer})"
     ends = r"language_model\.embed_tokens\.weight", r"lm_head\.weight"
@@ -37,8 +38,8 @@ class FamilyModel:
 
     names: pattern and replacement, in order, from a file's name to the layers' own (the canonical
     name). quantisable: canonical names of the matrices that may be quantised. seeing: prefixes of
-    the tower's tensors, which a model that sees no images may carry. unused: prefixes of tensors
-    that answers never need.
+    the tower's tensors, which a text-only model may carry. unused: prefixes of tensors that answers
+    can do without.
     """
 
     spec: FamilySpec
@@ -60,7 +61,7 @@ class FamilyModel:
         raise NotImplementedError
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
-        """Build the whole network; `encoder_shard` is the vision tower's.
+        """Build the whole network. `encoder_shard` is the vision tower's.
 
         Raises CheckpointError where a tensor is missing or misshapen.
         """
@@ -69,7 +70,7 @@ class FamilyModel:
         return WholeNet(self.spec, weights.ops, tower, text, weights.adapters)
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
-        """Build the vision tower alone, and read no other tensor. Raises as `build` does."""
+        """Build the vision tower alone, reading only its tensors. Raises as `build` does."""
         tower = self.tower(weights, encoder_shard)
         return TowerAlone(self.spec, weights.ops, tower, weights.adapters)
 
@@ -81,7 +82,7 @@ class FamilyModel:
         return name
 
     def harmless(self, name: str) -> bool:
-        """Return True for a canonical name that may be passed over in silence if no layer asks."""
+        """Return True for a canonical name that may be skipped in silence if unused by layers."""
         unused = self.unused if self.spec.sees_images else self.unused + self.seeing
         return name.startswith(unused) or BUFFERS.search(name) is not None
 

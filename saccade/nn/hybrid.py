@@ -1,9 +1,9 @@
-"""The language model of Qwen3.5, which MiniCPM-V 4.6 has too: layers of the gated delta rule, and
-layers of attention whose output is gated, each followed by an MLP, or by experts and one that is
-shared. A family reads its shape (`families/hybrid.py`).
+"""Qwen3.5's language model, which MiniCPM-V 4.6 has too. Its layers use the gated delta rule, or
+attention whose output is gated. Each is followed by an MLP, or by experts and one that is shared. A
+family reads its shape (`families/hybrid.py`).
 
-Norms hold what their weights are more than 1. Rotary tables are computed once per forward and
-shared by all layers of attention.
+Norms hold their weights minus 1. Rotary tables are computed once per forward and shared by all
+attention layers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from saccade.parallel import Shard
 
 
 class GatedAttention:
-    """Causal self-attention, each of whose outputs is multiplied by the sigmoid of a gate.
+    """Causal self-attention, with each output multiplied by the sigmoid of a gate.
 
-    The checkpoint has each head's query and gate side by side; here all queries, keys, values and
+    The checkpoint has each head's query and gate side by side. Here all queries, keys, values and
     gates are one product, in that order.
     """
 
@@ -70,7 +70,7 @@ class GatedAttention:
         self.qk_norm = QKNorm(weight, config.rms_eps)
 
     def __call__(self, x: Rows, rotation: Rotation, attention: Attention) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]"""
+        """Map x [T, hidden] -> [T, hidden]."""
         wide = self.wide(x).unflatten(1, (2 * (self.heads + self.kv_heads), -1))
         qkv, gates = wide.split((self.heads + 2 * self.kv_heads, self.heads), dim=1)
         attended = attention(qkv, rotation, self.qk_norm, self.layer)
@@ -78,7 +78,7 @@ class GatedAttention:
 
 
 class GatedDelta:
-    """Linear attention by the gated delta rule; what it reads is normalised, and gated."""
+    """Linear attention by the gated delta rule. What it reads is normalised, and gated."""
 
     __slots__ = (
         "bias",
@@ -139,7 +139,7 @@ class GatedDelta:
         )
 
     def __call__(self, x: Rows, _: Rotation, attention: Attention) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden], whatever the positions."""
+        """Map x [T, hidden] -> [T, hidden], whatever the positions."""
         assert isinstance(x, torch.Tensor)
         wide = self.wide(x)
         mixed, gate = wide.split((wide.shape[1] - self.gate_width, self.gate_width), dim=1)
@@ -155,7 +155,7 @@ class GatedDelta:
 
 
 def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
-    """This rank's rows of queries, keys and values."""
+    """Return this rank's rows for queries, keys and values."""
     return (
         share(shard, 0, delta.keys, "linear attention queries"),
         share(shard, delta.keys, delta.keys, "linear attention keys"),
@@ -164,7 +164,7 @@ def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
 
 
 class SharedSparseMLP:
-    """Experts, and one that all rows go to, of which a gate says how much."""
+    """Experts, plus one that all rows go to, weighted by a gate."""
 
     __slots__ = ("gate", "ops", "shared", "sparse")
 
@@ -190,7 +190,7 @@ class SharedSparseMLP:
         self.gate = weights.load(Part(f"{name}.shared_expert_gate.weight", (1, hidden)))
 
     def __call__(self, x: Rows) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]"""
+        """Map [T, hidden] -> [T, hidden]."""
         assert isinstance(x, torch.Tensor)
         return torch.sigmoid(self.ops.dense_linear(x, self.gate)) * self.shared(x) + self.sparse(x)
 
@@ -203,7 +203,10 @@ def hybrid_layer(
     shard: Shard,
     name: str = "",
 ) -> DecoderLayer[GatedAttention | GatedDelta]:
-    """name: of a layer behind the language model's, which has attention."""
+    """Build one layer.
+
+    name: the layer's name if it stands behind the language model's own. Such a layer has attention.
+    """
 
     def mixer(name: str) -> GatedAttention | GatedDelta:
         if layer >= config.layers or hybrid.full[layer]:
@@ -229,7 +232,7 @@ def hybrid_model(
     *,
     own_head: bool = False,
 ) -> Decoder[GatedAttention | GatedDelta]:
-    """Make the whole language model. own_head: as `Decoder`'s."""
+    """Make the whole language model. own_head: as in `Decoder`."""
     return Decoder(
         weights,
         config,

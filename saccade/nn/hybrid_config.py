@@ -1,7 +1,7 @@
-"""The shape of a language model of two kinds of layers, beyond `TextConfig`: a family reads it from
-a checkpoint, `nn/hybrid.py` builds it.
+"""The shape of a language model with two kinds of layers, beyond `TextConfig`. A family reads it
+from a checkpoint, and `nn/hybrid.py` builds it.
 
-Knows nothing of torch.
+Knows nothing about torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """The gated delta rule's heads, over all ranks: each of queries and keys serves
-    `value_heads / key_heads` neighbouring ones of values. taps: inputs of the convolution.
+    """The gated delta rule's heads, over all ranks.
+
+    Each head of queries and keys serves `value_heads / key_heads` neighbouring heads of values.
+    taps: how many inputs the convolution has.
     """
 
     key_heads: int
@@ -23,7 +25,7 @@ class DeltaConfig:
 
     @property
     def keys(self) -> int:
-        """Values of all keys of a token, or of all queries."""
+        """Return how many values a token's keys have together. Its queries have as many."""
         return self.key_heads * self.key_dim
 
     @property
@@ -33,10 +35,11 @@ class DeltaConfig:
 
 @dataclass(frozen=True, slots=True)
 class HybridConfig:
-    """What the language model has beyond `TextConfig`. full: which layers have full attention; the
-    others have the delta rule. rotary_dim: values of a head, its first ones, that are turned.
-    shared: values of the expert that all rows go to besides; 0 where layers have no experts.
-    drafting: layers of the head that drafts; 0: none that is known here.
+    """What the language model has beyond `TextConfig`.
+
+    full: which layers have full attention. The others have the delta rule. rotary_dim: how many
+    values per head, its first ones, are turned. shared: values in the expert that all rows go to
+    besides, or 0 without experts. drafting: the MTP head's layers, or 0 if unknown here.
     """
 
     full: tuple[bool, ...]

@@ -1,8 +1,8 @@
-"""Attention over latents (multi-head latent attention): of each token the cache keeps one short row
-of which every head makes its keys and values, and one turned key that all heads share.
+"""Attention over latents (multi-head latent attention). For each token the cache keeps one short
+row, from which every head makes its keys and values, and one turned key that all heads share.
 
 What makes keys is multiplied with the queries instead, and what makes values with what was attended
-to, so that nothing is made of the cached rows: heads of queries share one head of latents.
+to. The cached rows are therefore used as they are: query heads share one head of latents.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from saccade.parallel import WHOLE, Shard
 
 
 class LatentAttention:
-    """Implements `nn.decoder.Mixer`. Every rank has the latents whole, and its share of the
-    heads.
+    """Implements `nn.decoder.Mixer`.
+
+    Every rank has the latents whole, and its share of the heads.
     """
 
     __slots__ = ("down", "group", "heads", "keys", "latent_norm", "layer", "ops", "out", "queries",
@@ -36,7 +37,10 @@ class LatentAttention:
         shard: Shard,
         layer: int,
     ) -> None:
-        """sizes: of the layer's input, and heads over all ranks. layer: whose latents these are."""
+        """Load one layer's projections.
+
+        sizes: the layer's input, and heads over all ranks. layer: whose latents these are.
+        """
         hidden, heads = sizes
         self.layer, self.shape, self.ops = layer, shape, weights.ops
         self.heads = shard.divide(heads, "attention heads")
@@ -68,7 +72,7 @@ class LatentAttention:
         )
 
     def __call__(self, x: Rows, rotation: Rotation, attention: Attention) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]"""
+        """Map x [T, hidden] -> [T, hidden]."""
         shape = self.shape
         made = self.down(x)
         first, latents = made.split((made.shape[1] - shape.width, shape.width), dim=1)

@@ -21,14 +21,14 @@ from saccade.parallel import Shard
 
 
 def share(shard: Shard, start: int, n: int, what: str) -> slice:
-    """This rank's slice of `n` things from `start` on."""
+    """Return this rank's slice of `n` things from `start` on."""
     mine = shard.divide(n, what)
     return slice(start + shard.rank * mine, start + (shard.rank + 1) * mine)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A projection to `outputs` values over all ranks, this rank's given by `shard`."""
+    """A projection to `outputs` values over all ranks. `shard` gives this rank's part."""
 
     name: str
     outputs: int
@@ -40,10 +40,10 @@ class Column:
 
 
 class Linear:
-    """activation(x @ weight.T + bias); `weight` is ready for products.
+    """activation(x @ weight.T + bias), whose `weight` is ready for products.
 
-    group: inputs per scale, if many rows may come in 8 bits; else 0. low_rank: adapters' additions;
-    None for a product without.
+    group: inputs per scale if many rows may come in 8 bits, else 0. low_rank: adapters' additions,
+    or `None` for a product without.
     """
 
     __slots__ = ("activation", "bias", "group", "low_rank", "ops", "weight")
@@ -81,9 +81,10 @@ class Linear:
         activation: Activation = "none",
         inner: bool = False,
     ) -> Linear:
-        """Several projections of one input in one multiplication; a rank holds its slice of each
-        one's outputs. inner: each slice is padded with zeros if the device's products want padding;
-        an `inner` RowLinear takes padded rows.
+        """Load several projections from one input as one multiplication.
+
+        A rank holds its slice of each one's outputs. `inner`: each slice is padded with zeros if
+        the device's products want padding. An `inner` RowLinear takes padded rows.
         """
         parts = [column.part("weight", inputs) for column in columns]
         matrix = weights.load_matrix(*parts)
@@ -100,8 +101,9 @@ class Linear:
     def fused_columns(
         cls, weights: Weights, name: str, outputs: int, pieces: int, inputs: int, shard: Shard
     ) -> Linear:
-        """Like `columns`, with a bias, for `pieces` projections of `outputs` each from one tensor
-        of the checkpoint.
+        """Load `pieces` projections of `outputs` each, stored as one tensor, with a bias.
+
+        Otherwise it is like `columns`.
         """
         mine = [
             share(shard, piece * outputs, outputs, f"outputs of {name}") for piece in range(pieces)
@@ -119,8 +121,10 @@ class Linear:
 
 
 class RowLinear:
-    """A projection whose inputs are cut among ranks: each multiplies its slice, and the sum over
-    ranks is the answer. group, low_rank: as a Linear's; adapters' additions are summed too.
+    """A projection whose inputs are cut among ranks.
+
+    Each rank multiplies its slice, and the sum over ranks is the answer. group, low_rank: as in
+    Linear. Adapters' additions are summed too.
     """
 
     __slots__ = ("bias", "group", "low_rank", "ops", "shard", "weight")
@@ -136,7 +140,7 @@ class RowLinear:
         bias: bool,
         inner: bool = False,
     ) -> None:
-        """inner: the inputs come from an `inner` Linear."""
+        """Load this rank's slice. inner: the inputs come from an `inner` Linear."""
         mine = share(shard, 0, inputs, f"inputs of {name}")
         part = Part(f"{name}.weight", (outputs, inputs), (slice(None), mine))
         matrix = weights.load_matrix(part)

@@ -1,7 +1,7 @@
-"""The additions of adapters (LoRA) to products: for rows x of an adapter, scale * (x @ A.T) @ B.T
-beside x @ weight.T, for a weight packed in any way.
+"""What adapters (LoRA) add to products. An adapter's rows x get scale * (x @ A.T) @ B.T beside x @
+weight.T, for a weight packed in any way.
 
-`Adapters` is made with a network. New layers ask `Adapters` for the `LowRank` of their products;
+`Adapters` is made with a network. New layers ask `Adapters` for the `LowRank` of their products.
 `runtime/adapters.py` puts matrices in and takes matrices out. `assign` gives rows their adapters
 before a forward pass. Without adapters, a layer does nothing more.
 """
@@ -26,25 +26,29 @@ LANGUAGE = "language_model."
 
 
 def of_language(name: str) -> bool:
-    """True for the canonical name of a tensor of the language model, head included; all others are
-    the vision tower's.
+    """Return True for a canonical tensor name in the language model, head included.
+
+    All others are the vision tower's.
     """
     return name.startswith((LANGUAGE, "lm_head."))
 
 
 class Active:
-    """The rows of the running forward pass, by adapter: no number twice. None: no row has one."""
+    """The rows of the running forward pass, by adapter. Each number stands once.
+
+    `now` is None while all rows are without an adapter.
+    """
 
     __slots__ = ("_places", "now")
 
     def __init__(self, places: Mapping[int, int]) -> None:
-        """places: of each adapter's number, those of `Present`."""
+        """Begin without rows. places: the place in `Present` for each adapter's number."""
         self._places = places
         self.now: Present | None = None
 
     @contextmanager
     def assign(self, rows: Sequence[AdapterRows]) -> Iterator[None]:
-        """For the time these rows have these adapters."""
+        """Give these rows these adapters while the context lasts."""
         if rows:
             self.now = Present(tuple((self._places[number], each) for number, each in rows))
         try:
@@ -53,7 +57,7 @@ class Active:
             self.now = None
 
     def all(self, adapter: int) -> AbstractContextManager[None]:
-        """For the time all rows have the given adapter; 0: none."""
+        """Give all rows this adapter while the context lasts. With 0 they have none."""
         return self.assign([(adapter, slice(None))] if adapter else [])
 
 
@@ -67,8 +71,9 @@ class Factors:
 
 
 class LowRank:
-    """The additions to one product, made of slices of checkpoint matrices one below another.
-    padding: outputs of nothing behind each slice; inputs: inputs of nothing behind all.
+    """The additions to one product, made from slices of checkpoint matrices one below another.
+
+    padding: empty outputs behind each slice. inputs: empty inputs behind all.
     """
 
     __slots__ = ("_additions", "_parts", "active", "inputs")
@@ -83,15 +88,16 @@ class LowRank:
         self._additions = Additions([slice(at, end - padding) for at, end in pairwise(ends)])
 
     def add(self, ops: Ops, x: Rows, y: torch.Tensor, present: Present) -> torch.Tensor:
-        """`y`, the product of x, with the additions of the rows' adapters; in place."""
+        """Add the rows' adapters to x's product `y`, in place."""
         if isinstance(x, Fp8Rows):
             x = x.dense().to(x.dtype)
         ops.add_low_rank(x, y, self._additions, present)
         return y
 
     def cut(self, found: dict[str, Factors], like: torch.Tensor) -> Pair:
-        """This rank's part of an adapter's factors, by module, in the dtype and on the device of
-        `like`.
+        """Return this rank's part of an adapter's factors, by module.
+
+        They have the dtype and the device of `like`.
         """
         downs: list[torch.Tensor] = []
         ranks: dict[str, slice] = {}
@@ -117,8 +123,9 @@ class LowRank:
 
 
 class Adapters:
-    """Every product of a network open to adapters. language, tower: the rows of adapters in the
-    running pass of each.
+    """Every product of a network that is open to adapters.
+
+    language, tower: adapters' rows in each one's running pass.
     """
 
     def __init__(self) -> None:
@@ -129,7 +136,7 @@ class Adapters:
         self._products: dict[str, list[LowRank]] = {}
 
     def product(self, parts: Sequence[Part], padding: int = 0, inputs: int = 0) -> LowRank:
-        """The additions for a layer's product of these parts; as LowRank's."""
+        """Return the additions for a layer's product of these parts. Parameters are LowRank's."""
         language = parts[0].name.startswith(LANGUAGE)
         made = LowRank(self.language if language else self.tower, parts, padding, inputs)
         for part in parts:
@@ -141,7 +148,7 @@ class Adapters:
         return made
 
     def put(self, number: int, found: dict[str, Factors], like: torch.Tensor) -> int:
-        """Add an adapter; returns the bytes taken. Nothing is added after an error."""
+        """Add an adapter, and return the bytes taken. After an error, nothing is added."""
         products = {id(each): each for name in found for each in self._products[name]}
         pairs = [(each, each.cut(found, like)) for each in products.values()]
         place = next(at for at in count() if at not in self._places.values())
@@ -152,7 +159,7 @@ class Adapters:
 
     @contextmanager
     def blank(self, number: int, like: torch.Tensor) -> Iterator[None]:
-        """For the time an adapter of zeros for every product."""
+        """Add a zero adapter to every product while the context lasts."""
         found = {
             name: Factors(torch.zeros(1, inputs), torch.zeros(outputs, 1), 1.0)
             for name, (outputs, inputs) in self.modules.items()

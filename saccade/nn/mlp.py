@@ -1,6 +1,6 @@
 """The two-layer networks between attentions, and the activations that checkpoints name.
 
-All of these activations make zero of zero, so that inner values that only pad add nothing.
+All of these activations map zero to zero. Inner values that only pad therefore add nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """The kernel for what a checkpoint calls `name`.
+    """Return the kernel for what a checkpoint calls `name`.
 
     Raises CheckpointError that lists what is known.
     """
@@ -64,9 +64,7 @@ class MLP:
 
 
 class GatedMLP:
-    """down(act(gate(x)) * up(x)); gate and up are one multiplication, whose `group` is this
-    one's.
-    """
+    """down(act(gate(x)) * up(x)). Gate and up are one multiplication, and share its `group`."""
 
     __slots__ = ("act", "down", "gate_up", "group", "ops")
 

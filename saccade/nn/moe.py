@@ -1,9 +1,9 @@
-"""A layer's experts, of which each row takes a few, and the router that says which.
+"""A layer's experts and the router, which sends each row to a few.
 
-Experts are cut among ranks by their width: each rank has a slice of every expert; or divided: each
-has some of them whole; or both. Every rank has all rows, which attention has summed over ranks
-anyway, so the sum over ranks is the answer, and no row travels. Checkpoints keep experts fused (one
-tensor of all) or apart.
+Experts are cut among ranks by width (each rank has a slice of every expert), or divided (each has
+some whole), or both. Every rank has all rows, which attention has summed over ranks anyway. So the
+sum over ranks is the answer, and rows stay where they are. Checkpoints keep experts fused (one
+tensor for all) or apart.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from saccade.parallel import Shard
 
 @dataclass(frozen=True, slots=True)
 class MoEShape:
-    """`experts` gated MLPs of `width` values each, over all ranks; a row goes to `top` of them.
-    outputs_first: the family's matrices of all experts as one tensor are [out, in] each, where
-    no file says otherwise.
+    """`experts` gated MLPs with `width` values each, over all ranks. A row goes to `top` experts.
+
+    outputs_first: where the file leaves it open, the family's fused matrices are [out, in] each.
     """
 
     hidden: int
@@ -41,7 +41,7 @@ class MoEShape:
 
 
 class Mine(NamedTuple):
-    """The experts that a rank holds, and its values of each."""
+    """The experts that a rank holds, and its values in each."""
 
     experts: slice
     width: slice
@@ -52,7 +52,7 @@ Kept = Sequence[Matrix] | Stack
 
 
 class RoutedExperts:
-    """A layer's experts; which of them a row goes to is said with it."""
+    """A layer's experts. The caller says which ones a row goes to."""
 
     __slots__ = ("act", "experts", "first", "ops", "shard")
 
@@ -70,7 +70,7 @@ class RoutedExperts:
         self.experts = _keep(self.ops, up, down, self.act)
 
     def __call__(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]"""
+        """Map [T, hidden] -> [T, hidden]."""
         experts, first = self.experts, self.first
         if isinstance(experts, StackedExperts):
             mixed = self.ops.stacked_mlp(x, *routes, experts.up, experts.down, first, experts.act)
@@ -93,15 +93,16 @@ class SparseMLP:
         self.experts = RoutedExperts(weights, f"{name}.experts", shape, shard)
 
     def __call__(self, x: Rows) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]"""
+        """Map [T, hidden] -> [T, hidden]."""
         assert isinstance(x, torch.Tensor)
         routes = self.ops.route(self.ops.dense_linear(x, self.router), self.top)
         return self.experts(x, routes)
 
 
 def _keep(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | StackedExperts:
-    """Stacked where the device has experts so, else packed one by one. Raises CheckpointError for
-    what could be neither.
+    """Stack the experts where the device can, else pack them one by one.
+
+    Raises CheckpointError for what could be neither.
     """
     left, right = _stack(ops, up), _stack(ops, down)
     if left is not None and right is not None:
@@ -125,8 +126,9 @@ def _stack(ops: Ops, matrices: Kept) -> Stack | None:
 
 
 def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tuple[Kept, Kept]:
-    """From `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I], read once each; or these turned
-    about.
+    """Load `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I], or both transposed.
+
+    Each is read once.
     """
     up, down = f"{name}.gate_up_proj", f"{name}.down_proj"
     outer, inner = (2 * shape.width, shape.hidden), (shape.hidden, shape.width)
@@ -154,7 +156,7 @@ def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tup
 
 
 def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> Kept:
-    """Of each expert one matrix [out, in]: its pieces one below another."""
+    """Load one matrix [out, in] per expert: its pieces one below another."""
     if (kept := weights.load_experts(parts, turned)) is not None:
         return kept
     matrices: list[Matrix] = []
@@ -165,7 +167,7 @@ def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> K
 
 
 def _load_apart(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tuple[Kept, Kept]:
-    """From three matrices for each expert."""
+    """Load three matrices for each expert."""
     up: list[Matrix] = []
     down: list[Matrix] = []
     outer, inner = (shape.width, shape.hidden), (shape.hidden, shape.width)

@@ -1,5 +1,5 @@
 """A checkpoint's network, put together from what a family has built: a vision tower and a language
-model, the tower alone, or no tower.
+model, the tower alone, or a language model alone.
 
 Knows of either no more than `protocol.py` says.
 """
@@ -41,8 +41,9 @@ class TowerAlone:
 
 
 class NoVision:
-    """A stand-in for the tower of a model that sees no images (`FamilySpec.sees_images`);
-    implements `VisionNet`. No image comes as far as this.
+    """A stand-in for the tower where a model has no images (`FamilySpec.sees_images`).
+
+    Implements `VisionNet`. Images never come this far.
     """
 
     __slots__ = ()
@@ -70,7 +71,7 @@ class NoVision:
 
 
 class NoText:
-    """A stand-in for a language model whose weights were given back; implements `LanguageModel`."""
+    """A stand-in for a language model whose weights were given back. Implements `LanguageModel`."""
 
     __slots__ = ()
 
@@ -114,5 +115,5 @@ class WholeNet:
 
 
 def without_weights(spec: FamilySpec, ops: Ops) -> WholeNet:
-    """What stands in a network's place while it sleeps."""
+    """Return what stands in a network's place while it sleeps."""
     return WholeNet(spec, ops, NoVision(), NoText(), Adapters())

@@ -16,8 +16,10 @@ class RMSNorm:
     def __init__(
         self, weights: Weights, name: str, size: int, eps: float, *, around_one: bool = False
     ) -> None:
-        """around_one: the checkpoint holds what weights are more than 1, which is kept in float32:
-        in 16 bits the sum would lose most of what the checkpoint says.
+        """Load the weights.
+
+        around_one: the checkpoint holds the weights minus 1. Their sum with 1 is kept in float32,
+        as 16 bits would lose most that the checkpoint says.
         """
         weight = weights.load(Part(f"{name}.weight", (size,)))
         self.weight = weight.float() + 1.0 if around_one else weight
@@ -28,13 +30,15 @@ class RMSNorm:
         return self.ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, that normalised)."""
+        """Return x + delta, and the same normalised."""
         return self.ops.add_rms_norm(x, delta, self.weight, self.eps)
 
     def add_rows(
         self, x: torch.Tensor, delta: torch.Tensor, group: int
     ) -> tuple[torch.Tensor, Rows]:
-        """The same for a product, whose `group` that is (`Linear.group`)."""
+        """Return x + delta, and the same normalised for a product with this `group`
+        (`Linear.group`).
+        """
         return self.ops.add_rms_norm_rows(x, delta, self.weight, self.eps, group)
 
 
@@ -53,5 +57,5 @@ class LayerNorm:
         return self.ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, that normalised)."""
+        """Return x + delta, and the same normalised."""
         return self.ops.add_layer_norm(x, delta, self.weight, self.bias, self.eps)

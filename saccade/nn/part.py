@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One checkpoint tensor: its canonical name, its whole shape, and the slice of it that is
-    wanted (all, unless told). limit: a number that may be infinite, and is no weight.
+    """One checkpoint tensor: its canonical name, its whole shape, and the slice that is wanted.
+
+    The slice is the whole unless given. limit: a number that may be infinite, and is no weight.
     """
 
     name: str
@@ -18,6 +19,6 @@ class Part:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The shape of the slice."""
+        """Return the slice's shape."""
         cut = (len(range(*index.indices(size))) for index, size in zip(self.index, self.shape))
         return (*cut, *self.shape[len(self.index) :])

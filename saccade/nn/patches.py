@@ -20,13 +20,14 @@ PROJECTION = 4
 
 
 def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors of rows, one below another; a single one is not copied."""
+    """Put tensors of rows one below another. A single one is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of each patch, [height * width] each, where the merge x merge patches of a
-    token stand together.
+    """Return each patch's row and column, [height * width] each.
+
+    A token's merge x merge patches stand together.
     """
     places = np.indices((height, width)).reshape(2, height // merge, merge, width // merge, merge)
     row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
@@ -34,16 +35,17 @@ def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.nd
 
 
 class PatchKernel:
-    """A checkpoint's convolution over normalised pixels, whose stride is its kernel, as the matrix
-    that it is.
-    """
+    """A checkpoint's convolution over normalised pixels, as a matrix. Its stride is its kernel."""
 
     __slots__ = ("dtype", "linear", "mean", "merge", "patch", "std")
 
     def __init__(
         self, weights: Weights, name: str, sizes: tuple[int, int, int], colours: Colours
     ) -> None:
-        """sizes: values of a row; pixels along a patch's edge; patches along a token's edge."""
+        """Load the kernel.
+
+        sizes: values per row, pixels along a patch's edge, patches along a token's edge.
+        """
         hidden, self.patch, self.merge = sizes
         self.dtype = weights.dtype
         self.mean, self.std = (
@@ -58,7 +60,7 @@ class PatchKernel:
         return patchify(pixels, self.patch, self.merge, 1, self.mean, self.std, self.dtype)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 [H, W, 3] -> [N, hidden]"""
+        """Map uint8 [H, W, 3] -> [N, hidden]."""
         return self.linear(self.cut(pixels))
 
 
@@ -72,8 +74,8 @@ def block_pieces(
 ) -> Pieces:
     """Do one block's work on x [N, hidden], cut by cut. Costs N, and returns [N, hidden].
 
-    project: a cut's rows and its number to queries, keys and values [n, 3 H, D]. finish: a cut's
-    rows and what they attended to [n, H * D] to the block's output.
+    project: maps a cut's rows and its number to queries, keys and values [n, 3 H, D]. finish: maps
+    a cut's rows and what they attended to [n, H * D] to the block's output.
     """
     projected = []
     for number, cut in enumerate(cuts):
@@ -96,13 +98,13 @@ def block_pieces(
 
 
 def _share(cut: Cut) -> int:
-    """The projection's share of a block's cost."""
+    """Return the projection's share of a block's cost."""
     return (cut.rows.stop - cut.rows.start) // PROJECTION
 
 
 def split_images(
     net: VisionNet, embeddings: torch.Tensor, facts: Sequence[GridFacts]
 ) -> tuple[torch.Tensor, ...]:
-    """Split the rows of a pack among its images."""
+    """Split a pack's rows among its images."""
     counts = [net.rows(fact.num_patches) for fact in facts]
     return embeddings[: sum(counts)].split(counts)

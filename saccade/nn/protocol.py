@@ -1,7 +1,7 @@
-"""The inputs of a forward pass (`Batch`, `Pack`), its attention (`Attention`), and the contract of
-a family's network (`FamilyNet`, `VisionNet`).
+"""A forward pass's inputs (`Batch`, `Pack`), its attention (`Attention`), and the contract with a
+family's network (`FamilyNet`, `VisionNet`).
 
-All are passed as arguments, never kept in a global. `runtime/` builds them.
+All are passed as arguments and stay out of globals. `runtime/` builds them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from saccade.nn.low_rank import Adapters
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of R rows, back to back; on the device, at a fixed address.
+    """T tokens in R rows, back to back, on the device at a fixed address.
 
-    Row r is the last `q_starts[r + 1] - q_starts[r]` tokens of a sequence whose first
-    `kv_lengths[r]` tokens are in the KV cache once the row's own are, on the pages
-    `page_table[slots[r]]`, in order. Lines of the page table are slots, so that a step writes only
-    new pages. singles: so many rows, the first ones, have one token each. embeddings: image rows to
-    put in place of token embeddings at `splice_rows`; all deepstack levels side by side.
-    sample_rows: the rows before a draw. adapters: the tokens with an adapter. kept: by the first
-    token of a row, the line of the state memory that gets the sequence's state after the row.
+    Row r is a sequence's last `q_starts[r + 1] - q_starts[r]` tokens. Once the row's own are
+    cached, that sequence's first `kv_lengths[r]` tokens are in the KV cache, on the pages
+    `page_table[slots[r]]`, in order. The page table's lines are slots, so that a step writes only
+    new pages. singles: how many rows, the first ones, have one token each. embeddings: image rows
+    to put in place of token embeddings at `splice_rows`, with all deepstack levels side by side.
+    sample_rows: the rows before a draw. adapters: the tokens with an adapter. kept: by a row's
+    first token, the line in the state memory that gets the sequence's state after the row.
     """
 
     # each token
@@ -56,9 +56,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """The inputs of a layer with the gated delta rule, for T tokens.
+    """What a layer with the gated delta rule takes in, for T tokens.
 
-    mixed: queries, keys and values, before the convolution of weights `taps`, the newest input's
+    mixed: queries, keys and values, before the convolution with weights `taps`, the newest input's
     last. decay: logarithms, at most 0. beta: the part of a correction that is made.
     """
 
@@ -69,64 +69,67 @@ class DeltaInputs:
 
 
 class Recurrence(Protocol):
-    """Linear attention by the gated delta rule (`kernels/delta.py`), whose memory of each sequence
-    is a state, brought up to date.
+    """Linear attention by the gated delta rule (`kernels/delta.py`).
+
+    It remembers each sequence by a state, which it brings up to date.
     """
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
-        """Each token's values from its sequence's state [T, Hv, Dv], with its own."""
+        """Compute each token's values [T, Hv, Dv] from its sequence's state, the token included."""
         ...
 
 
 class Attention(Protocol):
-    """Causal self-attention over the paged KV cache, writing keys and values; and its substitute in
-    layers with states.
+    """Causal self-attention over the paged KV cache, writing keys and values.
+
+    Also its substitute in layers with states.
     """
 
     @property
     def recurrence(self) -> Recurrence: ...
 
     def plan(self, batch: Batch) -> None:
-        """Prepare for a batch: once per step, before the first layer."""
+        """Prepare for a batch. Call once per step, before the first layer."""
         ...
 
     def __call__(
         self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        """Heads of queries, keys and values [T, Hq + 2 Hkv, D], as projected, to each query's
-        attention [T, Hq, D].
+        """Attend with projected heads for queries, keys and values [T, Hq + 2 Hkv, D].
 
-        Queries and keys are normalised and turned; keys and values are cached; then each query sees
-        the cached tokens of its own sequence, up to the query's. May change `qkv`.
+        Returns each query's attention [T, Hq, D]. Queries and keys are normalised and turned, and
+        keys and values are cached. Then each query sees its own sequence's cached tokens, up to its
+        own. May change `qkv`.
         """
         ...
 
     def read(self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int) -> torch.Tensor:
-        """The same of queries alone [T, Hq, D], which see what `layer` has cached in the step:
-        for a layer that has no keys and values of its own.
+        """Attend with queries alone [T, Hq, D], which see what `layer` has cached in the step.
+
+        This is for a layer without its own keys and values.
         """
         ...
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
-        """The same over latents [T, L], of a layer that keeps these (`core.family.latent_cache`):
-        each head's query [T, Hq, L] to its mean of the latents that it sees [T, Hq, L]. Scores are
-        divided by the root of L.
+        """Attend over latents [T, L], in a layer that keeps these (`core.family.latent_cache`).
+
+        Maps each head's query [T, Hq, L] to the mean [T, Hq, L] over the latents that it sees.
+        Scores are divided by the root of L.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GridFacts:
-    """All facts that a vision tower needs of one grid of N patches (M tokens), on the tower's
-    device.
+    """All that a vision tower needs to know about one grid of N patches (M tokens).
 
-    Rows are in the order of the tower's blocks, unless said otherwise. places: each patch's place
-    on each axis of the tower's rotary embedding. position_embedding: learned positions at the
-    patches, in merged order, before `order` is applied; None without. order: the token, or the
-    block of the canvas that becomes it, at each place of the tower's own order, and `restore`, the
-    inverse, or for `split` alone each token's row among those of its image; None for reading order.
-    segments: for each kind of attention in the tower, the lengths in patches of the runs that
-    attend to each other.
+    Tensors are on the tower's device. Rows are in the order of the tower's blocks, unless said
+    otherwise. places: each patch's place on each axis in the tower's rotary embedding.
+    position_embedding: learned positions at the patches, in merged order, before `order` is
+    applied, or `None` without. order: the token, or the canvas block that becomes it, at each place
+    in the tower's own order. restore: the inverse, or for `split` alone each token's row among its
+    image's. `None` stands for reading order. segments: per kind of attention in the tower, how many
+    patches each run has. Patches in a run attend to each other.
     """
 
     places: torch.Tensor  # [A, N] int64
@@ -141,7 +144,7 @@ class GridFacts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory, nearly all on the device."""
+        """Return the memory in bytes, nearly all on the device."""
         tensors = (self.places, self.position_embedding, self.order, self.restore)
         return sum(each.nbytes for each in tensors if each is not None) + 32 * sum(
             map(len, self.segments)
@@ -150,8 +153,10 @@ class GridFacts:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows `rows` of a pack attend to its rows `keys`, within `segments` (of `rows`, from its first
-    row on); if `keys` are more than `rows`, all belong to one segment.
+    """Rows `rows` in a pack, which attend to its rows `keys`, within `segments`.
+
+    Segments count from the first of `rows`. If `keys` are more than `rows`, all belong to one
+    segment.
     """
 
     rows: slice
@@ -161,9 +166,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Rows of several images, back to back, as for the blocks of a vision tower; on the device.
+    """Several images' rows, back to back, as a vision tower's blocks take them. They are on the
+    device.
 
-    cuts: for each kind of attention in the tower, as in `GridFacts.segments`, the pieces in which a
+    cuts: per kind of attention in the tower, as in `GridFacts.segments`, the pieces in which a
     block does its work. Pieces depend on the pack alone, so that embeddings have the same bits
     whenever the pieces are computed.
     """
@@ -182,68 +188,71 @@ returns embeddings [M, embedding_width] of all images of a pack, in the tower's 
 
 
 class VisionNet(Protocol):
-    """The vision tower of one checkpoint.
+    """One checkpoint's vision tower.
 
-    `blocks` reads nothing but its argument, so that graphs can be captured.
+    `blocks` reads only its argument, so that graphs can be captured.
     """
 
     @property
     def hidden(self) -> int:
-        """Values of a row."""
+        """Return how many values a row has."""
         ...
 
     @property
     def axes(self) -> int:
-        """Axes of a patch's place."""
+        """Return how many axes a patch's place has."""
         ...
 
     def rows(self, patches: int) -> int:
-        """The rows that `blocks` makes of a pack of so many patches."""
+        """Return how many rows `blocks` makes from a pack of `patches`."""
         ...
 
     @property
     def depth(self) -> int:
-        """Blocks passed by each patch."""
+        """Return how many blocks each patch passes."""
         ...
 
     @property
     def longest_segments(self) -> tuple[int | None, ...]:
-        """For each kind of attention, the most patches that may see each other; None: all of an
-        image's.
+        """Return the most patches that may see each other, for each kind of attention.
+
+        `None` stands for all patches in an image.
         """
         ...
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Compute an image's facts anew, without a wait of the host. `runtime/vision/positions.py`
-        keeps results.
+        """Compute an image's facts anew, without making the host wait.
+
+        `runtime/vision/positions.py` keeps results.
         """
         ...
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """The rows [N, hidden] of an image's canvas, uint8 [H, W, 3], on the device."""
+        """Turn an image's canvas, uint8 [H, W, 3], into rows [N, hidden] on the device."""
         ...
 
     def blocks(self, pack: Pack) -> Pieces:
-        """The tower's blocks, N x depth patch-blocks in all."""
+        """Run the tower's blocks, N x depth patch-blocks in all."""
         ...
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """The output of `blocks` for a pack of these images, image by image: [num_tokens,
-        embedding_width] each, in the order of an image's tokens in a prompt, separators included,
-        in memory of their own.
+        """Split the output of `blocks` for a pack of these images, image by image.
+
+        Each has [num_tokens, embedding_width], ordered as an image's tokens in a prompt, separators
+        included, in its own memory.
         """
         ...
 
 
 class TowerNet(Protocol):
-    """The tensors of one checkpoint's vision tower; made as `nn.net.TowerAlone`."""
+    """The tensors of one checkpoint's vision tower, made as `nn.net.TowerAlone`."""
 
     @property
     def spec(self) -> FamilySpec: ...
 
     @property
     def ops(self) -> Ops:
-        """The kernels of the network."""
+        """Return the network's kernels."""
         ...
 
     @property
@@ -251,7 +260,7 @@ class TowerNet(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """The adapters' additions to products."""
+        """Return the adapters' additions to products."""
         ...
 
 
@@ -260,65 +269,73 @@ class LanguageModel(Protocol):
 
     @property
     def hidden(self) -> int:
-        """Values of a state."""
+        """Return how many values a state has."""
         ...
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """As `FamilyNet.forward`."""
+        """Compute states as `FamilyNet.forward` does."""
         ...
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """As `FamilyNet.normed`."""
+        """Normalise states as `FamilyNet.normed` does."""
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """As `FamilyNet.logits`."""
+        """Compute logits as `FamilyNet.logits` does."""
         ...
 
 
 class DraftHead(Protocol):
-    """A head that drafts: guesses the token after next, token by token. Its layer is the last of
-    `KVSpec.layers`.
+    """An MTP head: drafts the token after next, token by token.
+
+    Its layer is the last of `KVSpec.layers`.
     """
 
     def __call__(self, batch: Batch, states: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """The head's states [T, hidden]. batch: of the step, but each token and image row is the
-        next one's. states: [T, hidden], `FamilyNet.normed`, or the head's own.
+        """Compute the head's states [T, hidden].
+
+        `batch`: the step's, but each token and image row is the next one's. `states`: [T, hidden],
+        from `FamilyNet.normed` or the head's own.
         """
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] of the head's states -> [R, vocab_size] in float32."""
+        """Map the head's states [R, hidden] -> [R, vocab_size] in float32."""
         ...
 
 
 class FamilyNet(TowerNet, Protocol):
-    """The tensors of one checkpoint; a family makes a `VisionNet` and a `LanguageModel`, and
-    `nn.net.WholeNet` the rest.
+    """One checkpoint's tensors.
+
+    A family makes a `VisionNet` and a `LanguageModel`, and `nn.net.WholeNet` makes the rest.
     """
 
     @property
     def hidden(self) -> int:
-        """Values of a state."""
+        """Return how many values a state has."""
         ...
 
     @property
     def head(self) -> DraftHead | None: ...
 
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """The states of all T tokens, [T, hidden], after the last layer; `attention` has planned
-        for `batch`. Reads nothing but the arguments, so that a graph can be captured.
+        """Compute all T tokens' states, [T, hidden], after the last layer.
+
+        `attention` has planned for `batch`. Reads only the arguments, so that a graph can be
+        captured.
         """
         ...
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Some rows [R, hidden] of the states from `forward` after the last norm, as input of the
-        head.
+        """Apply the last norm to some states [R, hidden] from `forward`.
+
+        The result is the head's input.
         """
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits [R, vocab_size] in float32 of some rows of the states from `forward`. Every rank
-        takes part.
+        """Compute logits [R, vocab_size] in float32 for some states from `forward`.
+
+        Every rank takes part.
         """
         ...

@@ -1,8 +1,7 @@
-"""SigLIP, for packed tiles of any number of images; a family brings the connector behind it.
+"""SigLIP, for packed tiles from any number of images. A family brings the connector behind it.
 
-Each tile is a segment of its own: its patches, in the order in which the merge x merge patches of a
-token stand together, so that bringing them together is a view. Knows nothing of which image a tile
-is of.
+Each tile is its own segment. A token's merge x merge patches stand together in it, so that bringing
+them together is a view. Knows nothing about which image a tile is of.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TOWER = "vision_model"
 
 
 class SiglipBlock:
-    """Attention, then an MLP, each on normalised input and added to the stream."""
+    """Pre-norm block: attention, then an MLP, each with a residual."""
 
     __slots__ = ("heads", "mlp", "norm1", "norm2", "out", "qkv", "scale")
 
@@ -51,7 +50,7 @@ class SiglipBlock:
         )
 
     def __call__(self, x: torch.Tensor, cuts: Sequence[Cut], attention: Backend) -> Pieces:
-        """As `nn.patches.block_pieces`."""
+        """Do the block's work as `nn.patches.block_pieces` does."""
         return block_pieces(x, cuts, attention, self.scale, self._project, self._finish)
 
     def _project(self, rows: torch.Tensor, _cut: int) -> torch.Tensor:
@@ -63,7 +62,7 @@ class SiglipBlock:
 
 
 class SiglipEmbed:
-    """The pixels of tiles to rows of patches, with their learned positions."""
+    """Turns pixels of tiles into rows of patches, with their learned positions."""
 
     __slots__ = ("config", "kernel", "positions")
 
@@ -80,7 +79,7 @@ class SiglipEmbed:
         self.positions = table.index_select(0, order.to(weights.device))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 [tiles * side, side, 3] -> [tiles * patches, hidden]"""
+        """Map uint8 [tiles * side, side, 3] -> [tiles * patches, hidden]."""
         config = self.config
         rows = self.kernel(pixels).view(-1, config.patches, config.hidden)
         rows += self.positions
@@ -88,8 +87,9 @@ class SiglipEmbed:
 
 
 class SiglipTower:
-    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`. Rows need no places: learned
-    positions are added before the first block.
+    """uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`.
+
+    Learned positions are added before the first block, so rows need no places.
     """
 
     __slots__ = (
@@ -115,8 +115,10 @@ class SiglipTower:
         connector: Callable[[torch.Tensor], torch.Tensor],
         shard: Shard,
     ) -> None:
-        """order: the place of each of a tile's patches, in merged order, in the table of learned
-        positions. connector: tokens' patches [M, merge^2, hidden] to embeddings [M, out].
+        """Build the tower.
+
+        `order`: where each patch in a tile, in merged order, stands in the table of learned
+        positions. `connector`: maps tokens' patches [M, merge^2, hidden] to embeddings [M, out].
         """
         self.config = config
         self.hidden, self.depth = config.hidden, config.depth
@@ -145,7 +147,7 @@ class SiglipTower:
         )
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """The canvas has tiles side by side, the whole image last, and nothing beside that."""
+        """Turn a canvas into rows. It has tiles side by side, the whole image last, and no more."""
         side, (segments,) = self.config.side, facts.segments
         across = pixels.shape[1] // side
         apart = pixels.view(-1, side, across, side, 3).transpose(1, 2).reshape(-1, side, 3)
@@ -158,5 +160,5 @@ class SiglipTower:
         return self.connector(self.norm(x).view(-1, config.merge**2, config.hidden))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Tile by tile; nothing stands between them."""
+        """Split embeddings tile by tile, as tiles follow each other directly."""
         return [part.clone() for part in split_images(self, embeddings, facts)]

@@ -1,6 +1,6 @@
-"""The shape of a SigLIP tower: a family reads it from a checkpoint, `nn/siglip.py` builds it.
+"""A SigLIP tower's shape: a family reads it from a checkpoint, `nn/siglip.py` builds it.
 
-Knows nothing of torch.
+Knows nothing about torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class SiglipConfig:
     """SigLIP, which sees one tile of `side` x `side` pixels at a time, and the connector behind it.
 
     merge x merge neighbouring patches become one token. fused: files have a block's queries, keys
-    and values as one matrix, and the learned positions of one image, as timm has them.
+    and values as one matrix, and one image's learned positions, as timm has them.
     """
 
     depth: int
@@ -37,15 +37,15 @@ class SiglipConfig:
 
     @property
     def across(self) -> int:
-        """Patches along a tile's edge."""
+        """Return the patches along a tile's edge."""
         return self.side // self.patch
 
     @property
     def patches(self) -> int:
-        """Of a tile."""
+        """Return the patches per tile."""
         return self.across**2
 
     @property
     def tokens(self) -> int:
-        """Of a tile."""
+        """Return the tokens per tile."""
         return self.patches // self.merge**2

@@ -1,6 +1,6 @@
-"""The shape of a language model: a family reads it from a checkpoint, `nn/decoder.py` builds it.
+"""A language model's shape. A family reads it from a checkpoint, and `nn/decoder.py` builds it.
 
-Knows nothing of torch: what is said of a checkpoint without tensors uses it too.
+Knows nothing about torch: what is said about a checkpoint without tensors uses it too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """YaRN's long rope (arXiv 2309.00071): frequencies that turn at least `fast` times within the
-    `original` positions stay, those of at most `slow` turns are divided by `factor`, others are
-    between. amplitude: of the tables. whole: the bounds are rounded outwards to whole frequencies.
+    """YaRN's long rope (arXiv 2309.00071).
+
+    Frequencies that turn at least `fast` times within the `original` positions stay. Those with at
+    most `slow` turns are divided by `factor`, and others are between. amplitude: factor on the
+    tables. whole: the bounds are rounded outwards to whole frequencies.
     """
 
     factor: float
@@ -25,7 +27,7 @@ class Yarn:
     whole: bool
 
     def bounds(self, theta: float, dim: int) -> tuple[float, float]:
-        """The first of `dim / 2` frequencies to change, and the first to be divided in full."""
+        """Find which of `dim / 2` frequencies changes first, and which is first divided in full."""
 
         def place(turns: float) -> float:
             return dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -38,17 +40,20 @@ class Yarn:
 
 
 def yarn_scale(factor: float, weight: float = 1.0) -> float:
-    """How much larger scores' roots become where positions are `factor` times as many: the paper's
-    figure, weighed.
+    """Return how much larger scores' roots become with `factor` times as many positions.
+
+    It is the paper's figure, weighed.
     """
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: `sections` are frequencies per axis (of Qwen-VL time, height, width), in
-    blocks or interleaved. factor: positions are divided by it (linear scaling). pairs: as
-    `kernels.reference.rotary.Pairs`. yarn: long rope, None without.
+    """Rotary embedding.
+
+    sections: frequencies per axis (in Qwen-VL time, height, width), in blocks or interleaved.
+    factor: positions are divided by it (linear scaling). pairs: as
+    `kernels.reference.rotary.Pairs`. yarn: long rope, or `None`.
     """
 
     theta: float
@@ -61,7 +66,9 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The experts in place of MLPs in `layers`: `count` of `width` values, a row goes to `top`."""
+    """The experts in place of MLPs in `layers`: `count` with `width` values each. A row goes to
+    `top`.
+    """
 
     layers: frozenset[int]
     count: int
@@ -71,10 +78,12 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Attention over latents (`nn/latent.py`): of `latent` values per token each head makes its
-    keys and values. `plain` values of a head's queries and keys stay as they are, `turned` are
-    turned; its values are `values`. query_latent: of so many values queries are made; None: of the
-    layer's input. eps: of the norms within. sharpness: scores are multiplied by it.
+    """Attention over latents (`nn/latent.py`).
+
+    latent: values per token from which each head makes its keys and values. plain: values in a
+    head's queries and keys that stay as they are. turned: those that are turned. values: the size
+    of a head's values. query_latent: values from which queries are made, or `None` if from the
+    layer's input. eps: for the norms within. sharpness: scores are multiplied by it.
     """
 
     latent: int
@@ -87,18 +96,21 @@ class LatentConfig:
 
     @property
     def width(self) -> int:
-        """Values that the cache keeps of a token."""
+        """Return how many values the cache keeps per token."""
         return self.latent + self.turned
 
     @property
     def query_factor(self) -> float:
-        """Attention divides scores by the root of `width`, the model by that of a head's size."""
+        """Return the factor on queries.
+
+        Attention divides scores by the root of `width`, the model by the root of a head's size.
+        """
         return self.sharpness * float((self.width / (self.plain + self.turned)) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """The language model. `experts` None: each layer has an MLP of its own."""
+    """The language model. With `experts` None, each layer has an MLP of its own."""
 
     # sizes
     vocab_size: int

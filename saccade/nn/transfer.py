@@ -9,9 +9,9 @@ import torch
 
 
 def send(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """`array` on the device, where work on the current stream finds it; the host does not wait.
+    """Copy `array` to the device for work on the current stream, without making the host wait.
 
-    On a CPU it is the array's own memory.
+    On a CPU the result is the array's own memory.
     """
     tensor = torch.from_numpy(array)
     if device.type == "cpu":

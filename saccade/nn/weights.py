@@ -18,14 +18,14 @@ from saccade.nn.part import Part as Part
 
 
 class Weights(Protocol):
-    """The tensors of one checkpoint."""
+    """One checkpoint's tensors."""
 
     @property
     def dtype(self) -> torch.dtype: ...
 
     @property
     def ops(self) -> Ops:
-        """The kernels of the layers being built."""
+        """Return the kernels for the layers being built."""
         ...
 
     @property
@@ -33,42 +33,47 @@ class Weights(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """The adapters' additions to the products of the layers being built."""
+        """Return the adapters' additions to products in the layers being built."""
         ...
 
     def load(self, *parts: Part) -> torch.Tensor:
-        """The parts one below another (along the first dimension), in the network's dtype, on its
-        device; owned.
+        """Load the parts one below another (along the first dimension).
 
-        Only the wanted slices are read. Raises CheckpointError naming file and tensor for a missing
-        or misshapen tensor.
+        The result is owned, in the network's dtype, on its device. Only the wanted slices are read.
+        Raises CheckpointError naming file and tensor for a missing or misshapen tensor.
         """
         ...
 
     def load_matrix(self, *parts: Part) -> Matrix:
-        """The same for products, in the final form of these parts."""
+        """Load the parts as `load` does, in their final form for products."""
         ...
 
     def load_experts(self, parts: Sequence[Part], turned: bool, /) -> Fp8Experts | None:
-        """Tensors [experts, out, in] (turned: [experts, in, out]) as matrices for products, one
-        below another by outputs, if they stay in FP8; None if `load` is to make them whole.
+        """Load tensors [experts, out, in] as matrices for products, if they stay in FP8.
+
+        They stand one below another by outputs. turned: the tensors are [experts, in, out]. Returns
+        `None` if `load` is to make them whole.
         """
         ...
 
     def has(self, name: str, /) -> bool:
-        """True for the canonical name of a tensor. Random weights have any."""
+        """Return True for a tensor's canonical name. Random weights have any."""
         ...
 
     def fits(self, part: Part, /) -> bool:
-        """True for a tensor of the given shape. Random weights have any."""
+        """Return True for a tensor with the given shape. Random weights have any."""
         ...
 
     def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:
-        """A matrix [out, in] cut from the loaded tensor `name`, or the whole tensor, in the form of
-        `load_matrix`.
+        """Return a matrix [out, in] cut from the loaded tensor `name`, or the whole tensor.
+
+        It has the form that `load_matrix` gives.
         """
         ...
 
     def found(self, name: str, values: torch.Tensor, /) -> None:
-        """The network has the tensor `name`, read by others; for the fingerprint of the tower."""
+        """Record that the network has the tensor `name`, read by others.
+
+        The tower's fingerprint needs it.
+        """
         ...

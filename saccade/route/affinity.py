@@ -1,10 +1,10 @@
-"""The ranking key of a request, read from its body: its oldest image, else its beginning, and the
+"""A request's ranking key, read from its body: its oldest image, else its beginning, and the
 replica that keeps the response to continue.
 
 An image's key is the digest of its encoded bytes, sent within the request or uploaded (a file's id
-has the digest); for a URL, which the router does not fetch, the digest of the URL itself. Only
-base64 is decoded, and nothing is judged: nonsense has no key, and its worker will refuse it.
-Content after the first image is skipped. Knows nothing of replicas.
+has the digest). For a URL, which the router leaves unfetched, it is the digest of the URL itself.
+Only base64 is decoded, and all judgement is left to the worker: it will refuse nonsense, which has
+no key. Content after the first image is skipped. Knows nothing about replicas.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class AffinityKey:
-    """The ranking keys of a request. `keys`: the oldest first; `holder`: the instance that keeps
-    the response to continue or to show, "" for none.
+    """A request's ranking keys.
+
+    keys: the oldest first. holder: the instance that keeps the response to continue or to show, or
+    "" without one.
     """
 
     keys: tuple[bytes, ...] = ()
     holder: str = ""
 
     def blind(self) -> AffinityKey:
-        """The keys with free choice of the replica, except for content kept by one
-        replica alone.
-        """
+        """Return keys that leave the replica open, except for content kept by one replica alone."""
         return AffinityKey((secrets.token_bytes(8),), self.holder)
 
 
 class _Body(msgspec.Struct):
-    """The relevant fields of all APIs; messages stay JSON until used."""
+    """All APIs' relevant fields. Messages stay JSON until used."""
 
     messages: list[msgspec.Raw] | None = None
     documents: msgspec.Raw = msgspec.Raw()
@@ -74,7 +74,7 @@ _read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def bearing_of_path(path: str) -> AffinityKey:
-    """The keys of a request without a body, by its path."""
+    """Return the keys for a request without a body, by its path."""
     name = path.rstrip("/").split("/")
     for part in name[3:5]:
         if (held := HOLDER.fullmatch(part)) is not None:
@@ -85,8 +85,9 @@ def bearing_of_path(path: str) -> AffinityKey:
 
 
 def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
-    """The keys of a request by its JSON, of any API. Takes time in proportion to the body, and
-    memory in proportion to its texts.
+    """Return the keys for a request by its JSON, in any API.
+
+    Takes time in proportion to the body, and memory in proportion to its texts.
     """
     if len(body) > MOST_VALUES and _has_too_many_values(body):
         return AffinityKey()
@@ -106,8 +107,9 @@ def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
 
 
 def _has_too_many_values(body: bytes | bytearray) -> bool:
-    """True for a body of too many values, counted a slice at a time: other threads run in
-    between.
+    """Return True for a body of too many values.
+
+    They are counted a slice at a time, so that other threads run in between.
     """
     count = 0
     for start in range(0, len(body), _SLICE):
@@ -146,7 +148,7 @@ def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes 
 
 
 def _opening(told: _Body, texts: Sequence[str]) -> bytes:
-    """The texts before every round of a chat, which separate its cache."""
+    """Hash the texts before every round of a chat, which separate its cache."""
     named = [told.cache_salt, told.prompt_cache_key]
     before = _texts({"content": told.system}) + _texts({"content": told.instructions})
     said = [str(name) for name in named if name is not None] + before + list(texts)
@@ -154,7 +156,7 @@ def _opening(told: _Body, texts: Sequence[str]) -> bytes:
 
 
 def _texts(message: dict[str, Any]) -> list[str]:
-    """The texts of a message, without marks and names, which may change from round to round."""
+    """Return a message's texts, without marks and names, which may change between rounds."""
     content = message.get("content")
     if isinstance(content, str):
         return [content]
@@ -171,7 +173,7 @@ def _texts(message: dict[str, Any]) -> list[str]:
 
 
 def _parts(part: object, depth: int) -> Iterator[object]:
-    """A message or a part, then its contents, in order."""
+    """Yield a message or a part, then its contents, in order."""
     yield part
     if depth == 0:
         return
@@ -185,7 +187,7 @@ def _parts(part: object, depth: int) -> Iterator[object]:
 
 
 def _image(part: dict[str, Any]) -> bytes | None:
-    """The key of an image part, in any API's form; None for other parts."""
+    """Return an image part's key, in any API's form, or `None` for other parts."""
     name = part.get("uuid")
     if isinstance(name, str):  # under which alone the image may come again, where it is cached
         return blake3(name.encode()).digest()
@@ -207,7 +209,7 @@ def _image_of(value: dict[str, Any]) -> bytes | None:
 
 
 def _source_key(given: str, bare: bool) -> bytes:
-    """The key of an image source; `bare`: base64 may come without a URL."""
+    """Return an image source's key. `bare`: base64 may come without a URL."""
     given = given.strip()
     if (file := _file_key(given)) is not None:
         return file

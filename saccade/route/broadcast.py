@@ -1,8 +1,8 @@
 """Requests for every worker: uploaded files, their deletion, and flushed caches.
 
-An upload has one id everywhere: the id holds the digest of the content, and its random end is
-chosen by the router. All ready workers keep the file, or none does. Knows nothing of the files'
-content.
+An upload has one id everywhere: the id holds the content's digest, and its random end is chosen by
+the router. Either all ready workers keep the file, or it is taken back. Knows nothing about the
+files' content.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Said:
 async def tell_everyone(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> None:
     """Send the request to all ready workers, and one of their answers to the client.
 
-    An upload refused by any worker is taken back from the rest, and refused; a file counts as
+    An upload refused by any worker is taken back from the rest, and refused. A file counts as
     deleted if any worker has deleted it. Raises ReplicaLost if all have died.
     """
     upload = (scope["method"], scope["path"]) == UPLOAD
@@ -90,7 +90,7 @@ async def _ask(
     body: bytearray,
     extra: Sequence[tuple[bytes, bytes]] = (),
 ) -> _Said | None:
-    """One worker's answer; None if the worker has died."""
+    """Return one worker's answer, or `None` if the worker has died."""
     head = request_head(scope, replica.authority, len(body), extra)
     told = bytearray()
     try:

@@ -1,6 +1,6 @@
-"""The description of a deployment for Ray Serve: the file that `serve run` and `serve deploy` read.
+"""A deployment's description for Ray Serve: the file that `serve run` and `serve deploy` read.
 
-Imports no Ray: the file can be written anywhere. Knows nothing of routing.
+Works without importing Ray: the file can be written anywhere. Knows nothing about routing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ MARGIN_SECONDS = 20.0
 def with_bookings(
     deploy: DeployOptions, files: Sequence[Path] = DRIVER_FILES, cores: int | None = None
 ) -> DeployOptions:
-    """`deploy`, with Ray's resources for each server filled in by default from this machine."""
+    """Return `deploy` with Ray's resources for each server.
+
+    Those left open are filled in from this machine.
+    """
     gpus, cpus = deploy.gpus, deploy.cpus
     if gpus is None:
         gpus = float(any(path.exists() for path in files))
@@ -45,7 +48,7 @@ def with_bookings(
 
 
 def describe_booking(model: str, deploy: DeployOptions) -> str:
-    """The deployment in words, for people."""
+    """Describe the deployment for people."""
     servers = f"{deploy.replicas} server{'s' * (deploy.replicas != 1)}"
     if deploy.max_replicas is not None:
         servers = f"{deploy.replicas} to {deploy.max_replicas} servers"
@@ -57,8 +60,9 @@ def describe_booking(model: str, deploy: DeployOptions) -> str:
 
 
 def check_serve_options(options: Sequence[str]) -> None:
-    """Raises ConfigError for options that the replicas decide, and for secrets that must not be in
-    a file.
+    """Raise ConfigError for options that the replicas decide, and for secrets.
+
+    Secrets must stay out of the file.
     """
     for option in options:
         name = option.partition("=")[0]
@@ -78,7 +82,7 @@ def check_serve_options(options: Sequence[str]) -> None:
 def ray_config(
     model: str, serve_options: Sequence[str], deploy: DeployOptions, spread: SpreadOptions
 ) -> dict[str, Any]:
-    """The file's content."""
+    """Return the file's content."""
     deploy = with_bookings(deploy)
     told = any(option.partition("=")[0] == GRACE for option in serve_options)
     grace = [] if told else [GRACE, f"{deploy.drain:g}"]
@@ -126,14 +130,15 @@ def _engine(deploy: DeployOptions) -> dict[str, Any]:
 
 
 def _encoder(deploy: DeployOptions) -> dict[str, Any]:
-    """The encoders' deployment. Requests are not routed to it: servers are told its address, and
-    ask the encoders themselves.
+    """Return the encoders' deployment.
+
+    It gets no routed requests. Servers are told its address, and ask the encoders themselves.
     """
     return {"name": ENCODER, "num_replicas": deploy.encoders, **_server(deploy)}
 
 
 def _server(deploy: DeployOptions) -> dict[str, Any]:
-    """The settings common to replicas that own a server."""
+    """Return the settings common to replicas that own a server."""
     return {
         "max_ongoing_requests": deploy.max_ongoing,
         "logging_config": {"enable_access_log": False},  # the ingress asks once a second
@@ -156,7 +161,7 @@ def _ingress(deploy: DeployOptions, spread: SpreadOptions) -> dict[str, Any]:
 
 
 def as_yaml(value: Mapping[str, Any]) -> str:
-    """Mappings and lists of mappings as lines, everything else as JSON, a subset of YAML."""
+    """Write mappings, and lists of them, as lines. Everything else is JSON, a subset of YAML."""
     return "\n".join(_lines(value)) + "\n"
 
 

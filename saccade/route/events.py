@@ -1,7 +1,7 @@
-"""A stream of events on its way: complete events go on at once, an incomplete event waits, so that
-a dying worker leaves no half event behind.
+"""A stream of events on its way. Complete events go on at once, and an incomplete event waits, so
+that a dying worker leaves only whole events behind.
 
-Owns the bound on waiting bytes. Knows nothing of the events' content.
+Owns the bound on waiting bytes. Knows nothing about the events' content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Events:
         self._begun = False  # part of an event has gone on
 
     def take(self, piece: bytes) -> bytes:
-        """The bytes that may go on after `piece`."""
+        """Return the bytes that may go on after `piece`."""
         seen = max(0, len(self._rest) - len(_END) + 1)
         self._rest += piece
         at = self._rest.rfind(_END, seen)
@@ -36,9 +36,9 @@ class Events:
         return whole
 
     def end(self) -> bytes:
-        """The rest of a stream that has ended."""
+        """Return the rest of a stream that has ended."""
         return bytes(self._rest)
 
     def broken(self, last: bytes) -> bytes:
-        """The last bytes of a broken stream, whose `last` event reports the break."""
+        """Return the last bytes of a broken stream, whose `last` event reports the break."""
         return (_END if self._begun else b"") + last

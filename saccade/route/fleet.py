@@ -1,7 +1,7 @@
-"""The workers: their readiness, their load, and the order of asking.
+"""The workers: their readiness, their load, and the order in which they are asked.
 
-Owns their health, checked once a second, and the number of this router's requests at each. Knows
-nothing of HTTP beyond `/health`.
+Owns their health, checked once a second, and how many of this router's requests each has. Knows
+nothing about HTTP beyond `/health`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class _Said(msgspec.Struct):
 
 
 class Backend:
-    """A worker as the router knows it. `name`: its URL, which ranks it. `instance`: the name of the
-    server's run, "" while unknown. `load`: this router's requests at the worker. `doubted`: to be
-    checked out of turn.
+    """A worker as the router knows it.
+
+    name: its URL, which ranks it. instance: the server run's name, "" while unknown. load: this
+    router's requests at the worker. doubted: to be checked out of turn.
     """
 
     def __init__(self, url: str) -> None:
@@ -65,7 +66,7 @@ class Backend:
         self.doubted = False
 
     async def look(self) -> tuple[State, str]:
-        """The worker's state by its own report, and the reason. Raises WorkerGone."""
+        """Ask the worker for its state and the reason. Raises WorkerGone."""
         request = b"GET /health HTTP/1.1\r\nhost: " + self.authority + b"\r\n\r\n"
         told = b""
         async with self.upstream.exchange(b"GET", request) as (head, pieces):
@@ -88,7 +89,7 @@ class Fleet:
     """All workers, in the order of the command line."""
 
     def __init__(self, urls: Sequence[str], metrics: Metrics) -> None:
-        """Raises ConfigError."""
+        """Take the workers' URLs. Raises ConfigError."""
         self.replicas = [Backend(url) for url in urls]
         names = [replica.name for replica in self.replicas]
         if twice := {name for name in names if names.count(name) > 1}:
@@ -99,14 +100,15 @@ class Fleet:
 
     @property
     def ready(self) -> list[Backend]:
-        """The workers that may be asked. A silent worker may just be too busy to report, and is
-        asked if no other is left.
+        """Return the workers that may be asked.
+
+        A silent worker may just be too busy to report, and is asked as a last resort.
         """
         of = {state: [each for each in self.replicas if each.state == state] for state in ASKED}
         return next((found for found in of.values() if found), [])
 
     def order(self, bearing: AffinityKey) -> list[Backend]:
-        """The ready workers, in the order in which a request should try them."""
+        """Return the ready workers, in the order in which a request should try them."""
         ready = self.ready
         load = {replica.name: replica.load for replica in ready}
         ranked = [self._by_name[name] for name in rank(bearing.keys, [*load], load)]
@@ -118,8 +120,9 @@ class Fleet:
     async def take(
         self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
-        """The next worker for a request, which counts as the worker's load meanwhile. None: no
-        worker is left.
+        """Yield the next worker for a request, which counts as the worker's load meanwhile.
+
+        Yields `None` if no worker is left.
         """
         replica = next((each for each in self.order(bearing) if each not in tried), None)
         if replica is None:
@@ -129,7 +132,7 @@ class Fleet:
                 yield replica
 
     def told(self) -> dict[str, Any]:
-        """The content of `/health`."""
+        """Return the content of `/health`."""
         workers = [
             {
                 "url": replica.name,
@@ -145,7 +148,7 @@ class Fleet:
 
     @contextmanager
     def count(self, replica: Backend) -> Iterator[None]:
-        """A request is with `replica`."""
+        """Count a request at `replica` while the context lasts."""
         replica.load += 1
         self._metrics.inc("saccade_route_requests_total", worker=replica.name)
         self._show(replica)
@@ -156,14 +159,16 @@ class Fleet:
             self._show(replica)
 
     def lost(self, replica: Backend, why: str) -> None:
-        """A worker has died under a request: no more requests go to it until it reports itself
-        ready.
+        """Record that a worker has died under a request.
+
+        It gets requests again once it reports itself ready.
         """
         self._note(replica, "down", why)
 
     def doubt(self, replica: Backend) -> None:
-        """A worker has answered that it cannot serve, perhaps this request alone: check its health
-        now.
+        """Check a worker's health now, as it has answered that it cannot serve.
+
+        That may hold for this request alone.
         """
         if not replica.doubted:
             replica.doubted = True

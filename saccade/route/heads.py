@@ -1,5 +1,5 @@
-"""Heads of requests and answers on their way through the router: the headers that go on, and those
-of one connection only (RFC 9110, 7.6.1). Knows nothing of bodies.
+"""Requests' and answers' heads on their way through the router: the headers that go on, and those
+for one connection only (RFC 9110, 7.6.1). Knows nothing about bodies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OF_AN_ANSWER = frozenset((b"date",))
 def request_head(
     scope: Scope, authority: bytes, length: int, extra: Iterable[tuple[bytes, bytes]] = ()
 ) -> bytes:
-    """The head of a client's request for a worker, with its id and a body of `length`."""
+    """Write a client's request head for a worker, with its id and a body of `length` bytes."""
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
     lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", b"host: " + authority]
@@ -53,12 +53,15 @@ def request_head(
 
 
 def answer_headers(answer: Head) -> Headers:
-    """The headers for the client."""
+    """Return the headers for the client."""
     return _passing(answer.headers, _OF_AN_ANSWER)
 
 
 def _passing(headers: Headers, but: Collection[bytes]) -> Headers:
-    """The headers that pass: all but those of one connection, `connection`'s own list included."""
+    """Return the headers that pass: all but those for one connection.
+
+    `connection`'s own list counts among these.
+    """
     named = {
         part.strip().lower()
         for name, value in headers

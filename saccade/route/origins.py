@@ -1,7 +1,7 @@
 """Which web pages may use a router, and read the answers that it makes itself.
 
-Owns the choice of these answers: all without headers about origins. Servers' answers pass
-unchanged. Knows nothing of routes.
+Chooses these answers: all without headers about origins. Servers' answers pass unchanged. Knows
+nothing about routes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _ALLOWED = "access-control-allow-origin"
 
 
 def guarded(router: ASGIApp, host: str, options: SpreadOptions) -> ASGIApp:
-    """A router that listens on `host`, as clients may have it. Keys are the servers' to check, so
-    that a router on a loopback address never knows whether there is one: pages are kept out.
+    """Return the router as clients may have it, for one that listens on `host`.
+
+    On a loopback address it keeps pages out. Keys are for the servers to check, so such a router
+    never knows whether there is one.
     """
     app: ASGIApp = Origins(router, options.cors_origins)
     if is_loopback(host):

@@ -1,8 +1,8 @@
 """The router's HTTP: a request goes to the first-ranked worker, its answer comes back as a stream.
 
 Owns a request's share of memory on its way, the retry on another worker after a death before the
-first byte of the answer, and the words for an answer that breaks off. Reads no more of a body than
-`affinity.py` does, and judges nothing: keys, fields and limits are the workers'. One event loop.
+answer's first byte, and the words for an answer that breaks off. Reads as much of a body as
+`affinity.py` does, and leaves keys, fields and limits to the workers. One event loop.
 """
 
 from __future__ import annotations
@@ -119,7 +119,11 @@ class Proxy:
     async def _forward(
         self, scope: Scope, send: Send, body: bytearray, bearing: AffinityKey, held: Held
     ) -> None:
-        """Raises RequestError before the answer has begun, from when on the body is let go."""
+        """Send a request to workers in turn until one answers. The body is dropped when an answer
+        begins.
+
+        Raises RequestError before that.
+        """
         tried: dict[Backend, str] = {}
         reached: set[Backend] = set()
         renewed = False
@@ -155,7 +159,10 @@ class Proxy:
     async def _exchange(
         self, replica: Backend, scope: Scope, send: Send, body: bytearray, held: Held
     ) -> None:
-        """Raises WorkerGone before the answer has begun."""
+        """Send a request to one worker and pass its answer on.
+
+        Raises WorkerGone before the answer has begun.
+        """
         head = request_head(scope, replica.authority, len(body))
         exchange = replica.upstream.exchange(scope["method"].encode(), head, body, again=False)
         async with exchange as (answer, content):
@@ -194,7 +201,7 @@ class Proxy:
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
     def _check_ready(self) -> None:
-        """Raises EngineUnavailable."""
+        """Raise EngineUnavailable unless a worker is ready."""
         if not self._fleet.ready:
             raise EngineUnavailable(
                 f"none of the {len(self._fleet.replicas)} workers is ready (GET /health says why): "
@@ -202,7 +209,7 @@ class Proxy:
             )
 
     async def _own(self, path: str, send: Send) -> None:
-        """The router's own answer about itself."""
+        """Send the router's own answer about itself."""
         kind = b"application/json"
         status, content = 200, b""
         if path == "/metrics":

@@ -1,14 +1,14 @@
 """Saccade on Ray Serve: `serve run saccade.route.ray:app model=MODEL`, or the file that `saccade
 deploy ray` writes.
 
-Two deployments. `engine`: each replica owns a real `saccade serve` process (`server_process.py`); a
-third, `encoder`, may own servers of role encode, named to the other servers by their owners.
-`ingress`: the router of `saccade route` (`proxy.py`), except for the choice of replica: Ray knows
+Two deployments. `engine`: each replica owns a real `saccade serve` process (`server_process.py`). A
+third, `encoder`, may own servers with role encode, named to the other servers by their owners.
+`ingress`: the router of `saccade route` (`proxy.py`), except for the choice of replica. Ray knows
 the replicas, and picks one by `DigestAffinityRouter`, which ranks by `rank.py`. Ray holds a place
-of the replica during the request; the request itself goes from the ingress to the server by HTTP,
+at the replica during the request. The request itself goes from the ingress to the server by HTTP,
 so that streams, aborts, files, errors and retries are those of `saccade route`.
 
-The only module that imports Ray (the extra `ray`); only Ray imports this module.
+The only module that imports Ray (the extra `ray`), and imported by Ray alone.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ NOT_OURS = frozenset((b"x-request-id", b"date", b"server"))
 
 
 class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """The arguments of `app`. `options`: those of `saccade serve`, as a list or as a line.
-    `encoders`: True if the encoder deployment encodes images. `host`: the address on which Ray
-    Serve listens (its `http_options`).
+    """The arguments of `app`.
+
+    options: those of `saccade serve`, as a list or as a line. encoders: True if the encoder
+    deployment encodes images. host: the address on which Ray Serve listens (its `http_options`).
     """
 
     model: str = "demo"
@@ -78,7 +79,7 @@ class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def app(args: dict[str, Any]) -> serve.Application:
-    """The application. Raises msgspec.ValidationError, ConfigError."""
+    """Build the application. Raises msgspec.ValidationError, ConfigError."""
     told = msgspec.convert(args, AppArgs, strict=False)
     spread = SpreadOptions(
         affinity="none" if told.affinity == "none" else "image",
@@ -91,7 +92,7 @@ def app(args: dict[str, Any]) -> serve.Application:
     options = _words(told.options)
 
     def build() -> RayIngress:
-        """In the ingress's own process."""
+        """Make the ingress in its own process."""
         name = serve.get_replica_context().app_name
         return RayIngress(serve.get_deployment_handle(ENGINE, name), spread, told.host)
 
@@ -115,15 +116,14 @@ def _words(told: list[str] | str) -> list[str]:
 
 
 class RayEngine:
-    """A replica: the owner of one server. Ray's questions to the replica are passed to
-    the server.
-    """
+    """A replica: the owner of one server. Ray's questions to it are passed to the server."""
 
     def __init__(
         self, model: str, options: Sequence[str], encoders: DeploymentHandle | None = None
     ) -> None:
-        """Returns once the server serves. `encoders`: the deployment that encodes its images; None:
-        the server itself. Raises StartupError.
+        """Start the server, and return once it serves. Raises StartupError.
+
+        encoders: the deployment that encodes its images. With `None` the server does so itself.
         """
         self._ending = False
         self._encoders = encoders
@@ -139,31 +139,34 @@ class RayEngine:
         self._server.ended.add_done_callback(self._follow)
 
     def _follow(self, ended: Future[int]) -> None:
-        """End the replica at once after its server's death; Ray starts another."""
+        """End the replica at once after its server's death. Ray starts another."""
         if not self._ending:
             log.error("the server has ended with %s: so does its replica", ended.result())
             os._exit(1)
 
     async def where(self) -> dict[str, str]:
-        """The replica's name for Ray, its server's URL, and the name of the server's run."""
+        """Return the replica's name for Ray, its server's URL, and the server run's name."""
         name = serve.get_replica_context().replica_id.unique_id
         return {"name": name, "url": self._url, "instance": await self._server.health()}
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """The replica's facts for routers, constant from its start."""
+        """Return the replica's facts for routers, constant from its start."""
         return await self.where()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """The replica's facts for routers, every few seconds."""
+        """Return the replica's facts for routers. Ray asks every few seconds."""
         return await self._server.stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The figures for `by_queue`."""
+        """Return the figures for `by_queue`."""
         told = await self._server.stats()
         return {REQUESTS: told["running"] + told["waiting"]}
 
     async def check_health(self) -> None:
-        """Asked before the first request, too. Raises RuntimeError."""
+        """Check the server's health. Raises RuntimeError.
+
+        Ray also asks before the first request.
+        """
         await self._server.health()
         await self._tell()
 
@@ -185,15 +188,17 @@ class RayEngine:
             self._listed = urls
 
     async def __del__(self) -> None:
-        """End the server; Ray has let its requests finish."""
+        """End the server. Ray has let its requests finish."""
         self._ending = True
         await self._server.end()
         self._folder.cleanup()
 
 
 def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """The wanted number of servers: one per `target_ongoing_requests` of requests running, waiting
-    at servers, and waiting for a server.
+    """Return the wanted number of servers.
+
+    There is one server per `target_ongoing_requests` requests that run, wait at servers, or wait
+    for one.
     """
     told = (context.aggregated_metrics or {}).get(REQUESTS, {})
     if not told:
@@ -203,14 +208,14 @@ def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
 
 
 class DigestAffinityRouter(RequestRouter):
-    """The replicas that a request should try, in the order of `rank`."""
+    """Chooses the replicas that a request should try, in the order of `rank`."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Replicas in the order of trying, each alone.
+        """Return replicas in the order of trying, each alone.
 
         The request's keys, the replicas tried in vain, and the instance that keeps the response to
         continue come as keyword arguments of the call (`RayFleet.take`).
@@ -240,7 +245,7 @@ class DigestAffinityRouter(RequestRouter):
 
 
 class RayFleet(Fleet):
-    """The servers of Ray's replicas. Ray tells the replicas, and picks one for each request."""
+    """The servers of Ray's replicas. Ray lists the replicas, and picks one for each request."""
 
     def __init__(self, engines: DeploymentHandle, metrics: Metrics) -> None:
         super().__init__((), metrics)
@@ -251,7 +256,7 @@ class RayFleet(Fleet):
     async def take(
         self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
-        """As Fleet's; raises Overloaded where no server has a place."""
+        """Yield a worker as Fleet does. Raises Overloaded if all servers are full."""
         vain = [name for each, name in self._names.items() if each in tried]
         asking = partial(
             self._engines.choose_replica, keys=bearing.keys, holder=bearing.holder, tried=vain
@@ -282,7 +287,7 @@ class RayFleet(Fleet):
             await asyncio.sleep(LIST_SECONDS)
 
     async def look(self) -> None:
-        """The same once."""
+        """Update the list of replicas and their health once."""
         asking = self._engines.broadcast("where")
         told = await asking.results_async(timeout_s=LIST_TIMEOUT, return_exceptions=True)
         found = {self._known(each) for each in told if isinstance(each, dict)}
@@ -305,7 +310,7 @@ class RayFleet(Fleet):
 
 
 class RayIngress:
-    """The ASGI application of the ingress: a router in front of Ray's replicas."""
+    """The ingress's ASGI application: a router in front of Ray's replicas."""
 
     def __init__(self, engines: DeploymentHandle, options: SpreadOptions, host: str) -> None:
         forget(*KEY_VARIABLES)  # they are the servers' to check
@@ -315,7 +320,7 @@ class RayIngress:
         self._app = guarded(Proxy(self._fleet, options, metrics, bodies), host, options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """HTTP, and the beginning and the end of the application."""
+        """Serve HTTP, and the beginning and the end of the application."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return

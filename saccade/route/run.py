@@ -1,6 +1,6 @@
 """The life of the router's process: listen, check the workers, route, and end in order.
 
-Starts and ends no worker. Knows nothing of routing but its parts.
+Leaves starting and ending workers to others. Knows nothing about routing but its parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RouteServer(Serving):
     """Checks the workers as long as it serves."""
 
     def __init__(self, options: RouteOptions, edge: ConnectionOptions) -> None:
-        """Raises ConfigError."""
+        """Build the router. Raises ConfigError."""
         self.metrics = Metrics(ROUTED)
         self._options = options
         self._fleet = Fleet(options.workers, self.metrics)
@@ -50,7 +50,7 @@ class RouteServer(Serving):
     async def run_until_told(self, on_ready: Callable[[str], None]) -> None:
         """Route until a signal (or `should_exit`). `on_ready` gets the address.
 
-        Raises StartupError when that cannot be had.
+        Raises StartupError when the address cannot be had.
         """
         bound = listen(self._options.host, self._options.port)
         try:
@@ -68,7 +68,7 @@ class RouteServer(Serving):
             bound.close()
 
     def described(self) -> list[tuple[str, str]]:
-        """The router's decisions, for people."""
+        """Return the router's decisions, for people."""
         options = self._options
         by = {
             "image": "the digest of a request's oldest image, else how its chat begins",
@@ -90,7 +90,7 @@ class RouteServer(Serving):
 
 
 def route(options: RouteOptions, edge: ConnectionOptions) -> int:
-    """`saccade route`: until a signal. Returns the exit status. Raises StartupError."""
+    """Run `saccade route` until a signal. Returns the exit status. Raises StartupError."""
     forget(*KEY_VARIABLES)  # they are the workers' to check
     raise_descriptors()
     router = RouteServer(options, edge)

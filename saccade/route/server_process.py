@@ -1,7 +1,7 @@
-"""A `saccade serve` process owned by a replica of Ray Serve: its start, its health, its end.
+"""A `saccade serve` process owned by a Ray Serve replica: its start, its health, its end.
 
-The server is the same as without Ray: a process with a port of its own, which ends with its owner.
-Knows nothing of Ray.
+The server is the same as without Ray: a process with its own port, which ends with its owner. Knows
+nothing about Ray.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ FREE = 'owner="free"'
 
 
 class OwnedServer:
-    """One server. `ended` is done after the process's end, with its exit status."""
+    """One server. Once its process has ended, `ended` has the exit status."""
 
     def __init__(self, model: str, options: Sequence[str], host: str) -> None:
-        """Starts the server. The calling thread must outlive the process: the server ends with the
-        thread.
+        """Start the server.
+
+        The calling thread must outlive the process, as the server ends with the thread.
         """
         words = ["serve", model, *options, "--host", host, "--port", "0"]
         if "--metrics-without-key" not in options:
@@ -61,11 +62,11 @@ class OwnedServer:
         threading.Thread(target=self._listen, daemon=True, name="saccade-owned").start()
 
     def ready(self) -> str:
-        """The server's URL, once it serves. Raises StartupError."""
+        """Wait until the server serves, and return its URL. Raises StartupError."""
         return self._address.result()
 
     async def health(self) -> str:
-        """The name of the server's run. Raises RuntimeError unless the server reports health."""
+        """Return the server run's name. Raises RuntimeError unless the server reports health."""
         try:
             answer = await self._http.get(f"{self._address.result(0)}/health")
         except httpx.TransportError as error:
@@ -75,9 +76,9 @@ class OwnedServer:
         return str(answer.headers.get(INSTANCE_HEADER, ""))
 
     async def stats(self) -> dict[str, float]:
-        """`running` and `waiting`: the server's requests; `kv_use`: the share of its pages in use.
+        """Read the server's figures. Raises httpx.TransportError.
 
-        Raises httpx.TransportError.
+        `running` and `waiting` are its requests, and `kv_use` is the share of its pages in use.
         """
         told = (await self._http.get(f"{self._address.result(0)}/metrics")).text
         values = {RUNNING: 0.0, WAITING: 0.0}

@@ -1,5 +1,5 @@
 """The commands of `saccade-bench`: names and meanings, and the way to install that distribution.
-Imports nothing of it.
+Never imports it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ MISSING = f"Not installed: {how_to_install('./bench')}."
 
 
 def join(app: App) -> None:
-    """Add the commands of other distributions to `app`, and placeholders for missing commands of
-    `MEASURING`, which say how to install them.
+    """Add other distributions' commands to `app`.
+
+    Missing commands in `MEASURING` get placeholders, which say how to install them.
     """
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):  # as with modules, the first on the path counts
@@ -48,7 +49,7 @@ def join(app: App) -> None:
 
 
 def absent(command: str) -> Callable[..., None]:
-    """The placeholder of a missing command, for any options."""
+    """Return the placeholder for a missing command, with any options."""
 
     def tell(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
         raise ConfigError(f"saccade {command} is a command of saccade-bench. {MISSING}")

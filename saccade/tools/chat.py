@@ -1,7 +1,7 @@
 """`saccade chat --base-url`: questions to any OpenAI-compatible server, singly or in a session.
 
-Owns the words of a session and its history. Cache hits are shown as far as the server reports them:
-our servers say where each image was found, others how many tokens were cached.
+Owns the words of a session and its history. Cache hits are shown as far as the server reports them.
+Our servers say where each image was found, others how many tokens were cached.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ def converse(
     max_tokens: int,
     lines: Iterable[str],
 ) -> None:
-    """A session: each line is a question or a command (`HELP`). A failed question is reported, and
-    the session goes on as if it had not been asked; Ctrl-C ends an answer, not the session.
+    """Hold a session. Each line is a question or a command (`HELP`).
 
-    Raises a SaccadeError for an unreadable image of `images`, and for an absent server.
+    A failed question is reported, and the session goes on as if it had not been asked. Ctrl-C ends
+    only an answer. Raises a SaccadeError for an unreadable image in `images`, and for an absent
+    server.
     """
     parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
@@ -86,8 +87,9 @@ def converse(
 
 
 def typed() -> Iterator[str]:
-    """The user's lines, until the end; with a prompt for a person. Ctrl-C discards a begun line,
-    and on an empty line ends the session.
+    """Yield the user's lines until the end, with a prompt for a person.
+
+    Ctrl-C discards a begun line. On an empty line it ends the session.
     """
     if not sys.stdin.isatty():
         yield from sys.stdin
@@ -138,7 +140,7 @@ class _Session:
         self._client.close()
 
     def take(self, line: str) -> bool:
-        """Execute a line; True if the session goes on. Raises SaccadeError."""
+        """Execute a line. Return True if the session goes on. Raises SaccadeError."""
         word, _, rest = line.partition(" ")
         match word:
             case "":
@@ -162,8 +164,9 @@ class _Session:
         return True
 
     def ask(self, question: str, explain: bool = False) -> list[str]:
-        """Print the answer as it comes, and add it to the history. Returns lines about cache hits,
-        if `explain`. Raises SaccadeError.
+        """Print the answer as it comes, and add it to the history.
+
+        Returns lines about cache hits, if `explain`. Raises SaccadeError.
         """
         content = [*self.parts, {"type": "text", "text": question}]
         messages = [*self._messages, {"role": "user", "content": content}]
@@ -194,8 +197,9 @@ class _Session:
         return told
 
     def _forget_images(self, status: int) -> str:
-        """Report on the images of a refused question: images that may have caused the refusal do
-        not go with the next question.
+        """Report on a refused question's images.
+
+        Images that may have caused the refusal are left out of the next question.
         """
         if not self.parts or status not in REFUSED:
             return ""
@@ -203,8 +207,9 @@ class _Session:
         return f" ({'its image does' if number == 1 else 'its images do'} not go with the next one)"
 
     def _is_ours(self) -> bool:
-        """True if the server knows the field that asks for the trace; other servers may refuse the
-        field.
+        """Return True if the server knows the field that asks for the trace.
+
+        Other servers may refuse the field.
         """
         if self._ours is None:
             try:
@@ -223,10 +228,10 @@ class _Session:
 
 
 def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
-    """Print the text of a stream of chat completion chunks. Returns the text, and lines about cache
-    hits, as far as reported.
+    """Print the text from a stream of chat completion chunks.
 
-    Raises SaccadeError for a stream that ends in an error.
+    Returns the text, and lines about cache hits, as far as reported. Raises SaccadeError for a
+    stream that ends in an error.
     """
     text, told = "", list[str]()
     for line in response.iter_lines():
@@ -247,7 +252,7 @@ def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
 
 
 def _fate(event: dict[str, Any]) -> Iterator[str]:
-    """A last chunk's report about the caches."""
+    """Yield a last chunk's report about the caches."""
     usage = event.get("usage") or {}
     if (total := usage.get("prompt_tokens")) is not None:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -261,8 +266,9 @@ def _fate(event: dict[str, Any]) -> Iterator[str]:
 
 
 def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
-    """An image by its URL, or by its path, read now: a message's part, and its description for
-    people. `asked`: the option or command. Raises ConfigError.
+    """Read an image now, by its URL or its path. Raises ConfigError.
+
+    Returns a message's part, and its description for people. `asked`: the option or command.
     """
     if name.startswith(("http://", "https://", "data:")):
         url, told = name, name if len(name) < 100 else f"{name[:100]} ..."
@@ -282,8 +288,9 @@ def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
 
 
 def _look(data: bytes, path: Path, asked: str) -> str:
-    """A file's image type and size. Raises ConfigError unless it is an image; formats that only a
-    server may know (HEIC and relatives) are left to the server.
+    """Describe a file's image type and size. Raises ConfigError unless it is an image.
+
+    Formats that only a server may know (HEIC and relatives) are left to the server.
     """
     if data[4:8] == b"ftyp":
         return str(path)
@@ -296,7 +303,7 @@ def _look(data: bytes, path: Path, asked: str) -> str:
 
 
 def _count(messages: Sequence[object], parts: Sequence[object] = ()) -> str:
-    """2 messages and 1 image."""
+    """Count in words: 2 messages and 1 image."""
     told = [f"{len(messages)} message{'s' * (len(messages) != 1)}"]
     told += [f"{len(parts)} image{'s' * (len(parts) != 1)}"] if parts else []
     return " and ".join(told)

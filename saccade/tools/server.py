@@ -1,7 +1,7 @@
-"""The common part of all clients of a server: its address, the name of its model, and words for
-refusals and failures.
+"""What all clients share: a server's address, its model's name, and words for refusals and
+failures.
 
-Knows nothing of the questions.
+Knows nothing about the questions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from saccade.core.shown_url import shown_url
 
 
 def root(base_url: str) -> str:
-    """The address without /v1, an optional part. Raises ConfigError."""
+    """Return the address without /v1, an optional part. Raises ConfigError."""
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(
             f"--base-url {shown_url(base_url)}: expected http://HOST:PORT or https://HOST, with or "
@@ -27,7 +27,7 @@ def root(base_url: str) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """The reason of a failed connection, beneath the HTTP library's own words."""
+    """Return why a connection failed, beneath the HTTP library's own words."""
     while beneath := error.__cause__ or error.__context__:
         error = beneath
     return (
@@ -38,7 +38,7 @@ def cause(error: BaseException) -> str:
 
 
 def unreachable(address: str, error: BaseException) -> ConfigError:
-    """For whoever cannot begin without the server."""
+    """Return the error for a caller that needs the server to begin."""
     return ConfigError(
         f"cannot connect to {shown_url(address)} ({cause(error)}): is the server running? "
         "--base-url says where"
@@ -46,8 +46,9 @@ def unreachable(address: str, error: BaseException) -> ConfigError:
 
 
 def said(answer: Any) -> str | None:
-    """The message of an error in the form of OpenAI's API, or of servers near it; None without a
-    message.
+    """Return an error's message, or `None` without one.
+
+    The error has the form of OpenAI's API, or of servers near it.
     """
     match answer:
         case (
@@ -61,7 +62,7 @@ def said(answer: Any) -> str | None:
 
 
 def refusal(status: int, body: str) -> str:
-    """The server's own words for an HTTP error, with a remedy if known."""
+    """Return the server's own words for an HTTP error, with a remedy if known."""
     try:
         text = said(json.loads(body))
     except ValueError:
@@ -71,7 +72,7 @@ def refusal(status: int, body: str) -> str:
 
 
 def first_model(address: str, headers: Mapping[str, str], timeout: float) -> str:
-    """The first model that the server names. Raises ConfigError."""
+    """Ask the server for the first model that it names. Raises ConfigError."""
     try:
         reply = httpx.get(f"{address}/v1/models", headers=dict(headers), timeout=timeout)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -80,7 +81,7 @@ def first_model(address: str, headers: Mapping[str, str], timeout: float) -> str
 
 
 def named_first(address: str, status: int, body: str) -> str:
-    """The first model that an answer of /v1/models names. Raises ConfigError."""
+    """Return the first model that an answer from /v1/models names. Raises ConfigError."""
     if status == 401:
         raise ConfigError(f"{shown_url(address)}: {refusal(status, body)}")
     try:

@@ -1,6 +1,6 @@
 """A model's way to write tool calls and reasoning: given by the operator, or found in the template.
 
-Owns the formats that there are: the modules of `formats/`. Knows nothing of requests.
+Owns the formats that there are: the modules of `formats/`. Knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ THOUGHTS = (THINK, *(each.thoughts for each in FORMATS.values() if each.thoughts
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """calls: in which format; None: the model is not known to write calls. reasoning: the tags of
-    what stands before an answer; None: the model is not known to reason.
+    """How a model writes tool calls and reasoning.
+
+    calls: the format for calls, or `None` if unknown. reasoning: the tags around reasoning before
+    an answer, or `None` if unknown.
     """
 
     calls: ToolFormat | None = None
     reasoning: Tags | None = None
 
     def described(self) -> tuple[tuple[str, str], ...]:
-        """For people: (name, value)."""
+        """Return (name, value) pairs for people to read."""
         calls = "none: tools are refused"
         if self.calls is not None:
             calls = f"{self.calls.name} ({self.calls.note})" if self.calls.note else self.calls.name
@@ -58,8 +60,9 @@ SILENT = AnswerFormat()
 def find_manner(
     templates: Iterable[str], tool_parser: ToolParser, reasoning_parser: ReasoningParser
 ) -> AnswerFormat:
-    """Return the format that `templates` (the checkpoint's, and ours for tools) show for each
-    parser that is "auto". Raises ConfigError for an unknown parser.
+    """Return the format that `templates` show, for each parser that is "auto".
+
+    `templates` are the checkpoint's and ours for tools. Raises ConfigError for an unknown parser.
     """
     text = "\n".join(templates)
     if tool_parser in FORMATS:

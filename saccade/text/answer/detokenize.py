@@ -1,8 +1,8 @@
 """Tokens out, text out: incremental detokenising, and stop strings.
 
-Owns the bytes of each token, and the state of one answer's text. A delta never holds half a
-character; the deltas of an answer add up to the decoding of all its tokens at once. Knows nothing
-of requests, streams or the reasons for an answer's end.
+Owns each token's bytes, and the state of one answer's text. A delta holds whole characters. An
+answer's deltas add up to the decoding of all its tokens at once. Knows nothing about requests,
+streams or the reasons for an answer's end.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SPACE = "\u2581"  # SentencePiece's visible space
 
 
 class Vocabulary:
-    """The bytes of each token, as the tokenizer's decoder would write them.
+    """Each token's bytes, as the tokenizer's decoder would write them.
 
-    Two kinds of tokenizer are read: byte-level BPE (every character of a token stands for one byte)
-    and SentencePiece's BPE (a visible space for a space, `<0xE4>` for a byte).
+    Reads two kinds of tokenizer: byte-level BPE (each character in a token stands for one byte) and
+    SentencePiece's BPE (a visible space for a space, `<0xE4>` for a byte).
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Raises CheckpointError for an unknown kind of decoder."""
+        """Read the tokenizer's decoder. Raises CheckpointError for an unknown kind."""
         decoder = (
             json.loads(backend.decoder.__getstate__())
             if backend.decoder is not None
@@ -54,7 +54,9 @@ class Vocabulary:
         self._named: dict[frozenset[str], Mapping[int, bytes]] = {frozenset(): {}}
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes that `token` adds to the answer: none for special tokens and unknown ids."""
+        """Return the bytes that `token` adds to the answer. Special tokens and unknown ids add
+        none.
+        """
         known = self._bytes.get(token)
         if known is None:
             piece = self._backend.id_to_token(token)
@@ -62,7 +64,9 @@ class Vocabulary:
         return known
 
     def name_of(self, token: int) -> bytes:
-        """As `bytes_of`, but with a special token's own name, as log-probabilities report it."""
+        """Return a special token's name, as log-probabilities report it, or any other token's
+        bytes.
+        """
         return (
             (self._backend.id_to_token(token) or "").encode()
             if token in self.special
@@ -70,7 +74,7 @@ class Vocabulary:
         )
 
     def named(self, names: frozenset[str]) -> Mapping[int, bytes]:
-        """The special tokens of these names."""
+        """Return the special tokens with these names."""
         if (known := self._named.get(names)) is None:
             ids = {self._backend.token_to_id(name): name.encode() for name in names}
             known = {token: ids[token] for token in self.special & ids.keys()}
@@ -88,8 +92,9 @@ class Vocabulary:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte, the other way round: printable Latin-1 stands for
-    itself, the rest for U+0100 upwards.
+    """Map GPT-2's printable characters to the bytes they stand for.
+
+    Printable Latin-1 stands for itself. The rest is written from U+0100 upwards.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -102,13 +107,14 @@ _BYTE_OF = _byte_alphabet()
 
 
 class Detokenizer:
-    """The text of one answer, delta by delta; constant work per token."""
+    """One answer's text, delta by delta, with constant work per token."""
 
     def __init__(
         self, vocabulary: Vocabulary, special: bool = False, tags: frozenset[str] = frozenset()
     ) -> None:
-        """special: special tokens are shown by name; else those that are called as one of `tags`
-        alone.
+        """Begin an answer.
+
+        special: show all special tokens by name. Otherwise only those named in `tags` are shown.
         """
         shown, bytes_of = vocabulary.named(tags), vocabulary.bytes_of
         self._bytes_of: Callable[[int], bytes] = bytes_of
@@ -120,11 +126,11 @@ class Detokenizer:
         self._strip = vocabulary.strips_first_space
 
     def feed(self, tokens: Iterable[int]) -> str:
-        """The whole characters that `tokens` complete."""
+        """Return the whole characters that `tokens` complete."""
         return self._stripped(self._decoder.decode(b"".join(map(self._bytes_of, tokens))))
 
     def end(self) -> str:
-        """The text left when the answer ends: U+FFFD after half a character."""
+        """Return the text left when the answer ends: U+FFFD after half a character."""
         return self._stripped(self._decoder.decode(b"", final=True))
 
     def _stripped(self, text: str) -> str:
@@ -137,13 +143,13 @@ class Detokenizer:
 class StopStrings:
     """Watches an answer for stop strings, across tokens.
 
-    The first complete stop string ends the answer (the longest, if several are complete at once);
-    the answer is the text before, and the stop string itself if `kept`. Text that may still become
-    a stop string is held back, and no more.
+    The first complete stop string ends the answer. If several are complete at once, the longest
+    counts. The answer is the text before it, plus the stop string itself if `kept`. Only text that
+    may still become a stop string is held back.
     """
 
     def __init__(self, stops: Sequence[str], kept: bool = False) -> None:
-        """`stops` are not empty."""
+        """Watch for `stops`, all non-empty."""
         assert all(stops)
         self.found: str | None = None
         """The one that ended the answer."""
@@ -152,7 +158,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """The text that is certain to be in the answer, and whether a stop string is complete."""
+        """Return the text certain to be in the answer, and whether a stop string is complete."""
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
@@ -164,14 +170,15 @@ class StopStrings:
         return text[:safe], False
 
     def end(self) -> str:
-        """The held-back text, when the answer ends without a stop string."""
+        """Return the held-back text when the answer ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _beginning(stop: str, text: str) -> int:
-    """The start of the longest suffix of `text` that begins `stop`; the end of `text` if
-    none does.
+    """Return the start of the longest suffix of `text` that begins `stop`.
+
+    Returns the length of `text` if no suffix does.
     """
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):

@@ -1,8 +1,8 @@
 """One call as a JSON object, character by character: {"name": ..., "arguments": {...}}.
 
 Owns a scanner that knows after every character whether a JSON document can still follow. Control
-characters within strings, which models write, pass and are written as escapes. Knows nothing of the
-text around a call.
+characters within strings, which models write, pass and are written as escapes. Knows nothing about
+the text around a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LITERALS = ("true", "false", "null")
 
 
 class JsonScanner:
-    """One object, list or string (or null), ended by its own last character."""
+    """Scans one object, list or string (or null), ended by its own last character."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []  # the closing brackets that are due, innermost last
@@ -33,7 +33,7 @@ class JsonScanner:
         self.done = False
 
     def feed(self, character: str) -> str | None:
-        """`character` in strict JSON; None if no document can go on with it."""
+        """Return `character` in strict JSON, or `None` if it cannot continue the document."""
         assert not self.done
         if self._in_string:
             return self._feed_string(character)
@@ -47,7 +47,9 @@ class JsonScanner:
         return character if self._feed_mark(character) else None
 
     def skip(self, data: str, at: int) -> int:
-        """The end of the characters of `data` from `at` on that only lengthen a string."""
+        """Return the index in `data` behind the characters from `at` on that only lengthen a
+        string.
+        """
         plain = _PLAIN.match(data, at) if self._in_string and self._escape < 0 else None
         return at if plain is None else plain.end()
 
@@ -80,7 +82,7 @@ class JsonScanner:
         return character if numeric or begun else None
 
     def _end_word(self) -> bool:
-        """True if the number that ends is complete."""
+        """End a number. Return True if it is complete."""
         whole = NUMBER.fullmatch(self._word) is not None
         self._word = ""
         self._end_value()
@@ -128,7 +130,7 @@ class JsonScanner:
         return True
 
     def _end_value(self) -> None:
-        """A value, or a key, has ended."""
+        """End a value or a key."""
         self._due = "colon" if self._due == "key" else "next"
         self.done = not self._stack
 
@@ -137,7 +139,7 @@ class JsonCall:
     """A call being read."""
 
     def __init__(self, close: str, alias: str = "arguments") -> None:
-        """`close`: the tag that ends the call. alias: the key of the arguments."""
+        """Begin a call. close: the tag that ends it. alias: the key of the arguments."""
         self.name: str | None = None
         self._close = close
         self._alias = alias
@@ -164,7 +166,7 @@ class JsonCall:
         return taken
 
     def feed(self, character: str) -> bool:
-        """False: the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         if self._scanner is not None:
             return self._feed_scanner(self._scanner, character)
         if character in _SPACE and not self._matched:
@@ -190,8 +192,9 @@ class JsonCall:
         return character == self._close[self._matched - 1]
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a string; returns the index
-        of the rest.
+        """Take the characters in `data` from `at` on that only lengthen a string.
+
+        Returns the index behind them.
         """
         end = at if self._scanner is None else self._scanner.skip(data, at)
         if end > at:
@@ -202,7 +205,7 @@ class JsonCall:
 
     @property
     def _streams(self) -> bool:
-        """True while reading arguments that can be passed on as they come."""
+        """Return True while reading arguments that can be passed on as they come."""
         return self.name is not None and self._key == "arguments" and self._phase == "value"
 
     def _scan(self, character: str) -> bool:
@@ -252,7 +255,10 @@ class JsonCall:
 
 
 def _as_object(text: str) -> str | None:
-    """Arguments as an object's text: an object, an object's text in a string, or null."""
+    """Return arguments as an object's text.
+
+    They may be an object, an object's text in a string, or null.
+    """
     if text.startswith("{"):
         return text
     value: Any = json.loads(text)
@@ -270,7 +276,7 @@ def _as_object(text: str) -> str | None:
 
 
 def _is_text(text: Any) -> bool:
-    """False for half of a surrogate pair, which JSON can name but no answer can hold."""
+    """Return False for half a surrogate pair, which JSON can name but an answer cannot hold."""
     try:
         str(text).encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """The parts of an answer as they come: reasoning, text and tool calls.
 
-Owns their order: reasoning first, calls in either. Knows nothing of the spelling of each, of tokens
-or of HTTP.
+Owns their order: reasoning first, calls in either. Knows nothing about their spelling, tokens or
+HTTP.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ AnswerEvent = Event | Reasoned
 
 @dataclass(frozen=True, slots=True)
 class ReadAs:
-    """The reading of an answer, known before it comes.
+    """How to read an answer, known before it comes.
 
-    where: `reasoning_at` the prompt, in `tags`; None: the model's tags of reasoning are text. form:
-    the model's way to write calls; None: calls are text. tools: each tool's schema, by its name.
-    certain: a grammar holds the model to its calls, which are therefore told as they come.
-    single: the answer ends with its first call. special: special tokens are text, by name.
+    where: `reasoning_at` the prompt, in `tags`. With `None` the model's reasoning tags are text.
+    form: how the model writes calls. With `None` calls are text. tools: each tool's schema, by
+    name. certain: a grammar holds the model to its calls, which are therefore reported as they
+    come. single: the answer ends with its first call. special: special tokens are text, by name.
     with_stop: so is the stop string or token that ends the answer.
     """
 
@@ -55,7 +55,7 @@ class ReadAs:
     tags: Tags = THINK
 
     def reader(self) -> AnswerReader:
-        """A reader for one answer."""
+        """Return a reader for one answer."""
         certain = self.certain
         return AnswerReader(
             self.where, self.form, self.tools, eager=certain, certain=certain, tags=self.tags
@@ -63,7 +63,7 @@ class ReadAs:
 
     @property
     def read_tags(self) -> frozenset[str]:
-        """The tags that are read in the answer, special tokens or not."""
+        """Return the tags that are read in the answer, special tokens or not."""
         reasoning = frozenset({self.tags.open, self.tags.close} if self.where else ())
         return reasoning if self.form is None else reasoning | CALL_TAGS
 
@@ -74,7 +74,7 @@ PLAIN = ReadAs()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call; `arguments` are a JSON object, cut off only where the answer was."""
+    """A call. Its `arguments` are a JSON object, cut off only where the answer was."""
 
     id: str
     name: str
@@ -91,7 +91,7 @@ class WholeAnswer:
 
 
 class AnswerReader:
-    """Reads one answer. `None` for features missing in the request or the model."""
+    """Reads one answer. Features missing in the request or the model are `None`."""
 
     def __init__(
         self,
@@ -104,9 +104,11 @@ class AnswerReader:
         make_id: Callable[[], str] | None = None,
         tags: Tags = THINK,
     ) -> None:
-        """where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how
-        the model writes calls; None: calls are text. `tools`, `eager`: as in `ToolCalls`. certain:
-        no call breaks but where the answer ends.
+        """Begin an answer.
+
+        where: `reasoning_at` the prompt. With `None` the model's reasoning tags are text. form: how
+        the model writes calls. With `None` calls are text. `tools`, `eager`: as in `ToolCalls`.
+        certain: calls break only where the answer ends.
         """
         self._reasoning = None if where is None else Reasoning(where, tags)
         self._form = form
@@ -118,13 +120,15 @@ class AnswerReader:
         self._calls = self._reader(0)
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """The events made certain by `text`."""
+        """Return the events made certain by `text`."""
         pieces = [Piece(text, False)] if self._reasoning is None else self._reasoning.feed(text)
         return self._events(pieces)
 
     def end(self) -> list[AnswerEvent]:
-        """The events left when the answer ends. A call told in part, under `certain`, has no end
-        then; any other incomplete call is text.
+        """Return the events left when the answer ends.
+
+        Under `certain`, a call reported in part stays without an end. Any other incomplete call is
+        text.
         """
         events = self._events([] if self._reasoning is None else self._reasoning.end())
         if self._calls is None or (self._certain and self._calls.within):
@@ -158,7 +162,7 @@ class AnswerReader:
 
 
 def gather(events: Sequence[AnswerEvent]) -> WholeAnswer:
-    """The whole answer from its `events`; a call without an end keeps the part received."""
+    """Return the whole answer from its `events`. A call without an end keeps the part received."""
     text, reasoning = list[str](), list[str]()
     calls: dict[int, tuple[str, str, list[str]]] = {}
     for event in events:

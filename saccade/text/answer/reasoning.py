@@ -1,6 +1,6 @@
 """Reasoning apart from the answer, as both come: `Reasoning.feed`.
 
-Owns the usual tags around it, and the line breaks that the templates put there. Knows nothing of
+Owns the usual tags around it, and the line breaks that the templates put there. Knows nothing about
 tool calls, tokens or HTTP.
 """
 
@@ -12,8 +12,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What opens and closes reasoning. title: text behind the opening tag. name: that of
-    `--reasoning-parser`.
+    """What opens and closes reasoning.
+
+    title: text behind the opening tag. name: the parser's name in `--reasoning-parser`.
     """
 
     open: str
@@ -40,8 +41,10 @@ class Piece:
 
 
 def reasoning_at(prompt: str, tags: Tags = THINK) -> Where:
-    """The state after a rendered prompt: within reasoning opened by the template, after reasoning
-    closed by the template, or free to begin with either.
+    """Return the state after a rendered prompt.
+
+    `open`: the template opened reasoning. `closed`: the template closed it. `either`: the answer
+    may begin with or without it.
     """
     end = prompt.rstrip()
     return (
@@ -50,7 +53,7 @@ def reasoning_at(prompt: str, tags: Tags = THINK) -> Where:
 
 
 class Reasoning:
-    """Splits one answer. Any cutting of its text gives the same reasoning and the same rest."""
+    """Splits one answer. However its text is cut, reasoning and rest are the same."""
 
     def __init__(self, where: Where, tags: Tags = THINK) -> None:
         self._where: Where = where
@@ -60,11 +63,11 @@ class Reasoning:
 
     @property
     def reasons(self) -> bool:
-        """True before the answer proper."""
+        """Return True while the answer is in its reasoning."""
         return self._where == "open"
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that `text` makes certain."""
+        """Return the pieces that `text` makes certain."""
         self._held += text
         pieces: list[Piece] = []
         while self._step(pieces):
@@ -72,14 +75,14 @@ class Reasoning:
         return pieces
 
     def end(self) -> list[Piece]:
-        """The held-back text, when the answer ends."""
+        """Return the held-back text when the answer ends."""
         held, self._held = self._held, ""
         if self._where == "either":
             return [Piece(held, False)] if held else []
         return self._piece(held if held.strip("\n") else "")
 
     def _step(self, pieces: list[Piece]) -> bool:
-        """Read on; True if more is left to read."""
+        """Read on. Return True if more is left to read."""
         if self._where == "either":
             start = self._held.lstrip()
             begin = self._tags.begin
@@ -119,7 +122,7 @@ class Reasoning:
 
 
 def _begun(text: str, tag: str) -> int:
-    """Number of characters at the end of `text` that begin `tag`."""
+    """Return how many characters at the end of `text` begin `tag`."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length

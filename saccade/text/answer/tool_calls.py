@@ -1,8 +1,8 @@
 """Tool calls in an answer's text, read as they come: `ToolCalls.feed`.
 
 Owns the way from text to calls, in any format (`tool_format.py`). Anything but a perfect call is
-text, and no cutting of the answer changes the reading. White space around a call belongs to the
-call. Knows nothing of HTTP, of tokens, or of running tools.
+text, however the answer is cut. White space around a call belongs to the call. Knows nothing about
+HTTP, tokens, or running tools.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call of the tool `name`; its index counts every started call."""
+    """A call to the tool `name` has started. Its index counts every started call."""
 
     index: int
     id: str
@@ -36,7 +36,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments; the pieces together are a JSON object."""
+    """A piece of a call's arguments. Together, the pieces are a JSON object."""
 
     index: int
     text: str
@@ -51,7 +51,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """A started call (only if `eager`) turns out to be none: all of it follows as text."""
+    """A started call (only if `eager`) turns out to be none. All its text follows as text."""
 
     index: int
 
@@ -71,11 +71,13 @@ class ToolCalls:
         first: int = 0,
         make_id: Callable[[], str] | None = None,
     ) -> None:
-        """`tools`: the schema of each tool's parameters, by name.
+        """Begin an answer, or a part of it.
 
-        eager: False: a call is told once complete and right, so that nothing has to be taken back.
-        True: as it comes; certain if a grammar holds the model to calls, otherwise a call may turn
-        out to be broken. first: index of the first call.
+        `tools`: the schema of each tool's parameters, by name. `first`: index of the first call.
+
+        `eager`: with False, a call is reported once it is complete and right, and stays so. With
+        True, it is reported as it comes. Such a call is certain if a grammar holds the model to
+        calls. Otherwise it may turn out to be broken.
         """
         self._form = form
         self._tools = tools
@@ -95,16 +97,16 @@ class ToolCalls:
 
     @property
     def started(self) -> int:
-        """The index that the next call will have."""
+        """Return the index that the next call will have."""
         return self._next
 
     @property
     def within(self) -> bool:
-        """True between the start and the end of a call."""
+        """Return True between the start and the end of a call."""
         return self._call is not None and self._started
 
     def feed(self, text: str) -> list[Event]:
-        """The events made certain by `text`."""
+        """Return the events made certain by `text`."""
         events: list[Event] = []
         data = text
         while data:
@@ -118,7 +120,7 @@ class ToolCalls:
         return events
 
     def end(self) -> list[Event]:
-        """The events left when the answer ends: an incomplete call is text."""
+        """Return the events left when the answer ends. An incomplete call is text."""
         events: list[Event] = []
         while self._call is not None:
             data = self._break(events, "")
@@ -134,7 +136,7 @@ class ToolCalls:
         return events
 
     def _read_text(self, data: str, events: list[Event]) -> str:
-        """Read text up to a call's tag; the rest of `data`."""
+        """Read text up to a call's tag. Return the rest of `data`."""
         data, self._held = self._held + data, ""
         if self._bare and (text := data.lstrip(_SPACE)):
             self._bare = False
@@ -160,7 +162,7 @@ class ToolCalls:
         self._call = self._form.reader(self._tools)
 
     def _read_call(self, data: str, events: list[Event]) -> str:
-        """Read on in a call; the rest of `data`."""
+        """Read on in a call. Return the rest of `data`."""
         call = self._call
         assert call is not None
         at = -1
@@ -194,7 +196,7 @@ class ToolCalls:
         self._started = True
 
     def _break(self, events: list[Event], rest: str) -> str:
-        """Turn a supposed call into text; returns the text to read (again) after its tag."""
+        """Turn a supposed call into text. Return the text to read (again) after its tag."""
         if self._started:
             events.append(CallBroken(self._next - 1))
         self._call, self._started = None, False
@@ -217,7 +219,7 @@ class ToolCalls:
 
 
 def _begun(text: str, tag: str) -> int:
-    """Number of characters at the end of `text` that begin `tag`."""
+    """Return how many characters at the end of `text` begin `tag`."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length

@@ -1,6 +1,6 @@
-"""The socket of tool formats: what one brings to be found, read and held to by a grammar.
+"""The socket for tool formats: what one brings to be found, read and held to by a grammar.
 
-A format is a module or a folder of `formats/`, where `answer_format.py` finds it: no other file
+A format is a module or a folder in `formats/`. `answer_format.py` finds it there, and no other file
 names it.
 """
 
@@ -21,7 +21,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class CallReader(Protocol):
-    """The reader of one call, from behind the tag that opens it."""
+    """Reads one call, from behind the tag that opens it."""
 
     name: str | None
 
@@ -34,23 +34,23 @@ class CallReader(Protocol):
         ...
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False if the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         ...
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a string, in one go.
+        """Take the characters in `data` from `at` on that only lengthen a string, in one go.
 
-        Return the index of the first that does more.
+        Returns the index behind them.
         """
         ...
 
     def take(self) -> str:
-        """Return the arguments that have come since, as JSON."""
+        """Return the arguments that have come since the last take, as JSON."""
         ...
 
 
 def any_id() -> str:
-    """Return an identifier of a call."""
+    """Return a new identifier for a call."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -60,16 +60,17 @@ def _nothing(_: CallReader) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A way in which models write tool calls: `FORMAT` of a module of its name.
+    """How a model writes tool calls: `FORMAT` in a module of that name.
 
     marks: texts, each of which shows the format in a chat template. order: formats are tried from
-    the lowest, so that one whose marks another has, too, comes later. thoughts: the tags of
-    reasoning that come with the format alone.
+    the lowest. A format that shares another's marks therefore comes later. thoughts: the reasoning
+    tags that come with this format alone.
 
     opens: the tag that opens a call. tags: all that are read where calls are, special tokens or
-    not. reader: of one call, by the schema of each tool's parameters. following: of what may come
-    behind a call without a tag. bare: an object at the answer's beginning is a call without a tag.
-    grammar: of calls, in the terms of a tokenizer. note: for people, behind the name.
+    not. reader: makes one call's reader from each tool's schema. following: makes the reader for
+    what may come behind a call without a tag. bare: an object at the answer's beginning is a call
+    without a tag. grammar: makes the calls' grammar, in a tokenizer's terms. note: for people,
+    behind the name.
     """
 
     name: str

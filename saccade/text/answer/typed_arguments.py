@@ -1,7 +1,7 @@
-"""A call's arguments that come as texts, name by name: each becomes JSON, of the type that the
+"""A call's arguments that come as texts, name by name. Each becomes JSON in the type that the
 tool's schema gives it.
 
-Knows nothing of the spelling of calls.
+Knows nothing about calls' spelling.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from saccade.text.grammar.schema_types import allowed_types, types_of
 
 
 class TypedArguments:
-    """A call's arguments as JSON, written name by name: each value of the type that the tool's
-    schema gives it, strings as they come.
+    """A call's arguments as JSON, written name by name.
+
+    Each value has the type that the tool's schema gives it. Strings are passed on as they come.
     """
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
-        """`tools`: schemas of parameters by tool."""
+        """Begin a call. `tools`: parameters' schemas by tool."""
         self.tool = ""
         self._tools = tools
         self._keys: set[str] = set()
@@ -30,7 +31,7 @@ class TypedArguments:
         """To be taken."""
 
     def begin(self, key: str) -> bool:
-        """Begin a value; False if it is there."""
+        """Begin a value. Return False if its name is empty or was written before."""
         if not key or key in self._keys:
             return False
         self.ready.append(f"{', ' if self._keys else '{'}{_dump(key)}: ")
@@ -42,7 +43,7 @@ class TypedArguments:
         return True
 
     def add(self, text: str) -> None:
-        """More of the value."""
+        """Add text to the value."""
         if self._streams:
             self.ready.append(_dump(text)[1:-1])
         else:
@@ -71,7 +72,7 @@ class TypedArguments:
 
 
 def typed(text: str, schema: Any, root: Any) -> Any:
-    """The value that `text` writes, of a type that `schema` allows; else `text` itself.
+    """Return the value that `text` writes in a type that `schema` allows, else `text` itself.
 
     `root`: the schema that references lead into.
     """

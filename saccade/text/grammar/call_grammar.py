@@ -1,6 +1,6 @@
-"""The socket of grammars for tool calls, and what those of several formats have in common.
+"""The socket for grammars of tool calls, and what several formats' grammars have in common.
 
-Knows nothing of `tool_choice`, of reading calls, or of any one format.
+Knows nothing about `tool_choice`, reading calls, or any one format.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Need = Literal["may", "must"]
 
 
 class ValueParts:
-    """Grammars of values, within bounds. param: the requesting field."""
+    """Grammars for values, within bounds. param: the requesting field."""
 
     def __init__(self, param: str) -> None:
         self.made: list[Part] = []
@@ -34,7 +34,7 @@ class ValueParts:
         self._characters = 0
 
     def add(self, part: Part) -> None:
-        """Raises InvalidRequest when all are too large together."""
+        """Add a grammar. Raises InvalidRequest when all are too large together."""
         self._characters += extent(part).characters
         if self._characters > MAX_CHARACTERS:
             raise InvalidRequest(
@@ -47,7 +47,7 @@ class ValueParts:
 
 
 class CallGrammar(Protocol):
-    """The rules of one format's calls, in Lark, for one tokenizer."""
+    """Rules for one format's calls, in Lark, for one tokenizer."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
         """Return the rule `tool_INDEX`, a call without its tags, and the rules that it needs.
@@ -57,16 +57,16 @@ class CallGrammar(Protocol):
         ...
 
     def answer_rules(self, need: Need, parallel: bool, answer: bool) -> list[str]:
-        """Return the rules of a whole answer, `start` first; `called` is any tool's call.
+        """Return the rules for a whole answer, `start` first. `called` is any tool's call.
 
-        must: one call, or with `parallel` several in a row, or else `@answer` if there is one. may:
-        text, in which every tag that opens a call begins one.
+        must: one call, or several in a row with `parallel`, or else `@answer` if there is one. may:
+        text in which every tag that opens a call begins one.
         """
         ...
 
 
 class TaggedCalls:
-    """Calls between two tags. gap: behind the first. between: the text from a call to the next."""
+    """Calls between two tags. gap: text behind the first. between: text from a call to the next."""
 
     def __init__(
         self, lexicon: LLTokenizer, opens: str, closes: str, gap: str = "", between: str = ""
@@ -105,29 +105,29 @@ def pattern(tag: str) -> str:
 
 
 def text_without(tag: str, more: str = "") -> str:
-    """Return the rule of text in which no `tag` stands. more: a further restriction."""
+    """Return the rule for text without any `tag`. more: a further restriction."""
     return f"AFTER: /(?s:.*)/ & ~/(?s:.*){pattern(tag)}(?s:.*)/{more}"
 
 
 def begun_rule(tag: str, term: str, gap: str = "") -> str:
-    """Return the rule of text up to the first tag that opens a call."""
+    """Return the rule for text up to the first tag that opens a call."""
     if term == quoted(tag):
         return f"begun: before\nbefore[suffix={quoted(tag + gap)}]: /(?s:.*)/"
     return f"begun: AFTER {opening(term, gap)}"
 
 
 def arguments_of(index: int, schema: Any, parts: ValueParts) -> str:
-    """Return the term of a tool's arguments as JSON."""
+    """Return the term for a tool's arguments as JSON."""
     parts.add(schema_part(f"arguments_{index}", as_object(schema)))
     return f"@arguments_{index}"
 
 
 def json_call(name: str, arguments: str, end: str = "}") -> str:
-    """Return the terms of a call as an object with a name and arguments."""
+    """Return the terms for a call as an object with a name and arguments."""
     head = f'{{"name": {json.dumps(name)}, "arguments": '
     return f"{quoted(head)} {arguments} {quoted(end)}"
 
 
 def as_object(schema: Any) -> dict[str, Any]:
-    """Return the schema restricted to objects, the only form of arguments."""
+    """Return the schema restricted to objects, the only form that arguments take."""
     return {"type": "object", **(schema if isinstance(schema, dict) else {})}

@@ -1,8 +1,8 @@
-"""From what a request wishes its answer to look like to a grammar that has been compiled once.
+"""From a requested answer form to a grammar that is compiled once.
 
-Owns the spellings of the wish (OpenAI's `response_format`, vLLM's `structured_outputs` and
-`guided_*`), the text that the engine's matchers begin from, and its cache. Knows nothing of tool
-calls (`tool_grammar.py` writes theirs), of rows or of masks.
+Owns the request's spellings (OpenAI's `response_format`, vLLM's `structured_outputs` and
+`guided_*`), the text that the engine's matchers begin from, and its cache. Knows nothing about tool
+calls (`tool_grammar.py` writes theirs), rows or masks.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ others @name.
 
 @dataclass(frozen=True, slots=True)
 class Spacing:
-    """White space within JSON. `separators`: after an item, after a key; `breaks`: a regular
-    expression for what else may stand between two parts.
+    """White space within JSON.
+
+    separators: after an item, after a key. breaks: a regular expression for what else may stand
+    between two parts.
     """
 
     separators: tuple[str, str] = (", ", ": ")
@@ -83,10 +85,10 @@ FREE = Spacing((",", ":"), _BREAKS)
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """The form of an answer. `param`: the field that asks for the form, as the client wrote it.
+    """An answer's form. `param`: the field that asks for the form, as the client wrote it.
 
     json: `value` is a schema. regex, lark: their text. choice: the possible answers. parts: ready
-    grammars, the first for the whole (our own, not a client's), made of the schemas of `inner`.
+    grammars, ours and never a client's, the first for the whole, made from the schemas in `inner`.
     """
 
     kind: Literal["json", "regex", "lark", "choice", "parts"]
@@ -98,16 +100,17 @@ class OutputConstraint:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that compiles. text: the input of the engine's matchers; digest: its name."""
+    """A grammar that compiles. text: the input of the engine's matchers. digest: its name."""
 
     text: str
     digest: str
 
 
 def read_wish(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """A request's wish for a form, in any spelling: `response_format`, `structured_outputs`,
-    `guided_*`; None: any text. Raises InvalidRequest that names the field, also for two wishes at
-    once.
+    """Read the form that a request asks for, in any spelling.
+
+    The spellings are `response_format`, `structured_outputs` and `guided_*`. Returns `None` if any
+    text will do. Raises InvalidRequest that names the field, also if two fields ask for a form.
     """
     structured = fields.get("structured_outputs")
     wishes = [
@@ -128,7 +131,7 @@ def read_wish(fields: Mapping[str, Any]) -> OutputConstraint | None:
 def read_response_format(
     value: Mapping[str, Any] | None, param: str = "response_format"
 ) -> OutputConstraint | None:
-    """OpenAI's `response_format` at `param`; None: any text.
+    """Read OpenAI's `response_format` at `param`. Return `None` if any text will do.
 
     Raises InvalidRequest.
     """
@@ -147,9 +150,9 @@ def read_response_format(
 
 
 def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
-    """The named schema of `response_format.json_schema`, or of Responses' `text.format`.
+    """Read the named schema of `response_format.json_schema`, or of Responses' `text.format`.
 
-    `strict` may be either: a schema is always kept to. Raises InvalidRequest.
+    `strict` may be either, as a schema is always kept to. Raises InvalidRequest.
     """
     if unknown := sorted({*value} - {"type", "name", "description", "schema", "strict"}):
         where = f"{param}.{unknown[0]}"
@@ -167,8 +170,10 @@ def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
 
 
 def read_structured_outputs(value: Mapping[str, Any], param: str) -> OutputConstraint | None:
-    """vLLM's `structured_outputs`: one of json, regex, choice, grammar (Lark) or json_object, and
-    how JSON is spaced. Raises InvalidRequest.
+    """Read vLLM's `structured_outputs`.
+
+    It holds one of json, regex, choice, grammar (Lark) or json_object, and how JSON is spaced.
+    Raises InvalidRequest.
     """
     given = [mode for mode in _MODES if value.get(mode) is not None]
     others = {"disable_any_whitespace", "whitespace_pattern"}
@@ -194,8 +199,10 @@ def read_structured_outputs(value: Mapping[str, Any], param: str) -> OutputConst
 
 
 def read_guided(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """vLLM's older fields: guided_json, guided_regex, guided_choice, guided_grammar and
-    guided_whitespace_pattern. Raises InvalidRequest.
+    """Read vLLM's older fields.
+
+    They are guided_json, guided_regex, guided_choice, guided_grammar and guided_whitespace_pattern.
+    Raises InvalidRequest.
     """
     given = [mode for mode in _MODES if fields.get(f"guided_{mode}") is not None]
     if not given:
@@ -234,7 +241,7 @@ def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> OutputCon
 
 
 def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
-    """The white space of JSON answers. `where`: the client's name for `breaks`."""
+    """Return the white space for JSON answers. `where`: the client's name for `breaks`."""
     if breaks is not None:
         if not isinstance(breaks, str):
             raise InvalidRequest(f"{where}: expected a regular expression", where)
@@ -247,24 +254,24 @@ def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
 
 
 def schema_part(name: str, schema: Any, spacing: Spacing = AS_DUMPED) -> Part:
-    """A part for documents of `schema`, checked by `prepare_schema`."""
+    """Return a part for documents under `schema`, which `prepare_schema` has checked."""
     if not isinstance(schema, dict):
         schema = {} if schema else {"allOf": [False]}
     return {"name": name, "json_schema": {**schema, "x-guidance": spacing.options()}}
 
 
 def lark_part(name: str, lark: str) -> Part:
-    """A part for the derivations of a Lark grammar from `start`."""
+    """Return a part for what a Lark grammar derives from `start`."""
     return {"name": name, "lark_grammar": lark}
 
 
 def quoted(text: str) -> str:
-    """A string of Lark, which takes JSON's but for one character."""
+    """Return `text` as a Lark string. Lark takes JSON's strings except for one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class Grammars:
-    """Compiles wishes; keeps the latest grammars."""
+    """Compiles requested forms and keeps the latest grammars."""
 
     def __init__(
         self,
@@ -273,8 +280,9 @@ class Grammars:
         most: int = 256,
         most_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
-        """`most`, `most_bytes`: bounds on kept grammars and their texts; the most recent grammar is
-        kept at any size.
+        """Keep at most `most` grammars, with texts of at most `most_bytes`.
+
+        The most recent grammar is kept at any size.
         """
         self.nbytes = 0
         self._most_bytes = most_bytes
@@ -284,11 +292,11 @@ class Grammars:
         self._known: OrderedDict[str, Grammar] = OrderedDict()
 
     def compile(self, wish: OutputConstraint, thinks_until: str | None = None) -> Grammar:
-        """The grammar of `wish`; takes milliseconds, or none for a recent wish.
+        """Return the grammar for `wish`. Takes milliseconds, or a lookup for a recent one.
 
-        thinks_until: the end mark of reasoning before the answer, e.g. "</think>"; the reasoning
-        itself is free. None: the answer begins at once. Raises InvalidRequest whose `param` names
-        the place.
+        thinks_until: the mark that ends reasoning before the answer, e.g. "</think>". The reasoning
+        itself is free. With `None` the answer begins at once. Raises InvalidRequest whose `param`
+        names the place.
         """
         key = _digest([wish.kind, wish.value, wish.spacing.options(), thinks_until], wish.param)
         known = self._known.get(key)
@@ -338,7 +346,7 @@ class Grammars:
         return [lark_part("answer", text)]
 
     def _after_reasoning(self, ends: str, name: str) -> Part:
-        """Free text up to the first `ends`, then the grammar `name`."""
+        """Return a part for free text up to the first `ends`, then the grammar `name`."""
         tag, text = tag_term(self._lexicon, ends), quoted(ends)
         thought = (
             f"thought[suffix={text}]: /(?s:.*)/" if tag == text else f"thought: /(?s:.*)/ {tag}"
@@ -346,9 +354,7 @@ class Grammars:
         return lark_part("thinking", f'start: thought "\\n\\n" @{name}\n{thought}\n')
 
     def _fault(self, parts: list[Part]) -> str:
-        """The reason why parts do not compile, or their first mask fails; empty if they
-        do compile.
-        """
+        """Return why parts fail to compile, or why their first mask fails. Empty if they work."""
         matcher = begin_match(self._lexicon, json.dumps({"grammars": parts}))
         if not matcher.is_error():
             fill_mask(self._lexicon, matcher, self._row)
@@ -359,8 +365,10 @@ class Grammars:
         return matcher.get_error()
 
     def _explain(self, wish: OutputConstraint, error: str) -> InvalidRequest:
-        """The library's words; for a schema, of the innermost place that has a fault by itself,
-        where that is found soon.
+        """Return the library's words as an error.
+
+        For a schema, it names the innermost place that has a fault by itself, if that is found
+        soon.
         """
         late = time.thread_time() + EXPLAIN_SECONDS
         for inner in wish.inner:
@@ -391,7 +399,7 @@ def _bounded(text: str, param: str) -> str:
 
 
 def _digest(value: Any, param: str) -> str:
-    """A name for `value` that depends on the order of a schema's properties."""
+    """Return a name for `value` that depends on the order of a schema's properties."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

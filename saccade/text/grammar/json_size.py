@@ -1,6 +1,6 @@
 """The size of a JSON value, without recursion: a client may nest values arbitrarily.
 
-Knows nothing of the value's meaning.
+Knows nothing about the value's meaning.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """characters: of all strings, keys included, two for each pair of brackets, and one for any
-    other value. depth: lists and objects within each other; 0 for a value that is neither.
+    """The size of a JSON value.
+
+    characters: those in all strings, keys included, plus two per pair of brackets and one per other
+    value. depth: lists and objects within each other. It is 0 for a value that is neither.
     """
 
     characters: int
@@ -21,7 +23,7 @@ class Extent:
 
 
 def extent(value: Any) -> Extent:
-    """The extent of strings, numbers, lists and dictionaries."""
+    """Measure strings, numbers, lists and dictionaries."""
     characters = depth = 0
     left = [(value, 0)]
     while left:

@@ -1,7 +1,7 @@
-"""Rules of calls whose arguments stand one by one, each behind its name: strings verbatim, all else
-as JSON.
+"""Rules for calls whose arguments stand one by one, each behind its name. Strings are verbatim, all
+else is JSON.
 
-Knows nothing of the tags of any one format.
+Knows nothing about any one format's tags.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _REFERENCE = '"$ref"'
 
 
 class NamedArguments(TaggedCalls):
-    """Calls of arguments in the order of their schema, optional ones present or not. A string's
-    bounds beside its values are not enforced.
+    """Calls with arguments in their schema's order, optional ones present or absent.
+
+    Bounds on a string are left unenforced, apart from its list of values.
     """
 
     def around_call(self, name: str) -> tuple[str, list[str]]:
-        """Return the term before a call's arguments, and those behind."""
+        """Return the term before a call's arguments, and the terms behind them."""
         raise NotImplementedError
 
     def around_value(self, name: str) -> tuple[str, str]:
@@ -34,7 +35,7 @@ class NamedArguments(TaggedCalls):
         raise NotImplementedError
 
     def text_rules(self, rule: str, head: str, tail: str) -> list[str]:
-        """Return the rules of text up to `tail`, verbatim."""
+        """Return the rules for text up to `tail`, verbatim."""
         return [f"{rule}: {head} {rule}_text", f"{rule}_text[suffix={tail}]: /(?s:.*)/"]
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
@@ -65,7 +66,7 @@ class NamedArguments(TaggedCalls):
 
 
 def _string_values(schema: Any) -> list[str] | None:
-    """Return the texts of an enum or a const that has nothing else."""
+    """Return the texts in an enum or a const, or `None` if it has other values."""
     if not isinstance(schema, dict):
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")

@@ -1,8 +1,8 @@
-"""JSON schemas in the form of grammars: refused and reworded parts.
+"""JSON schemas made fit for grammars: refused and reworded parts.
 
-Owns the bounds of a schema, the keywords beyond any grammar, and two gaps of the library: schemas
-that no finite document satisfies, and `oneOf` whose branches exclude each other. Knows nothing of
-grammars' text, tokens or requests.
+Owns the bounds on a schema, the keywords beyond any grammar, and two gaps in the library: schemas
+that only endless documents satisfy, and `oneOf` whose branches exclude each other. Knows nothing
+about grammars' text, tokens or requests.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ _KINDS = {
 
 
 def place_name(param: str, place: Place) -> str:
-    """The name of a place in errors: `param`.properties.x.anyOf[0]."""
+    """Return a place's name in errors: `param`.properties.x.anyOf[0]."""
     return param + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
 
 
 def _is_deep(value: Any) -> bool:
-    """True if objects and lists are nested deeper than `MAX_NESTING`."""
+    """Return True if objects and lists are nested deeper than `MAX_NESTING`."""
     level = [value]
     for _ in range(MAX_NESTING + 1):
         nested = (each for each in level if isinstance(each, dict | list))
@@ -118,11 +118,10 @@ def _is_deep(value: Any) -> bool:
 
 
 def prepare_schema(schema: Any, param: str) -> Any:
-    """`schema`, checked and reworded for the library. The argument is not changed.
+    """Return a copy of `schema`, checked and reworded for the library.
 
-    Raises InvalidRequest whose `param` names the place of a schema that is malformed, beyond the
-    bounds, beyond any grammar (`not`, `if`, `patternProperties`, ...), or satisfied by no finite
-    document.
+    Raises InvalidRequest whose `param` names where a schema is malformed, beyond the bounds, beyond
+    any grammar (`not`, `if`, `patternProperties`, ...), or satisfied only by endless documents.
     """
     if _is_deep(schema):
         raise InvalidRequest(
@@ -147,7 +146,7 @@ def prepare_schema(schema: Any, param: str) -> Any:
 
 
 class _Checked:
-    """A schema after inspection of every place. `nodes`: the inner schemas, by place."""
+    """A schema with every place inspected. `nodes`: the inner schemas, by place."""
 
     def __init__(self, root: Any, param: str) -> None:
         self.root = root
@@ -165,7 +164,7 @@ class _Checked:
             pending = [place for place in self.nodes if place not in before]
 
     def target(self, place: Place) -> Place | None:
-        """The target of a schema's `$ref`; None without a reference."""
+        """Return the target of a schema's `$ref`, or `None` without a reference."""
         node = self.nodes[place]
         reference = node.get("$ref") if isinstance(node, dict) else None
         if reference is None:
@@ -189,7 +188,7 @@ class _Checked:
         return at
 
     def children(self, place: Place) -> Iterator[Place]:
-        """The schemas directly within the one at `place`; `$defs` are not included."""
+        """Yield the schemas directly within the one at `place`, without `$defs`."""
         node = self.nodes[place]
         for key in node if isinstance(node, dict) else ():
             if key in _MAP:
@@ -218,8 +217,9 @@ class _Checked:
                 self._refuse(place, "the schema refers to itself without end: no document fits")
 
     def refuse_intersections(self) -> None:
-        """Refuse texts that have to match too many patterns at once, as `allOf` or a reference
-        beside other keywords may ask for.
+        """Refuse texts that have to match too many patterns at once.
+
+        `allOf` may ask for that, or a reference beside other keywords.
         """
         patterns = {place: own for place in self.nodes if (own := self._patterns(place))}
         if len(set[str]().union(*patterns.values())) <= MAX_INTERSECTED:
@@ -249,14 +249,15 @@ class _Checked:
                         pending.append((part, inner))
 
     def _patterns(self, place: Place) -> set[str]:
-        """The patterns for a text under the schema at `place`."""
+        """Return the patterns for a text under the schema at `place`."""
         node = self.nodes[place]
         keys = ("pattern", "format") if isinstance(node, dict) else ()
         return {f"{key} {node[key]}" for key in keys if key in node}
 
     def _merged(self, place: Place) -> Iterator[tuple[Place, Place]]:
-        """The schemas within the one at `place`, and its reference; each with the place of its
-        document within this schema's document.
+        """Yield the schemas within the one at `place`, and the target of its reference.
+
+        Each comes with its document's place within this schema's document.
         """
         for part in self.children(place):
             step = part[len(place) :]
@@ -292,8 +293,8 @@ class _Checked:
     def _close(self) -> None:
         """Allow only named properties, if the schema leaves the question open.
 
-        Any document of the closed schema fits the open one. In an open schema a model could go on
-        with names of its own without end, useless to a client with a class.
+        Any document that fits the closed schema fits the open one. In an open schema a model could
+        invent names without end, useless to a client with a class.
         """
         for node in self.nodes.values():
             if isinstance(node, dict) and "properties" in node:
@@ -356,8 +357,8 @@ class _Checked:
                 )
 
     def _ends(self, place: Place, ends: set[Place]) -> bool:
-        """True if a finite document may satisfy the schema at `place`, given the schemas
-        in `ends`.
+        """Return True if a finite document may satisfy the schema at `place`, given those in
+        `ends`.
         """
         node = self.nodes[place]
         if isinstance(node, bool):
@@ -390,7 +391,7 @@ class _Checked:
         )
 
     def _excludes(self, place: Place) -> bool:
-        """True if no document satisfies two branches of the `oneOf` at `place`."""
+        """Return True if each document satisfies at most one branch in the `oneOf` at `place`."""
         branches = [
             self._resolved((*place, "oneOf", index))
             for index in range(len(self.nodes[place]["oneOf"]))
@@ -400,7 +401,10 @@ class _Checked:
         )
 
     def _disjoint(self, one: Place, other: Place, deep: bool = True) -> bool:
-        """True if types, values or (deep) those of a required property distinguish two schemas."""
+        """Return True if two schemas are told apart by types, by values, or (deep) by a property.
+
+        Such a property is required by both, and the values that they allow it differ.
+        """
         a, b = self.nodes[one], self.nodes[other]
         if not (isinstance(a, dict) and isinstance(b, dict)):
             return a is False or b is False
@@ -423,7 +427,7 @@ class _Checked:
         )
 
     def _resolved(self, place: Place) -> Place:
-        """The target of a reference, as far as the reference stands alone."""
+        """Follow a reference to its target, as far as references stand alone."""
         seen = {place}
         while (target := self.target(place)) is not None and target not in seen:
             seen.add(target)
@@ -438,8 +442,9 @@ class _Checked:
 
 
 def _combines(node: Any) -> bool:
-    """True if one value must satisfy several schemas, or more than the named properties: then a
-    property unnamed by one schema may belong to another.
+    """Return True if one value must satisfy several schemas, or more than the named properties.
+
+    Then a property unnamed by one schema may belong to another.
     """
     if not isinstance(node, dict):
         return False
@@ -462,8 +467,9 @@ def _types(node: Mapping[str, Any]) -> set[str]:
 
 
 def _values(node: Mapping[str, Any]) -> set[str] | None:
-    """The documents left by `enum` or `const`, in a form that compares equal documents as equal;
-    None: all.
+    """Return the documents left by `enum` or `const`, or `None` if all are left.
+
+    Equal documents compare as equal.
     """
     if "const" not in node and "enum" not in node:
         return None
@@ -507,7 +513,7 @@ def _is_type(value: Any) -> bool:
 
 
 def as_root(schema: Any, place: Place) -> Any:
-    """The schema at `place` within `schema` as a schema of its own, with its references."""
+    """Return the schema at `place` within `schema` as a schema of its own, with its references."""
 
     def moved(node: Any) -> Any:
         if isinstance(node, dict):
@@ -525,8 +531,10 @@ def as_root(schema: Any, place: Place) -> Any:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
-    """Every schema within `schema`, the inner ones first, as a schema of its own; pure references
-    come last, and true and false are left out. `schema` comes from `prepare_schema`.
+    """Yield every schema within `schema` as a schema of its own, the inner ones first.
+
+    Pure references come last, and true and false are left out. `schema` comes from
+    `prepare_schema`.
     """
     checked = _Checked(schema, "")
     places = sorted(

@@ -1,6 +1,6 @@
 """The JSON types that a schema allows a value.
 
-Knows nothing of what else a schema asks for (`schema.py`).
+Knows nothing about what else a schema asks for (`schema.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def allowed_types(schema: Any, root: Any) -> set[str]:
-    """Return the types that `schema` allows; string if it does not say.
+    """Return the types that `schema` allows. A schema that leaves them open allows a string.
 
     root: the schema that references lead into.
     """
@@ -50,7 +50,7 @@ def _own_types(schema: Any, root: Any) -> tuple[set[str], list[Any]]:
 
 
 def follow(reference: str, root: Any) -> Any:
-    """Return the schema that `$ref` means; None if there is none."""
+    """Return the schema that `$ref` means, or `None` if it is missing."""
     found = root
     for part in reference.removeprefix("#").split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

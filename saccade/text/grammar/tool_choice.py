@@ -1,7 +1,7 @@
 """A grammar for a model's tool calls, in the model's own spelling.
 
-Owns the meaning of `tool_choice`. Knows nothing of any spelling (`call_grammar.py`), of reading
-calls, or of matchers.
+Owns what `tool_choice` means. Knows nothing about any spelling (`call_grammar.py`), reading calls,
+or matchers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def read_tool_choice(
     parallel: bool = True,
     answer: OutputConstraint | None = None,
 ) -> OutputConstraint | None:
-    """The grammar for `tool_choice`; None: the answer is free.
+    """Return the grammar for `tool_choice`, or `None` if the answer is free.
 
-    "none" and "auto" leave the answer free, except for "auto" with a strict tool: then text is
-    free, and a begun call has to be complete. answer: the form of an answer without calls. Raises
-    InvalidRequest that names the field.
+    The choice "none" leaves the answer free, and so does "auto" unless a tool is strict. With a
+    strict tool, text is free, and a begun call has to be complete. `answer`: an answer's form
+    without calls. Raises InvalidRequest that names the field.
     """
     match choice:
         case None | "auto":
@@ -64,7 +64,7 @@ def _allowed(
     parallel: bool,
     answer: OutputConstraint | None,
 ) -> OutputConstraint:
-    """Calls of some of the tools alone: optional (`auto`), or `required`."""
+    """Allow calls to only some tools: optional (`auto`), or `required`."""
     where = "tool_choice.allowed_tools"
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{where}.mode: expected "auto" or "required"', f"{where}.mode")
@@ -94,9 +94,11 @@ def calls_wish(
     param: str,
     answer: OutputConstraint | None = None,
 ) -> OutputConstraint:
-    """A grammar of calls of `tools`. must: one call, or with `parallel` several in a row; or else
-    `answer`. may: text, in which every tag of a call begins one. Raises InvalidRequest that names
-    the place within a tool's schema.
+    """Return a grammar for calls to `tools`.
+
+    `must`: one call, or several in a row with `parallel`, or else `answer`. `may`: text in which
+    every tag that opens a call begins one. Raises InvalidRequest that names the place within a
+    tool's schema.
     """
     parts = ValueParts(param)
     rules = []

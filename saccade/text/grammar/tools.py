@@ -1,7 +1,7 @@
-"""The tools of a request, and how the model may use them.
+"""A request's tools, and how the model may use them.
 
 Owns OpenAI's `tools`, the bounds on them, and their form for chat templates. `tool_grammar.py`
-turns a choice into a grammar. Knows nothing of the spelling of calls.
+turns a choice into a grammar. Knows nothing about calls' spelling.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool of a request. `place`, `param`: the places of its name and of its parameters' schema
-    in the request; `num_characters`: of name, description and schema.
+    """One tool in a request.
+
+    place, param: where its name and its parameters' schema stand in the request. num_characters:
+    how long name, description and schema are.
     """
 
     name: str
@@ -44,7 +46,7 @@ class Tool:
     num_characters: int
 
     def for_template(self) -> dict[str, Any]:
-        """The tool for chat templates, without fields for the server alone."""
+        """Return the tool for chat templates, without fields for the server alone."""
         told = {} if self.description is None else {"description": self.description}
         function = {"name": self.name, **told, "parameters": self.parameters}
         return {"type": "function", "function": function}
@@ -52,8 +54,10 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """`tools`, and `choice` among them: OpenAI's `tool_choice`, as the client wrote it; None:
-    "auto". parallel: an answer may have more than one call.
+    """A request's tools and `choice` among them.
+
+    choice: OpenAI's `tool_choice`, as the client wrote it. `None` means "auto". parallel: an answer
+    may have more than one call.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -62,31 +66,32 @@ class ToolSet:
 
     @property
     def open(self) -> bool:
-        """True if a call may come."""
+        """Return True if a call may come."""
         return bool(self.tools) and self.choice != "none"
 
     @property
     def held(self) -> bool:
-        """True if a grammar is needed, or the choice is malformed."""
+        """Return True if a grammar is needed, or the choice is malformed."""
         return self.choice not in (None, "auto", "none") or (
             self.open and any(tool.strict for tool in self.tools)
         )
 
     @property
     def schemas(self) -> dict[str, Any]:
-        """The schema of each tool's parameters, by name."""
+        """Return the schema of each tool's parameters, by name."""
         return {tool.name: tool.parameters for tool in self.tools}
 
 
 def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
-    """The tools of a chat request. Raises InvalidRequest that names the field."""
+    """Read a chat request's tools. Raises InvalidRequest that names the field."""
     return read_each(tools, _read_tool)
 
 
 def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool]) -> tuple[Tool, ...]:
-    """The tools of a request in any dialect: `read` makes a tool of the value at a place.
+    """Read a request's tools in any dialect.
 
-    Raises InvalidRequest for too many, for equal names, and for too much text.
+    `read` makes a tool from the value at a place. Raises InvalidRequest for too many, for equal
+    names, and for too much text.
     """
     if given is not None and len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools: {len(given)} tools; the limit is {MAX_TOOLS}", "tools")
@@ -116,8 +121,9 @@ def _read_tool(tool: Any, where: str) -> Tool:
 
 
 def read_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
-    """A tool from its name, description, strict and the schema of its input, whose key is `schema`.
-    Raises InvalidRequest that names the fault's place below `where`.
+    """Read a tool from its name, description, strict and its input's schema.
+
+    `schema` is that schema's key. Raises InvalidRequest that names the fault's place below `where`.
     """
     name, description = function.get("name"), function.get("description")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -140,8 +146,9 @@ def read_function(function: Mapping[str, Any], where: str, schema: str = "parame
 
 
 def _check_parameters(schema: Any, where: str) -> int:
-    """Check the basics of a schema; a grammar needs more (`schema.prepare_schema`). Returns its
-    number of characters.
+    """Check a schema's basics, and return how many characters it has.
+
+    A grammar needs more (`schema.prepare_schema`).
     """
     size = extent(schema)
     for has, most, what in (

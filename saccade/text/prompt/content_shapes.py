@@ -1,8 +1,8 @@
 """The shape in which a chat template shows a message's content: one string, or a list of parts.
 
-Owns the finding, once for each template: a made-up conversation is rendered in both shapes, and a
-shape counts where its words come out as they went in. Owns also the fitting of messages to what was
-found. Knows nothing of tokens, or of the client's fields.
+Owns the search for it, once per template. A made-up conversation is rendered in both shapes, and a
+shape counts where its words come out as they went in. Owns also how messages are fitted to what was
+found. Knows nothing about tokens, or the client's fields.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _BETWEEN = "\n"
 
 @dataclass(frozen=True, slots=True)
 class ContentShapes:
-    """What one template takes. texts: the only shape that a role's texts may have; None: either.
-    walked: roles whose parts the template goes through, at some place at least. others: the shape
-    of roles that it never showed. fills: a message without content is given an empty one.
+    """The shapes that one template takes.
+
+    texts: the only shape that a role's texts may have. `None` allows either. walked: roles whose
+    parts the template goes through, at least at some place. others: the shape for roles that it
+    never showed. fills: a message without content is given an empty one.
     """
 
     texts: Mapping[str, Shape | None]
@@ -38,11 +40,13 @@ class ContentShapes:
     fills: bool = False
 
     def fit(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """The messages as the template takes them."""
+        """Return the messages as the template takes them."""
         return [self._fit(message) for message in messages]
 
     def hidden(self, messages: Sequence[TemplateMessage]) -> tuple[int, int] | None:
-        """The place (message, part) of the first image or video that the template cannot show."""
+        """Return the place (message, part) of the first image or video that the template cannot
+        show.
+        """
         for index, message in enumerate(messages):
             media = _first_media(message.get("content"))
             if media is not None and self._joins(message["role"]):
@@ -66,13 +70,13 @@ class ContentShapes:
 
 
 def _first_media(content: object) -> int | None:
-    """The number of the first part that is no text."""
+    """Return where the first part other than text stands."""
     parts = enumerate(content if isinstance(content, list) else ())
     return next((number for number, part in parts if part["type"] != "text"), None)
 
 
 def find_shapes(render: Render) -> ContentShapes:
-    """The shapes that a template takes, by what it makes of conversations."""
+    """Find the shapes that a template takes, by how it renders conversations."""
     found = _Found(render)
     whole, short = [_said("system"), *_TALK], _TALK
     calling = [_said("user"), {"role": "assistant", "tool_calls": [_CALL]}, _said("tool")]
@@ -88,14 +92,16 @@ def find_shapes(render: Render) -> ContentShapes:
 
 
 class _Found:
-    """In which shapes each role's words came out, conversation by conversation."""
+    """Collects the shapes in which each role's words came out, conversation by conversation."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self._best: dict[str, set[frozenset[Shape]]] = {}
 
     def look(self, talk: Sequence[TemplateMessage]) -> bool:
-        """Render a conversation with every mix of shapes. False: the template refuses them all."""
+        """Render a conversation in every mix of shapes. Return False if the template refuses them
+        all.
+        """
         roles = sorted({each["role"] for each in talk if "content" in each})
         counts: dict[tuple[str, Shape], int] = {}
         accepted = False
@@ -118,7 +124,10 @@ class _Found:
         return accepted
 
     def shapes(self, fills: bool) -> ContentShapes:
-        """A shape that a conversation shows less often than the other is none to be given."""
+        """Return the shapes to use.
+
+        A role's shape is the one that all conversations show most often.
+        """
         texts: dict[str, Shape | None] = {}
         for role, best in self._best.items():
             always = frozenset(_SHAPES).intersection(*best)
@@ -139,12 +148,11 @@ def _word(role: str) -> str:
 
 
 def _other(role: str) -> str:
-    """The text of a second part."""
     return f"another{role}"
 
 
 def _seal(role: str) -> str:
-    """A field of a made-up part, which comes out only where a part is printed whole."""
+    """Return a field of a made-up part, which comes out only where a part is printed whole."""
     return f"sealed{role}"
 
 

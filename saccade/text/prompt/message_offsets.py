@@ -1,10 +1,9 @@
-"""The ends of a chat's parts in the text rendered by the template.
+"""Where a chat's parts end in the text that the template renders.
 
-Owns the search. The chat is rendered once more, with a private character after the last visible
-character of each text, and as a text of its own after each image. Without private characters, both
-renderings are the same text, unless the template looks at the ends of texts: from the first
-difference on, all places are unknown. An unknown place counts as lying there. Knows nothing of
-tokens.
+Owns the search. The chat is rendered once more, with a private character after each text's last
+visible character, and as a separate text after each image. Without private characters, both
+renderings are the same text, unless the template looks at how texts end. From the first difference
+on, all places are unknown. An unknown place counts as lying there. Knows nothing about tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _FLAGS = re.compile(f"[{FLAGS}]")
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """The end of a part, or of a message of one text: `message`, `part` as in the chat."""
+    """The end of a part, or of a message with one text. `message`, `part` are as in the chat."""
 
     message: int
     part: int | None
@@ -38,8 +37,9 @@ class Landmark:
 def flagged(
     messages: Sequence[TemplateMessage],
 ) -> tuple[list[TemplateMessage], list[tuple[int, int | None]]]:
-    """The messages with flags, and (message, part) of each flag. The first message that is not the
-    system's also begins with one.
+    """Return the messages with flags, and (message, part) for each flag.
+
+    The first message that is not the system's also begins with one.
     """
     places: list[tuple[int, int | None]] = []
 
@@ -63,8 +63,9 @@ def flagged(
 def _flag_parts(
     parts: Sequence[dict[str, Any]], begin: str, flag: Callable[[int], str]
 ) -> list[dict[str, Any]]:
-    """Parts with a flag after each, in its text or, after an image, as a text. An empty text stays
-    one: its flag joins the one before.
+    """Return parts with a flag after each, in its text or, after an image, as a text.
+
+    An empty text stays one, and its flag joins the one before.
     """
     marked: list[dict[str, Any]] = []
     flagged_at = -1
@@ -92,14 +93,15 @@ def _before(text: str, mark: str) -> str:
 
 
 def _after(text: str, mark: str) -> str:
-    """After the last visible character, so that a template that trims trims the same."""
+    """Put a mark after the last visible character, so that a template that trims trims the same."""
     visible = len(text.rstrip())
     return text[:visible] + mark + text[visible:]
 
 
 def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> list[Landmark]:
-    """The ends of parts in `text`, whose rendering with flags is `marked`; in the order of the
-    text.
+    """Return where parts end in `text`, in its order.
+
+    `marked` is its rendering with flags.
     """
     found: list[Landmark] = []
     for number, match in enumerate(_FLAGS.finditer(marked)):
@@ -112,7 +114,7 @@ def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> li
 
 
 def _agreement(one: str, other: str) -> int:
-    """The length of two texts' common beginning."""
+    """Return the length of two texts' common beginning."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,12 +1,12 @@
 """Clients' texts are data: special tokens come from the chat template alone.
 
-Owns the distinction between a special token's name in a message and one from the template, and the
-tokenising of such a text: as plain text. The means is a stand-in. Each special token has a key
-character (`|` for Qwen's `<|im_end|>`); during rendering, every key character in the client's texts
-is replaced by a private character, so that no special token can be formed from the texts, however
-the template cuts and joins. Both texts have the same length, so that the special tokens of the
-marked text are the template's own, at the same places. Without special tokens' names in messages,
-the tokens are the reference's. Knows nothing of messages beyond strings, lists and dictionaries.
+Owns the distinction between a special token's name in a message and one from the template. Owns
+also how such a name is tokenised, as plain text. The means is a stand-in. Each special token has a
+key character (`|` for Qwen's `<|im_end|>`). During rendering, a private character replaces every
+key character in the client's texts. So the texts cannot form a special token, however the template
+cuts and joins. Both texts have the same length, so that the marked text's special tokens are the
+template's own, at the same places. Without special tokens' names in messages, the tokens are the
+reference's. Knows nothing about messages beyond strings, lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _DRAWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt as the template wrote it, and the same with stand-ins for the client's key
-    characters, character for character.
+    """A prompt as the template wrote it, and a copy with stand-ins for the client's key characters.
+
+    Both match character for character.
     """
 
     text: str
@@ -72,7 +73,7 @@ class Literals:
         variables: Mapping[str, Any] | None = None,
         names: FieldNames = CHAT_NAMES,
     ) -> Rendered:
-        """As `ChatTemplate.render`; all strings but the template's own are the client's."""
+        """Render as `ChatTemplate.render`. All strings but the template's own are the client's."""
         written = {"messages": messages, "tools": tools, "variables": variables or {}}
         try:
             pairs = self._draw(written, names["messages"])
@@ -99,7 +100,10 @@ class Literals:
     def encode(
         self, rendered: Rendered, special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Token ids. `special` and `most` as in `Tokenizer.encode`. Raises TooManyTokens."""
+        """Return token ids. Raises TooManyTokens.
+
+        `special` and `most` are as in `Tokenizer.encode`.
+        """
         text, marked = rendered.text, rendered.marked
         if marked == text or self._specials(text) == (written := self._specials(marked)):
             return self._tokenizer.encode(text, special, most)
@@ -115,7 +119,7 @@ class Literals:
         return [*before, *tokens, *after]
 
     def ends(self, rendered: Rendered, special: bool = False) -> list[int]:
-        """The end of each token of `encode` in the text; 0 for tokens around a text."""
+        """Return where each token of `encode` ends in the text, or 0 for tokens around a text."""
         text, marked = rendered.text, rendered.marked
         if marked == text or self._specials(text) == (written := self._specials(marked)):
             return self._tokenizer.ends(text, special)
@@ -129,7 +133,7 @@ class Literals:
         return [0] * len(before) + ends[:-1] + [0] * len(after)
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """The tokens that the tokenizer puts before and after a bare text."""
+        """Return the tokens that the tokenizer puts before and after a bare text."""
         bare, whole = self._tokenizer.encode("x"), self._tokenizer.encode("x", special=True)
         at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:at], whole[at + len(bare) :]
@@ -138,7 +142,7 @@ class Literals:
         return listed(self._plain.encode_batch_fast([text], add_special_tokens=False)[0], most)
 
     def _specials(self, text: str) -> list[tuple[int, int, int]]:
-        """The special tokens that the tokenizer finds in `text`: (start, end, id)."""
+        """Return the special tokens that the tokenizer finds in `text`: (start, end, id)."""
         return [
             (match.start(), match.end(), token)
             for match in self._pattern.finditer(text)
@@ -147,9 +151,9 @@ class Literals:
         ]
 
     def _draw(self, written: object, param: str) -> list[tuple[str, str]]:
-        """A stand-in for each key character: unguessable, and absent from the texts.
+        """Draw a stand-in for each key character, unguessable and absent from the texts.
 
-        Raises InvalidRequest that names `param` if the texts leave no such character.
+        Raises InvalidRequest that names `param` if the texts leave too few such characters.
         """
         for _ in range(_DRAWS):
             drawn = set[str]()
@@ -165,7 +169,10 @@ class Literals:
 
 
 def _key_characters(names: Sequence[str]) -> list[str]:
-    """Characters such that each name has one of them; few, and rarely used in templates' logic."""
+    """Choose characters such that each name contains at least one.
+
+    They are few, and rarely used in templates' logic.
+    """
     keys: list[str] = []
     for name in names:
         if not any(key in name for key in keys):
@@ -176,7 +183,7 @@ def _key_characters(names: Sequence[str]) -> list[str]:
 
 
 def _replace(value: Any, pairs: Sequence[tuple[str, str]]) -> Any:
-    """`value` with every string in it changed, keys included."""
+    """Return `value` with every string in it changed, keys included."""
     if isinstance(value, str):
         for old, new in pairs:
             value = value.replace(old, new)

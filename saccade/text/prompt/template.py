@@ -1,8 +1,8 @@
 """Chat in, tokens out: the checkpoint's tokenizer and chat template.
 
-Owns loading `tokenizer.json` and the template from any place in a checkpoint, and rendering as
-transformers' `apply_chat_template` does (the same text, token for token). Knows nothing of HTTP, of
-pixels, or of a family's image placeholders: the template writes one placeholder per image,
+Owns loading `tokenizer.json` and the template from any place in a checkpoint. Renders as
+transformers' `apply_chat_template` does: the same text, token for token. Knows nothing about HTTP,
+pixels, or a family's image placeholders. The template writes one placeholder per image, and
 `FamilySpec.expand_prompt` does the rest.
 """
 
@@ -102,35 +102,35 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Most characters of text in one token."""
+        """Return the most characters that one token has."""
         return max(map(len, self.backend.get_vocab()))
 
     def encode(self, text: str, special: bool = False, most: int | None = None) -> list[int]:
-        """Token ids of `text`.
+        """Return the token ids for `text`. Raises TooManyTokens.
 
         `special` adds what the tokenizer puts around a bare text (templates write that themselves).
-        Other threads run meanwhile: the library lets go of the interpreter for batches alone, and
-        the list is made only where it has at most `most` tokens. Raises TooManyTokens.
+        Other threads run meanwhile, as the library releases the interpreter, which it does for
+        batches alone. The list is made only where it has at most `most` tokens.
         """
         encoding = self.backend.encode_batch_fast([text], add_special_tokens=special)[0]
         return listed(encoding, most)
 
     def ends(self, text: str, special: bool = False) -> list[int]:
-        """The end of each token of `encode` in the text; 0 for tokens around a text."""
+        """Return where each token of `encode` ends in the text, or 0 for tokens around a text."""
         offsets = self.backend.encode_batch([text], add_special_tokens=special)[0].offsets
         return [end for _, end in offsets]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens included; ids that no token has are left out."""
+        """Return the text for token ids, special tokens included. Unknown ids are left out."""
         return self.backend.decode(list(tokens), skip_special_tokens=False)
 
     def string(self, token: int) -> str:
-        """A token in the vocabulary's spelling; "" for an unknown id."""
+        """Return a token in the vocabulary's spelling, or "" for an unknown id."""
         return self.backend.id_to_token(token) or ""
 
 
 def listed(encoding: Encoding, most: int | None = None) -> list[int]:
-    """The ids of an encoding. Raises TooManyTokens before building the list."""
+    """Return an encoding's ids. Raises TooManyTokens before building the list."""
     if most is not None and len(encoding) > most:
         raise TooManyTokens(len(encoding))
     return encoding.ids
@@ -144,10 +144,10 @@ class TooManyTokens(Exception):
 
 
 class ChatTemplate:
-    """A checkpoint's chat template, or its named templates: "default", and "tool_use" for requests
-    with tools.
+    """A checkpoint's chat template, or its named templates.
 
-    names: the variables that templates look at.
+    They are "default", and "tool_use" for requests with tools. names: the variables that templates
+    look at.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class ChatTemplate:
         around: tuple[str, str] | None = None,
         spaced: str = "",
     ) -> None:
-        """`sources`: Jinja text by name. `shows_calls`: "default" writes calls and their results;
-        otherwise messages with calls also use "tool_use". `around`, `spaced`: as in `Templates`.
+        """Compile the templates. Raises CheckpointError for one that fails to compile.
 
-        `variables`: `Tokenizer.named_tokens`. Raises CheckpointError for a template that does not
-        compile.
+        sources: Jinja text by name. variables: `Tokenizer.named_tokens`. shows_calls: "default"
+        writes calls and their results. Otherwise messages with calls also use "tool_use". `around`,
+        `spaced`: as in `Templates`.
         """
         self._sources = dict(sources)
         self._variables = dict(variables)
@@ -195,7 +195,7 @@ class ChatTemplate:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The text of all templates."""
+        """Return the text of all templates."""
         return tuple(self._sources.values())
 
     @classmethod
@@ -206,11 +206,11 @@ class ChatTemplate:
         override: Path | None,
         own: Templates,
     ) -> ChatTemplate:
-        """The template of `override`, `chat_template.jinja`, `chat_template.json` or
-        `tokenizer_config.json`, the first that exists, or else the family's `own`.
+        """Load the first template that exists, or else the family's `own`.
 
-        A template without tools that writes messages as the family does gets the family's tool
-        template.
+        The order is `override`, `chat_template.jinja`, `chat_template.json`,
+        `tokenizer_config.json`. A template without tools that writes messages as the family does
+        gets the family's tool template.
         """
         sources, origin = _find_sources(directory, override, own.default)
         reads: Any = {"around": own.around, "spaced": own.spaced}
@@ -231,11 +231,12 @@ class ChatTemplate:
         names: FieldNames = CHAT_NAMES,
         opening: str = "<",
     ) -> str:
-        """The prompt's text. `variables`: the request's own (`chat_template_kwargs`); `names`: the
-        client's names of fields, for refusals; `opening`: characters that stand for <.
+        """Return the prompt's text. Raises InvalidRequest with the template's words for refused
+        messages.
 
-        With `continue_final_message` the text ends with the last message's content, for the model
-        to continue. Raises InvalidRequest with the template's words for refused messages.
+        variables: the request's own (`chat_template_kwargs`). names: the client's names for fields,
+        for refusals. opening: characters that stand for <. With `continue_final_message` the text
+        ends with the last message's content, for the model to continue.
         """
         own = dict(variables or {})
         if reserved := _RESERVED & own.keys():
@@ -265,8 +266,10 @@ class ChatTemplate:
     def hidden(
         self, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None
     ) -> tuple[int, int] | None:
-        """The place (message, part) of the first image or video that the template cannot show, as
-        it joins strings there.
+        """Return the place (message, part) of the first image or video that the template cannot
+        show.
+
+        The template joins strings there.
         """
         return self._shapes[self._name(messages, tools), tools is not None].hidden(messages)
 
@@ -285,7 +288,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> str:
-        """Raises one of `_REFUSALS`."""
+        """Render with the template `name`. Raises one of `_REFUSALS`."""
         return self._compiled[name].render(
             **variables,
             messages=messages,
@@ -295,7 +298,7 @@ class ChatTemplate:
         )
 
     def _find_shapes(self, name: str, offered: bool) -> ContentShapes:
-        """`offered`: beside tools."""
+        """Find the shapes that a template takes. offered: beside tools."""
         tools = [_SOME_TOOL] if offered else None
 
         def render(messages: Sequence[TemplateMessage]) -> str | None:
@@ -310,8 +313,9 @@ class ChatTemplate:
 def _find_sources(
     directory: Path, override: Path | None, default: Path | None
 ) -> tuple[dict[str, str], str]:
-    """Templates by name, and their origin: `default` where there is no other. Raises
-    CheckpointError.
+    """Return templates by name, and their origin. Raises CheckpointError.
+
+    `default` is used where there is no other.
     """
     if override is not None:
         return {"default": _read_text(override)}, str(override)
@@ -338,7 +342,7 @@ def _find_sources(
 
 
 def _by_name(found: object, path: Path) -> dict[str, str]:
-    """The templates of a list. Raises CheckpointError."""
+    """Return the templates of a list. Raises CheckpointError."""
     templates = {
         each["name"]: each["template"]
         for each in (found if isinstance(found, list) else ())
@@ -356,7 +360,7 @@ def _has_calls(messages: Sequence[TemplateMessage]) -> bool:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks answers for training; the renderer passes its body unchanged."""
+    """`{% generation %}` marks answers for training. The renderer passes its body unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -397,8 +401,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _mark_end(messages: Sequence[TemplateMessage], param: str) -> tuple[list[TemplateMessage], str]:
-    """The messages with a mark after the last text of the last one, and that text. Raises
-    InvalidRequest that names `param` unless the last message ends in text.
+    """Return the messages with a mark after the last text in the last one, and that text.
+
+    Raises InvalidRequest that names `param` unless the last message ends in text.
     """
     final = dict(messages[-1])
     content = final.get("content")
@@ -428,7 +433,7 @@ def _cut_at_mark(text: str, last: str, param: str) -> str:
 
 
 def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
-    """Those that tokenizer.json does not have, in the order of their ids."""
+    """Add the tokens that tokenizer.json lacks, ordered by id."""
     known = backend.get_added_tokens_decoder()
     late = sorted((int(i), token) for i, token in tokens.items() if int(i) not in known)
     for _, token in late:
@@ -436,7 +441,7 @@ def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
 
 
 def _content(token: object, where: str) -> str:
-    """Raises CheckpointError naming `where`."""
+    """Return a token's text. Raises CheckpointError naming `where`."""
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str):
         raise CheckpointError(f"{where} must be a text, or an object with one as content")
@@ -451,7 +456,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`; empty for a missing file."""
+    """Return the object in `path`, empty for a missing file."""
     if not path.is_file():
         return {}
     try:

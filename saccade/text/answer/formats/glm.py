@@ -37,7 +37,7 @@ class GlmCall:
     """A call being read."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
-        """`tools`: schemas of parameters by tool."""
+        """Begin a call. `tools`: parameters' schemas by tool."""
         self.name: str | None = None
         self._phase = "name"  # name, key, between (a key and its value), value
         self._word = ""  # what is being read, but values
@@ -51,7 +51,7 @@ class GlmCall:
         return self.name is not None and bool(self._arguments.ready)
 
     def feed(self, character: str) -> bool:
-        """False: the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         if self._phase == "value":
             self._feed_value(character)
             return True
@@ -68,8 +68,9 @@ class GlmCall:
         return VALUE.startswith(tag)
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a value; returns the index
-        of the rest.
+        """Take the characters in `data` from `at` on that only lengthen a value.
+
+        Returns the index behind them.
         """
         plain = _PLAIN.match(data, at) if self._phase == "value" and not self._tail else None
         if plain is None:
@@ -78,7 +79,7 @@ class GlmCall:
         return plain.end()
 
     def _feed_name(self) -> bool:
-        """A name, and what follows: a key, or the end."""
+        """Read a name and what follows: a key or the end."""
         name, mark, rest = self._word.strip(_SPACE).partition("<")
         tag = mark + rest
         name = name.rstrip(_SPACE)
@@ -107,7 +108,10 @@ class GlmCall:
             self._after_value(end)
 
     def _value_end(self, tail: str) -> str | None:
-        """The tag behind a value that ends in `tail`; empty: more must come; None: no end."""
+        """Return the tag behind a value that ends in `tail`.
+
+        Returns an empty string if more must come, and `None` if the value goes on.
+        """
         if not tail.startswith(VALUE_END):
             return "" if VALUE_END.startswith(tail) else None
         gap = tail[len(VALUE_END) :]
@@ -126,7 +130,7 @@ class GlmCall:
 
 
 class GlmGrammar(NamedArguments):
-    """Calls on lines of their own; the tags around names and values may be tokens."""
+    """Grammar for calls on lines of their own. The tags around names and values may be tokens."""
 
     def __init__(self, lexicon: LLTokenizer) -> None:
         super().__init__(lexicon, OPEN, CLOSE, between="\n")

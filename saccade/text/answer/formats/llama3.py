@@ -33,7 +33,7 @@ class Llama3Call:
     """A call being read."""
 
     def __init__(self, first: bool = True) -> None:
-        """first: no call stands before it."""
+        """Begin a call. first: it has no call before it."""
         self.name: str | None = None
         self.done = False
         self._may_begin = first  # else a semicolon is due
@@ -47,11 +47,11 @@ class Llama3Call:
         return self._object.certain
 
     def following(self) -> Llama3Call:
-        """Return the reader of what may come behind without a tag."""
+        """Return the reader for what may follow without a tag."""
         return Llama3Call(first=False)
 
     def feed(self, character: str) -> bool:
-        """False: the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         if self._begun or (character == "{" and self._may_begin):
             self._begun = True
             taken = self._object.feed(character)
@@ -64,7 +64,7 @@ class Llama3Call:
 
 
 class Llama3Grammar:
-    """Calls that make up all of an answer."""
+    """Grammar for calls that make up a whole answer."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
         arguments = arguments_of(index, schema, parts)

@@ -36,10 +36,10 @@ _NAMED = re.compile(r"([\w.\-]+)\s*(?:\[CALL_ID\][\w\-]+)?(?:\[ARGS\])?\s*")
 
 
 class MistralCall:
-    """A call being read, or what ends a list of calls: `name` is None then."""
+    """A call being read, or what ends a list of calls: then `name` is None."""
 
     def __init__(self, first: bool = True) -> None:
-        """first: no call stands before it."""
+        """Begin a call. first: it has no call before it."""
         self.name: str | None = None
         self.done = False
         self._phase = "begin" if first else "between"  # begin, between, name, object, arguments
@@ -59,11 +59,11 @@ class MistralCall:
         return taken
 
     def following(self) -> MistralCall | None:
-        """Return the reader of what may come behind without a tag."""
+        """Return the reader for what may follow without a tag."""
         return MistralCall(first=False) if self._list and self.name is not None else None
 
     def feed(self, character: str) -> bool:
-        """False: the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         match self._phase:
             case "begin":
                 return character in _SPACE or self._begin(character)
@@ -78,8 +78,9 @@ class MistralCall:
         return self._feed_arguments(character)
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a string, in one go; the
-        index of the first that does more.
+        """Take the characters in `data` from `at` on that only lengthen a string, in one go.
+
+        Returns the index behind them.
         """
         if self._phase == "object":
             return self._object.skip(data, at)
@@ -119,7 +120,10 @@ class MistralCall:
 
 
 class MistralGrammar:
-    """Calls that end an answer: each behind a tag, or before version 11 a list behind one."""
+    """Grammar for calls that end an answer.
+
+    Each stands behind a tag. Before version 11, one tag precedes a list.
+    """
 
     def __init__(self, lexicon: LLTokenizer) -> None:
         self._opening, self._arguments = tag_term(lexicon, OPEN), tag_term(lexicon, ARGUMENTS)
@@ -145,7 +149,7 @@ class MistralGrammar:
 
 
 def _nine_characters() -> str:
-    """Return an identifier of a call: templates take no other."""
+    """Return an identifier for a call, in the only form that templates take."""
     return secrets.token_hex(5)[:9]
 
 

@@ -31,7 +31,7 @@ class XmlCall:
     """A call being read."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
-        """`tools`: schemas of parameters by tool."""
+        """Begin a call. `tools`: parameters' schemas by tool."""
         self.name: str | None = None
         self._phase = "function"  # function, name, parameter, key, value, close
         self._word = ""  # a tag or a name being read
@@ -46,7 +46,7 @@ class XmlCall:
         return self.name is not None and bool(self._arguments.ready)
 
     def feed(self, character: str) -> bool:
-        """False: the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         match self._phase:
             case "function":
                 return self._feed_tag(character, {FUNCTION: "name"})
@@ -62,8 +62,9 @@ class XmlCall:
         return self._feed_tag(character, {CLOSE: "done"})
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a value; returns the index
-        of the rest.
+        """Take the characters in `data` from `at` on that only lengthen a value.
+
+        Returns the index behind them.
         """
         plain = None
         if self._phase == "value" and not self._fresh and not self._tail:
@@ -121,7 +122,10 @@ class XmlCall:
 
 
 def _value_end(tail: str) -> str | None:
-    """The tag after a value that ends in `tail`; empty: more must come; None: no end."""
+    """Return the tag after a value that ends in `tail`.
+
+    Returns an empty string if more must come, and `None` if the value goes on.
+    """
     rest = tail.removeprefix("\n")
     if len(rest) < len(_PARAMETER_END):
         return "" if _PARAMETER_END.startswith(rest) else None
@@ -137,7 +141,7 @@ def _value_end(tail: str) -> str | None:
 
 
 class XmlGrammar(NamedArguments):
-    """Calls on lines of their own, like all within them."""
+    """Grammar of calls on lines of their own, like all within them."""
 
     def __init__(self, lexicon: LLTokenizer) -> None:
         super().__init__(lexicon, OPEN, CLOSE, gap="\n", between="\n")

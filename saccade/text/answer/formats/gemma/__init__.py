@@ -21,7 +21,7 @@ CHANNEL = Tags("<|channel>", "<channel|>", "thought", name="channel")
 
 
 class GemmaGrammar(TaggedCalls):
-    """Calls without anything between them."""
+    """Grammar for calls that follow each other directly."""
 
     def __init__(self, lexicon: LLTokenizer) -> None:
         super().__init__(lexicon, OPEN, CLOSE)

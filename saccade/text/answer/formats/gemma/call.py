@@ -3,7 +3,7 @@
     call:NAME{KEY:VALUE,KEY:VALUE}<tool_call|>
 
 behind <|tool_call>: strings verbatim within <|"|>, keys bare or within <|"|>, all else as in JSON,
-as Gemma 4's chat_template.jinja writes past calls (`format_argument`). Knows nothing of the text
+as Gemma 4's chat_template.jinja writes past calls (`format_argument`). Knows nothing about the text
 around a call.
 """
 
@@ -27,7 +27,7 @@ MAX_WORD = 400
 
 
 class GemmaCall:
-    """A call being read; its arguments become JSON as they come."""
+    """A call being read. Its arguments become JSON as they come."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -52,8 +52,9 @@ class GemmaCall:
         return taken
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters of `data` from `at` on that only lengthen a string, in one go; the
-        index of the first that does more.
+        """Take the characters in `data` from `at` on that only lengthen a string, in one go.
+
+        Returns the index behind them.
         """
         plain = _PLAIN.match(data, at) if self._quoted and not self._word else None
         if plain is None:
@@ -62,7 +63,7 @@ class GemmaCall:
         return plain.end()
 
     def feed(self, character: str) -> bool:
-        """False: the text is no call, and `character` is not part of it."""
+        """Read on. Return False, and leave `character` out, if the text stops being a call."""
         if self._quoted:
             return self._feed_quoted(character)
         if self._due == "head":
@@ -103,7 +104,7 @@ class GemmaCall:
         return True
 
     def _tell(self, text: str) -> None:
-        """Text of a string, or of a key."""
+        """Add text to a string or a key."""
         if self._due == "colon":
             self._key.append(text)
         else:
@@ -121,7 +122,7 @@ class GemmaCall:
         return True
 
     def _end_word(self) -> bool:
-        """A mark ends the bare text before it: a key, a number, a word of JSON, or nothing."""
+        """End the bare text before a mark: a key, a number, a JSON word, or empty text."""
         word, self._word = self._word.rstrip(_SPACE), ""
         if not word:
             return True

@@ -1,9 +1,9 @@
-"""Rules of a Lark grammar for the arguments of a tool, in Gemma 4's spelling (`call.py`).
+"""Lark rules for a tool's arguments, in Gemma 4's spelling (`call.py`).
 
-Numbers keep all that their schema says. Of other values the form is held: types, alternatives,
-constants, lengths of arrays, the properties of objects and which of them must be there; further
-bounds are not. Properties stand in the order in which the chat templates sort them. What would not
-be read back as it was written is refused.
+Numbers keep all that their schema says. Other values keep their form: types, alternatives,
+constants, array lengths, and objects' properties, required or optional. Further bounds are dropped.
+Properties stand in the order in which the chat templates sort them. A value that would be read back
+differently from how it was written is refused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ _PLAIN_QUOTE = json.dumps(QUOTE)
 
 
 class GemmaRules:
-    """Rules of the values of one tool. `rules` and `parts` grow as values are asked for."""
+    """Rules for one tool's values. `rules` and `parts` grow as values are asked for."""
 
     def __init__(self, prefix: str, root: Any, param: str, quote: str) -> None:
-        """prefix: of the names of its rules. root: the whole schema, which references are into.
-        param: its field. quote: the term of the tag around strings.
+        """Begin the rules of one tool.
+
+        `prefix` begins its rules' names. `root` is the whole schema, which references point into.
+        `param` is the schema's field in the request. `quote` is the term for the tag around
+        strings.
         """
         self.rules: list[str] = []
         self.parts: list[Part] = []
@@ -39,7 +42,9 @@ class GemmaRules:
         self._text = ""
 
     def object(self, schema: Any, place: Place = ()) -> str:
-        """The rule of an object. Raises InvalidRequest for a property that cannot be written."""
+        """Return the rule for an object. Raises InvalidRequest for a property that cannot be
+        written.
+        """
         properties, needed = schema.get("properties", {}), schema.get("required", ())
         names = {*properties, *needed}
         if not names:
@@ -53,8 +58,9 @@ class GemmaRules:
         return self._rule(f'"{{" {self._members(pairs)} "}}"')
 
     def _key(self, name: str, place: Place) -> str:
-        """The term of a bare key and its colon. Raises InvalidRequest for one that the reader of
-        calls would not take.
+        """Return the term for a bare key and its colon.
+
+        Raises InvalidRequest for a key that `GemmaCall` would refuse.
         """
         plain = bool(name) and name == name.strip() and not set(name) & _UNWRITABLE
         if not plain or len(name) > MAX_WORD:
@@ -63,7 +69,7 @@ class GemmaRules:
         return quoted(f"{name}:")
 
     def _members(self, pairs: Sequence[tuple[str, bool]]) -> str:
-        """The rule of pairs in their order, of which some may be left out."""
+        """Return the rule for pairs in their order, optional ones among them."""
         after = self._rule('""')  # what may follow a member
         first = after  # what may stand where none has been written
         for pair, needed in reversed(pairs):
@@ -145,7 +151,7 @@ class GemmaRules:
         return quoted(json.dumps(value))
 
     def _string(self) -> str:
-        """The rule of any string."""
+        """Return the rule for any string."""
         if self._text:
             return self._text
         name = self._text = f"{self._prefix}_text"
@@ -160,7 +166,7 @@ class GemmaRules:
         return name
 
     def _anything(self, kind: str) -> str:
-        """The rule of any value, or of any object."""
+        """Return the rule for any value, or for any object."""
         if not self._any:
             self._any = name = f"{self._prefix}_any"
             self.parts.append(schema_part(f"{name}_number", {"type": "number"}))
