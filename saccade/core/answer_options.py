@@ -17,26 +17,26 @@ class AnswerOptions:
     """Answer settings that requests leave open, and adapters that requests choose."""
 
     default_max_tokens: int | None = basic(None)
-    """Most tokens of an answer whose request names no limit (completions: 16, as in OpenAI's API).
+    """Maximum length of an answer whose request sets none (completions: 16, as in OpenAI's API).
     Derived: max_new_tokens of the checkpoint's generation_config.json, else the rest of the
     context.
     """
 
     pooling: Pooling = "auto"
-    """The making of embeddings and ranks. auto: as the checkpoint's files say
-    (Qwen3-VL-Embedding, Qwen3-VL-Reranker). embed, rank: as these have it, though the files do not
-    say. last: embeddings are the last state of a chat model, which nobody has trained for that, so
-    they are not calibrated. none: there are none.
+    """How embeddings and ranks are computed. auto: as the checkpoint's files say
+    (Qwen3-VL-Embedding, Qwen3-VL-Reranker). embed, rank: as these models do, if the files do not
+    say. last: embed by the last state of a chat model. It was not trained for that, so embeddings
+    are not calibrated. none: turn both off.
     """
     lora: tuple[str, ...] = ()
-    """An adapter as PEFT writes it (LoRA), NAME=FOLDER; repeat the option for several. Requests
-    choose one by the field model. More are loaded by POST /v1/load_lora_adapter.
+    """An adapter as PEFT writes it (LoRA), NAME=FOLDER. Repeat the option for several. Requests
+    choose one by the field model. POST /v1/load_lora_adapter loads more.
     """
     max_loras: int = tuned(16, "Adapters loaded at a time; 0: none may be.")
     check_parity: bool = False
-    """Compare the first tokens of a few answers with those of transformers' own generate, in a
-    process beside (the model is in memory twice meanwhile), before start-up ends; where they
-    differ, the server does. Images only where transformers' own modules serve the model.
+    """Compare the first tokens of a few answers with transformers' own generate before start-up
+    ends. If they differ, the server ends. The model is in memory twice meanwhile. Images are
+    compared only where transformers' own modules serve the model.
     """
 
     def __post_init__(self) -> None:

@@ -55,22 +55,22 @@ class ModelOptions:
     device: Literal["auto", "cpu", "cuda"] = basic("auto")
     """Device that the model runs on. auto: cuda if the machine has a GPU."""
     quantization: QuantizationMode = basic("auto")
-    """Bits of the language model's matrices. auto: those of the checkpoint, where the device can
-    (4 bits on a cpu: not in float32); a checkpoint without quantised matrices has the number format
-    of --dtype. int8, int4 (on a cpu): the matrices are quantised when the model is loaded, and
-    activations are rounded to 8 bits. int8: half the memory of 16 bits and about 0.6 of the time of
-    a decode step, for a little accuracy. int4 (needs the extra cpu): 0.3 and 0.4, for more of it;
-    the head stays in 8 bits. none: everything in the number format of --dtype.
+    """Bits of the language model's matrices. auto: the checkpoint's own bits where the device can
+    use them (4 bits on a cpu need another format than float32). Other checkpoints have the number
+    format of --dtype. int8 and int4 (on a cpu) quantise the matrices at load and round activations
+    to 8 bits. int8 takes half the memory of 16 bits and about 0.6 of the time of a decode step, for
+    a little accuracy. int4 needs the extra cpu. It takes 0.3 and 0.4, costs more accuracy, and
+    keeps the head in 8 bits. none: keep everything in the number format of --dtype.
     """
     quantization_tower: TowerQuantization = "none"
-    """Bits of the vision tower's matrices (on a cpu). int8: they are quantised when the model is
-    loaded, and activations are rounded to 8 bits: half the bytes, for a little accuracy. Products
-    of wide towers take less time; those of widths of 256 do not where a processor has AMX.
+    """Bits of the vision tower's matrices (on a cpu). int8 quantises them at load and rounds
+    activations to 8 bits. That takes half the bytes, for a little accuracy. Wide towers get faster.
+    Towers of width 256 do not where a processor has AMX.
     """
     kv_cache_dtype: KVDtype = "auto"
-    """Number format of keys and values. auto: that of --dtype. fp8_e4m3: 8 bits, so that twice as
-    many tokens fit as with 16, for a little accuracy; the checkpoint's k_scale and v_scale are
-    used if it has them. A GPU needs compute capability 8.9; a cpu gets slower.
+    """Number format of keys and values. auto: that of --dtype. fp8_e4m3: 8 bits, so twice as many
+    tokens fit as with 16, for a little accuracy. It uses the checkpoint's k_scale and v_scale if
+    there are any. A GPU needs compute capability 8.9. A cpu gets slower.
     """
     # files
     load_format: Literal["auto", "dummy"] = tuned(
@@ -79,16 +79,17 @@ class ModelOptions:
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     gguf_file: str | None = None
-    """Of a folder or hub model with several *.gguf files, the language model's: its name, or the
-    part that tells it from the others (Q4_K_M).
+    """The language model's file where a folder or hub model has several *.gguf files. Give its
+    name, or the part that tells it from the others (Q4_K_M).
     """
     mmproj: str | None = None
     """The *.gguf file with the vision tower of a language model in another *.gguf file. Derived:
-    the file beside it, or in the same repository, whose name has mmproj.
+    the file with mmproj in its name in the same folder or repository.
     """
     allow_unproven: bool = False
-    """Serve an architecture by transformers' own modules though no test compares its answers with
-    transformers'. At load a few prompts are compared either way; where they differ, it is refused.
+    """Serve an architecture by transformers' own modules even if no test compares its answers with
+    transformers'. A few prompts are compared at load either way. If they differ, the model is
+    refused.
     """
     # prompts and answers
     chat_template: str | None = basic(None)
@@ -123,9 +124,9 @@ class EngineOptions:
 
     # steps
     max_running_requests: int | None = basic(None)
-    """Requests generated side by side; more wait. Derived: 32 on cpu, 256 on cuda."""
+    """Requests generated at a time. More wait. Derived: 32 on cpu, 256 on cuda."""
     chunked_prefill_size: int | None = None
-    """Tokens computed per step; longer prompts are cut into chunks. Derived: 2048 on cpu, 8192 on
+    """Tokens computed per step. Longer prompts are cut into chunks. Derived: 2048 on cpu, 8192 on
     cuda.
     """
     # memory
@@ -135,16 +136,15 @@ class EngineOptions:
     the free memory for the KV cache. Derived: 0.85 on cuda, 0.5 on cpu.
     """
     max_total_tokens: int | None = None
-    """Most tokens that the KV cache holds. Derived: as many as memory allows."""
+    """Maximum tokens in the KV cache. Derived: as many as memory allows."""
     max_encode_patches: int | None = tuned(
         None, "Image patches encoded per step (16384); one image is always allowed."
     )
     # guesses
     speculative: Literal["auto", "always", "off"] = "auto"
-    """Guess tokens from the prompt, the answer so far and earlier answers about an image, and
-    compute guesses beside what is certain. auto: where a row's values are measured not to depend on
-    the rows beside it, so that no answer changes. always: also where last bits may differ, and for
-    models with a state per sequence (not on cuda).
+    """Guess next tokens from the prompt, the answer so far and earlier answers about an image, and
+    compute the guesses in the same step. auto: only where no guess can change an answer. always:
+    also where last bits may differ, and for models with recurrent states (not on cuda).
     """
     # kernels
     attention_backend: Literal["auto", LanguageAttention] = "auto"
@@ -159,7 +159,7 @@ class EngineOptions:
     )
     # graphs
     disable_cuda_graph: bool = False
-    """Replay no CUDA graphs, neither of the language model nor of the vision tower."""
+    """Run without CUDA graphs, in the language model and in the vision tower."""
     cuda_graph_max_bs: int | None = tuned(
         None, "Most sequences that decode in a CUDA graph (as many as run side by side)."
     )
@@ -206,23 +206,22 @@ class CacheOptions:
         "quarter of the free memory, 8192 at most; on a cpu 0).",
     )
     embedding_cache_dir: str | None = basic(None)
-    """Folder for image embeddings on disk, which survive a restart. Derived: no embedding is kept
-    on disk.
+    """Folder for image embeddings on disk, which survive a restart. Derived: embeddings stay in
+    memory.
     """
     embedding_cache_disk_mb: int | None = None
     """MiB of disk space in --embedding-cache-dir. Derived: a quarter of the space there that is
     free or taken by saved embeddings.
     """
     embedding_cache_shared: bool = False
-    """Share --embedding-cache-dir with other servers of the same model: an image that one server
-    has encoded is encoded by no other while its embedding lasts. Give each server the same
-    --embedding-cache-disk-mb, which all of them fill together. The folder is on one machine, or on
-    a network file system with locks.
+    """Share --embedding-cache-dir with other servers of the same model, so that each image is
+    encoded once for all of them. Give each server the same --embedding-cache-disk-mb, which they
+    fill together. The folder is on one machine, or on a network file system with locks.
     """
     kv_cache_dir: str | None = basic(None)
-    """Folder for the KV of prompts that leave memory, by eviction or at the end of the server: what
-    is there is read instead of computed, also after a restart. It holds what users have sent, as
-    numbers (mode 0700). Derived: no KV is kept on disk.
+    """Folder for the KV of prompts that leave memory, by eviction or at the end of the server. It
+    is read instead of computed, also after a restart. It holds what users have sent, as numbers
+    (mode 0700). Derived: KV stays in memory.
     """
     kv_cache_disk_mb: int | None = None
     """MiB of disk space in --kv-cache-dir. Derived: a quarter of the space there that is free or
@@ -259,9 +258,9 @@ class ParallelOptions:
     tp_size: int = basic(1)
     """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
     ep_size: int = 1
-    """Expert parallelism: the experts are divided among so many processes as whole experts, instead
-    of a slice of every expert for each. --ep-size may exceed --tp-size: several processes then hold
-    the same slice of everything else. One of the two is a multiple of the other.
+    """Expert parallelism: processes among which whole experts are divided, in place of a slice of
+    every expert for each. --ep-size may exceed --tp-size. Several processes then hold the same
+    slice of everything else. One of the two is a multiple of the other.
     """
     mm_encoder_tp_mode: Literal["auto", EncoderMode] = tuned(
         "auto",
@@ -298,10 +297,10 @@ class MediaOptions:
 
     # bounds of an image, and of a request
     max_image_pixels: int = 178_956_970
-    """Largest image, in pixels by its header; a larger one is refused before decoding."""
+    """Largest image, in pixels by its header. A larger one is refused before decoding."""
     max_image_bytes: int = tuned(64 * MIB, "Largest encoded image, in bytes.")
     max_images_per_request: int = 256
-    """Most images in one request."""
+    """Maximum images in one request."""
     # who decodes, and where to
     media_workers: int | None = None
     """Processes that decode images. Derived: half the cores, at least 1."""
@@ -320,19 +319,19 @@ class MediaOptions:
     )
     # what is fetched
     allowed_media_domains: tuple[str, ...] = ()
-    """Fetch images from this host only; repeat the option for several. Derived: any public host."""
+    """Fetch images from this host only. Repeat the option for several. Derived: any public host."""
     allow_private_media: bool = False
     """Also fetch images from private, loopback and link-local addresses."""
     allowed_local_media_path: str | None = None
     """Allow file: URLs below this folder."""
     # uploads
     files_dir: str | None = None
-    """Folder for files uploaded with /v1/files; several servers may share one. Derived:
+    """Folder for files uploaded with /v1/files. Several servers may share one. Derived:
     saccade/files in the user's cache folder.
     """
     files_mb: int = 4096
-    """MiB of disk for uploaded files; beyond this size, uploads are refused until files are deleted
-    or expire.
+    """MiB of disk for uploaded files. When they are used up, uploads are refused until files are
+    deleted or expire.
     """
 
     def __post_init__(self) -> None:
@@ -374,41 +373,41 @@ class ServerOptions:
     """The HTTP server's address, its clients, and its limits."""
 
     host: str = basic("127.0.0.1")
-    """Address to listen on. 0.0.0.0 opens the server to the network: set --api-key then."""
+    """Address to listen on. 0.0.0.0 opens the server to the network, so set --api-key then."""
     port: int = basic(8000)
-    """Port to listen on; 0 picks a free port."""
+    """Port to listen on. 0 picks a free port."""
     api_key: str | None = basic(None)
-    """Ask clients for this key (Authorization: Bearer KEY). On a command line the key stays in
-    /proc/PID/cmdline for all to read: set SACCADE_API_KEY, or name --api-keys-file, instead.
+    """Ask clients for this key (Authorization: Bearer KEY). A key on a command line stays in
+    /proc/PID/cmdline for all to read. Set SACCADE_API_KEY or name --api-keys-file instead.
     """
     api_keys_file: str | None = None
-    """Ask clients for one of the keys in this file, a line name:key for each; the file is read
-    again within a second of its change. With several keys, each key sees its own files, finds its
-    own images cached, and holds at most half of --max-queued-requests and --max-inflight-mb.
+    """Ask clients for one of the keys in this file, a line name:key for each. The file is read
+    again within a second of its change. Each key sees its own files, finds its own images cached,
+    and holds at most half of --max-queued-requests and --max-inflight-mb.
     """
     share_cache: bool = False
-    """Let several keys share cached images and prompts; each key still has its own files."""
+    """Let several keys share cached images and prompts. Each key still has its own files."""
     served_model_name: tuple[str, ...] = basic(())
-    """Name of the model in the API; repeat the option for several. Derived: the model as given on
+    """Name of the model in the API. Repeat the option for several. Derived: the model as given on
     the command line.
     """
     cors_origins: tuple[str, ...] = ()
-    """Browser origin that may call the API; repeat the option for several."""
+    """Browser origin that may call the API. Repeat the option for several."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host name that the server also answers to; repeat the option for several. A server on a
-    loopback address and without a key answers to localhost and loopback addresses only, so that no
-    web page can use it.
+    """Host name that the server also answers to. Repeat the option for several. Without a key and
+    on a loopback address it answers to localhost and loopback addresses only, so that foreign web
+    pages cannot use it.
     """
     max_body_mb: int = 256
     """Largest request body, in MiB."""
     max_inflight_mb: int | None = None
-    """MiB of bodies and encoded images held for requests in flight; a request beyond this limit is
+    """MiB of bodies and encoded images held for requests in flight. A request beyond this limit is
     answered 429. Derived: a quarter of memory.
     """
     max_queued_requests: int = 1024
-    """Requests in flight, running and waiting; more are answered 429."""
+    """Requests in flight, running and waiting. More are answered 429."""
     disable_page: bool = False
-    """Serve no page at /."""
+    """Turn off the page at /."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "port")
@@ -498,17 +497,17 @@ class RoleOptions:
     """Which part of the model this server runs, and the servers that run the rest."""
 
     role: Role = "all"
-    """all: everything. encode: only encode images, for servers of role language; no language model
-    is loaded. language: have images encoded by --encoders, or by this server where they fail.
+    """all: serve everything. encode: only encode images, for servers of role language, and load no
+    language model. language: have images encoded by --encoders, or by this server if they fail.
     """
     encoders: tuple[str, ...] = ()
-    """The servers of role encode, as http://HOST:PORT,..., or a file of such lines; an image's
-    digest picks one of them. Every server of role language must name them alike. A file is read
-    again while the server runs, so that encoders may come, go and move; while it names none, this
-    server encodes.
+    """The servers of role encode, as http://HOST:PORT,..., or a file of such lines. An image's
+    digest picks one of them, so every server of role language must name them alike. A file is read
+    again while the server runs, so encoders may come, go and move. While it is empty, this server
+    encodes.
     """
     encoder_key: str | None = None
-    """The encoders' --api-key. Also read from SACCADE_ENCODER_KEY, which keeps the key out of
+    """The encoders' --api-key. SACCADE_ENCODER_KEY has the same meaning and keeps the key out of
     process lists.
     """
     encoder_timeout: float = tuned(
