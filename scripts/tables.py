@@ -1,5 +1,5 @@
 """Write the tables of docs/models.md from what each family says in its `facts.toml`, and those of
-docs/options.md from the options' classes. With `--check` nothing is written, and the status is 1 if
+docs/options.md and docs/api.md from the code. With `--check` nothing is written, and the status is 1 if
 a table is not current.
 """
 
@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from saccade.api.about.openapi import describe
 from saccade.commands import SERVE_OPTIONS, TUNING
 from saccade.core.tuning import option
 
@@ -62,6 +63,13 @@ def tuning_values() -> Iterator[Sequence[str]]:
         yield f"`{name}`", shown(value.default), value.meaning
 
 
+def paths() -> Iterator[Sequence[str]]:
+    """Yield path, methods and summary of what /openapi.json describes."""
+    for path, operations in describe()["paths"].items():
+        summaries = dict.fromkeys(each["summary"] for each in operations.values())
+        yield f"`{path}`", ", ".join(map(str.upper, operations)), ". ".join(summaries)
+
+
 def shown(default: object) -> str:
     return "" if default in (None, (), "") else f"`{default}`"
 
@@ -88,6 +96,7 @@ PAGES = {
         "families": table([*COLUMNS], sorted(families())),
         "architectures": table(["architecture", "images"], [*architectures()]),
     },
+    "docs/api.md": {"paths": table(["Path", "Methods", "What it does"], [*paths()])},
     "docs/options.md": {
         "options": table(["Option", "Default", "Meaning"], [*options()]),
         "tuning values": table(["Value", "Default", "Meaning"], [*tuning_values()]),

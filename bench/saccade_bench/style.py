@@ -124,9 +124,12 @@ def report(root: Path) -> str:
             f"{prose.per_thousand(['of']):>9.1f}{prose.per_thousand(NEGATIONS):>16.1f}"
         )
     lines += ["", "documents        words  words/sentence  commas/sentence  you/1000"]
+    pages = sorted((root / "docs").glob("**/*.md"))
+    records = root / "docs" / "decisions"
     documents = {
         "README": [root / "README.md"],
-        "docs": sorted((root / "docs").glob("**/*.md")),
+        "docs": [page for page in pages if records not in page.parents],
+        "decisions": [page for page in pages if records in page.parents],
     }
     for name, files in documents.items():
         prose = prose_of_documents(files)
