@@ -1,6 +1,6 @@
-"""Write the tables of documents: docs/models.md from each family's `facts.toml`, docs/options.md and
-docs/api.md from the code. With `--check` nothing is written, and the status is 1 if a table is not
-current.
+"""Write the tables of documents: docs/models.md from each family's `facts.toml`, docs/options.md
+and docs/api.md from the code. With `--check` nothing is written, and the status is 1 if a table is
+not current.
 """
 
 from __future__ import annotations
