@@ -171,8 +171,8 @@ class EngineOptions:
     )
     vit_graph_buckets: tuple[int, ...] = tuned(
         (),
-        "Patch counts for the vision tower's CUDA graphs, as 128,256 (11 counts from 128 to 2048, "
-        "or 23 to 16384 with cudnn).",
+        "Patch counts for the vision tower's CUDA graphs, as 128,256 (11 from 128 to 2048, or 23 "
+        "up to 16384 with cudnn).",
     )
     # CPUs
     threads: int | None = None
@@ -203,8 +203,8 @@ class CacheOptions:
     """
     embedding_cache_host_mb: int | None = tuned(
         None,
-        "MiB of host memory for image embeddings that exceed the device's space (on cuda a quarter "
-        "of the free memory, at most 8192, and on a cpu 0).",
+        "MiB of host memory for image embeddings that exceed the device's space. Derived: a "
+        "quarter of free memory on cuda, at most 8192. On a cpu it is 0.",
     )
     embedding_cache_dir: str | None = basic(None)
     """Folder for image embeddings on disk, which survive a restart. Derived: embeddings stay in
@@ -383,7 +383,7 @@ class ServerOptions:
     """Port to listen on. 0 picks a free port."""
     api_key: str | None = basic(None)
     """Ask clients for this key (Authorization: Bearer KEY). A key on a command line stays in
-    /proc/PID/cmdline for all to read. Set SACCADE_API_KEY or name --api-keys-file instead.
+    /proc/PID/cmdline for all to read. Use SACCADE_API_KEY instead, or --api-keys-file.
     """
     api_keys_file: str | None = None
     """Ask clients for one of the keys in this file, a line name:key for each. The file is read
