@@ -48,7 +48,7 @@ HELP = ("--help", "--help-advanced", "-h")
 
 
 def explain(error: CycloptsError) -> RenderableType:
-    """Return what to show of a command line that cannot be read: a misspelt --help comes first."""
+    """Return the message for an unreadable command line. A misspelt --help comes first."""
     for token in {*sys.argv[1:]}.difference(HELP):
         if token.startswith("-") and (meant := get_close_matches(token, HELP, n=1, cutoff=0.75)):
             return CycloptsPanel(f"Unknown option: {token}. Did you mean {meant[0]}?")
@@ -57,8 +57,8 @@ def explain(error: CycloptsError) -> RenderableType:
 
 app = App(
     name="saccade",
-    help="Serve vision-language models through an OpenAI-compatible API. An image costs its work "
-    "once; after that it costs a hash.",
+    help="Serve vision-language models through an OpenAI-compatible API. An image costs its "
+    "work once. After that it costs a hash.",
     version=__version__,
     default_parameter=Parameter(negative=""),
     help_flags=HELP,
@@ -178,11 +178,11 @@ def serve(
     ----------
     model:
         A folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-VL-2B-Instruct, a
-        *.gguf file (see --mmproj), or "demo": the built-in model.
+        *.gguf file (see --mmproj), or "demo" for the built-in model.
     tune:
-        A tuning value, NAME=VALUE; repeat the option for several. Tuning values are figures that
-        Saccade otherwise decides, here for measuring; they may change from release to release.
-        Their names are at the end of this help.
+        A tuning value, NAME=VALUE. Repeat the option for several. Saccade normally decides these
+        values. You can set them for measurements. They may change with each release. The end of
+        this help lists their names.
     """
     tuning = Tuning(tune, SERVE_OPTIONS)
     options = ServeOptions(
@@ -215,15 +215,16 @@ def route(
     edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
     tune: Tuned = (),
 ) -> int:
-    """Send requests to the server of several that has seen their images: a light proxy.
+    """Route each request to the server that has seen its images.
 
-    An image, a chat and a response that goes on stay with one server; a server that dies loses what
-    it was answering, and its chats go on elsewhere.
+    This light proxy spreads requests over several servers. An image, a chat and a continued
+    response stay with one server. If a server dies, its running answers are lost. Its chats
+    continue on other servers.
 
     Parameters
     ----------
     tune:
-        A tuning value, NAME=VALUE, for measuring; repeat the option for several.
+        A tuning value, NAME=VALUE, for measurements. Repeat the option for several.
     """
     tuning = Tuning(tune, (ConnectionOptions,))
     from saccade.route.run import route as route_requests
@@ -240,16 +241,17 @@ def ray(
     options: Annotated[DeployOptions, flat("Deployment")] = DeployOptions(),  # noqa: B008
     spread: Annotated[SpreadOptions, flat("Ingress")] = SpreadOptions(),  # noqa: B008
 ) -> None:
-    """Write the file by which Ray Serve runs several servers: saccade deploy ray MODEL > FILE;
-    serve run FILE. Ray itself is needed only there:
-    python scripts/install.py '.[ray]'.
+    """Write a file with which Ray Serve runs several servers.
+
+    Write it with `saccade deploy ray MODEL > FILE`. Start the servers with `serve run FILE`. Only
+    this second command needs Ray. Install Ray with `python scripts/install.py '.[ray]'`.
 
     Parameters
     ----------
     model:
-        As for saccade serve: a folder, a hub id, or "demo". Each server's machine must have it.
+        A folder, a hub id, or "demo", as for saccade serve. Each server's machine must have it.
     serve_options:
-        After --: options of saccade serve, the same for each server.
+        Options for saccade serve, after --. Every server gets the same options.
     """
     from saccade.route.deploy import (
         as_yaml,
@@ -284,24 +286,25 @@ def chat(
     max_tokens: int = 256,
     model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008
 ) -> None:
-    """Ask one question about images, of a local engine or of a server; or many, of a server.
+    """Ask a local engine or a server one question about images. A server also takes a session.
 
     Parameters
     ----------
     question:
-        What to ask. Without it, a session begins, which needs --base-url: it keeps the history,
-        takes images by /image PATH or URL, and says after each answer what was cached.
+        The question. If you leave it out, a session begins, which needs --base-url. The session
+        keeps the history and takes images with /image PATH or URL. After each answer it reports
+        what was cached.
     image:
-        An image file; repeat the option for several images.
+        An image file. Repeat the option for several images.
     model:
-        The model to load, or, with --base-url, the name the server knows it by.
+        The model to load. With --base-url, the server's name for the model.
     base_url:
         Ask this OpenAI-compatible server (for example http://127.0.0.1:8000, with or without /v1)
         instead of loading a model.
     api_key:
         The server's key.
     max_tokens:
-        Longest answer, in tokens.
+        Maximum answer length in tokens.
     """
     if base_url is not None:
         from saccade.tools.chat import ask_server, converse, typed
@@ -334,17 +337,17 @@ def demo(
     exit: bool = False,
     ends_with: Annotated[int | None, Parameter(show=False)] = None,
 ) -> int:
-    """Serve the demo model, ask it about three images, show the answers and what was cached.
+    """Serve the demo model and ask it about three images. Show the answers and what was cached.
 
     Parameters
     ----------
     port:
-        Port to serve on; another is taken when it is in use.
+        Port to serve on. If it is in use, the demo takes another.
     exit:
-        End after the questions, with status 0 only if every answer was right, instead of serving
-        on.
+        End after the questions instead of serving on. The status is 0 only if every answer was
+        right.
     ends_with:
-        A process, by its id, with which all of this ends: `make`, which may be killed.
+        The id of a process, such as `make`. The demo ends when that process ends.
     """
     from saccade.demo.run import run
 
@@ -365,9 +368,9 @@ def version() -> None:
 
 
 def run() -> int:
-    """Run the command line, and return its exit status.
+    """Run the command line and return its exit status.
 
-    A start-up error is one line instead of a traceback.
+    A start-up error prints one line instead of a traceback.
     """
     if sys.argv[1:2] != ["serve"]:  # whose server takes Ctrl-C over, once it can end in order
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -35,24 +35,24 @@ Flat = Parameter(name="*")
 PLAIN = Parameter(negative="", consume_multiple=True)
 
 bench = App(
-    name="bench", help="Measure a server, and compare measurements.", default_parameter=PLAIN
+    name="bench", help="Measure a server and compare measurements.", default_parameter=PLAIN
 )
 probe = App(
     name="probe",
-    help="Find how many pictures one request may have before a server fails.",
+    help="Find how many images one request may hold before a server fails.",
     default_parameter=PLAIN,
 )
 proof = App(
     name="prove",
-    help="Find out whether a server mixes up images that a cache might take for one another.",
+    help="Check whether a server mixes up images that a cache might confuse.",
     default_parameter=PLAIN,
 )
 evaluation = App(
     name="eval", help="Measure the accuracy of a model behind a server.", default_parameter=PLAIN
 )
 for name, what in (
-    ("media", "What a new and a seen image cost in CPU time and bytes, stage by stage."),
-    ("encoder", "How many images a second the vision tower encodes."),
+    ("media", "Measure CPU time and bytes of new and seen images, stage by stage."),
+    ("encoder", "Measure how many images per second the vision tower encodes."),
 ):
     bench.command(f"saccade_bench.lab.cli:{name}", name=name, help=what, default_parameter=PLAIN)
 
@@ -70,7 +70,7 @@ def serve(
 ) -> int:
     """Send a workload to an OpenAI-compatible server and print throughput and latencies.
 
-    Ends with status 1 if every request failed.
+    The status is 1 if every request failed.
     """
     from saccade_bench.load.serve import Bench
     from saccade_bench.load.serve import serve as run
@@ -84,13 +84,13 @@ def serve(
 
 @bench.command
 def report(*results: Path, options: Annotated[ReportOptions, Flat] = ReportOptions()) -> None:
-    """Make one HTML page, and PNGs, of result files.
+    """Turn result files into one HTML page and PNGs.
 
     Parameters
     ----------
     results
-        Files written by `bench serve --output-file` or `bench ab`. Runs with the same label are
-        repeats; other labels are compared.
+        Files written by `bench serve --output-file` or `bench ab`. Runs with the same label count
+        as repeats. Different labels are compared.
     """
     from saccade_bench.report.report import report as run
 
@@ -108,7 +108,7 @@ def ab(
     random_mm: Annotated[RandomMM, Flat] = RandomMM(),
     output: Annotated[OutputOptions, Flat] = OutputOptions(),
 ) -> None:
-    """Start two servers in turns, measure speed and accuracy of both, and say which differ.
+    """Start two servers in turns, measure their speed and accuracy, and report what differs.
 
     saccade bench ab --a "saccade serve DIR --port {port}" --b "saccade serve DIR --port {port}
     --tune disable_radix_cache=true"
@@ -125,7 +125,7 @@ def run_probe(
     target: Annotated[TargetOptions, Flat] = TargetOptions(),
     options: Annotated[ProbeOptions, Flat] = ProbeOptions(),
 ) -> None:
-    """Send requests of 1, 2, 3 ... new pictures, for each resolution, up to the first failure."""
+    """Send requests with 1, 2, 3 ... new images until one fails. Repeat for each resolution."""
     from saccade_bench.probe import probe as run
 
     run(target, options)
@@ -137,8 +137,8 @@ def run_prove(
     target: Annotated[TargetOptions, Flat] = TargetOptions(),
     options: Annotated[ProveOptions, Flat] = ProveOptions(),
 ) -> int:
-    """Send twins: images that differ in one thing, and must have answers of their own. The status
-    is 1 if any were mixed up.
+    """Send twin images that differ in one detail. Each must get its own answer. The status is 1 if
+    the server mixed any up.
     """
     from saccade_bench.prove.run import prove as run
 
@@ -158,10 +158,10 @@ def run_eval(
     Parameters
     ----------
     name
-        ocr: drawn words and numbers. shapes: colours, shapes, counts, several pictures. ocrbench,
+        ocr: drawn words and numbers. shapes: colours, shapes, counts, several images. ocrbench,
         mmmu: the published sets and rules.
-        consistency: the same questions cold, warm, batched, beside long prompts: are the answers
-        the same?
+        consistency: asks the same questions cold, warm, batched and next to long prompts, and
+        checks that the answers agree.
     """
     from saccade_bench.eval.run import evaluate
 

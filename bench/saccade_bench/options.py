@@ -37,17 +37,17 @@ class TargetOptions:
     """The server to ask."""
 
     base_url: str = "http://127.0.0.1:8000"
-    """The server, with or without /v1."""
+    """The server's URL, with or without /v1."""
     model: str | None = None
-    """Model name. Derived: the first that the server names."""
+    """Model name. Derived: the first model that the server lists."""
     api_key: str | None = None
-    """Sent as Authorization: Bearer KEY."""
+    """The server's key, sent as Authorization: Bearer KEY."""
     header: tuple[str, ...] = ()
     """More headers, as NAME=VALUE."""
     extra_request_body: str = "{}"
     """JSON object merged into every request body."""
     timeout: float | None = None
-    """Seconds that one request may take. Derived: 600; for probe 120."""
+    """Maximum seconds per request. Derived: 600, and 120 for probe."""
 
     def __post_init__(self) -> None:
         above(0, self, "timeout")
@@ -58,22 +58,22 @@ class LoadOptions:
     """The number and the times of requests."""
 
     num_prompts: int = 100
-    """Requests to send; for chats (multiturn-image, agent), chats to hold."""
+    """Number of requests to send, or of chats for multiturn-image and agent."""
     max_concurrency: int | None = None
-    """Requests (for chats: chats) in flight at most. Derived: no limit."""
+    """Maximum requests (or chats) in flight. Derived: no limit."""
     request_rate: float = float("inf")
-    """Requests (chats) begun per second, at random (Poisson) times; inf: all at once."""
+    """Requests (or chats) started per second, at random (Poisson) times. inf: all at once."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the times between arrivals. 1: Poisson; below: bursts;
-    above: evener.
+    """Shape of the gamma distribution for the times between arrivals. 1 is Poisson. Lower values
+    make bursts. Higher values space arrivals more evenly.
     """
     warmup_requests: int = 1
-    """Requests sent and forgotten before the clock starts; drawn pictures and texts never come
-    again (those of mmmu and custom do).
+    """Requests sent before the clock starts. Their results are dropped. Drawn images and texts are
+    never reused, but those from mmmu and custom are.
     """
     seed: int = 1
-    """Decides every picture, text and arrival. Pictures of another seed are new to a server that
-    has been measured before.
+    """Seed for every image, text and arrival. Images from another seed are new to a server that you
+    measured before.
     """
 
     def __post_init__(self) -> None:
@@ -87,16 +87,16 @@ class ImageOptions:
     """The images."""
 
     image_count: int = 1
-    """Pictures per request; for chats, new pictures per round; for clips, seconds per round (of two
-    frames, a pair).
+    """Images per request. For chats, this counts new images per round. For clips, it counts seconds
+    per round. Each second has a pair of frames.
     """
     image_resolution: str = "1280x720"
     """WIDTHxHEIGHT, 360p, 480p, 720p, 1080p, 1440p, 4k, or random:AxB-CxD."""
     image_format: Format = "jpeg"
-    """File format of the pictures (jpeg and webp at quality 85)."""
+    """File format of the images (jpeg and webp at quality 85)."""
     image_content: ImageContent = "random"
-    """random: noise; photo: real photographs, cropped and mixed; document: rendered text; blank:
-    one flat colour each; moving: discs and a number. Clips are always moving.
+    """What images show. random: noise. photo: real photographs, cropped and mixed. document:
+    rendered text. blank: one flat colour each. moving: discs and a number. Clips are always moving.
     """
 
     def __post_init__(self) -> None:
@@ -108,15 +108,15 @@ class TextOptions:
     """The lengths of questions and answers."""
 
     random_input_len: int = 128
-    """Text tokens of each question, by the server's own count (measured before the clock starts).
+    """Text tokens per question. The server counts them before the clock starts.
     """
     random_output_len: int = 128
-    """Tokens of each answer."""
+    """Tokens per answer."""
     random_range_ratio: float = 1.0
-    """Lengths are uniform between this share of the above and the above. 1: always the same."""
+    """Lengths vary uniformly between this share and all of the values above. 1: constant."""
     disable_ignore_eos: bool = False
-    """Let answers end early. Otherwise `ignore_eos` is sent, so that every answer has its full
-    length.
+    """Let answers end early. By default, requests send `ignore_eos` so that every answer has its
+    full length.
     """
 
     def __post_init__(self) -> None:
@@ -131,44 +131,44 @@ class DatasetOptions:
 
     # what is asked about
     dataset_name: DatasetName = "image"
-    """image: new pictures every time. random-mm: sizes and counts from buckets. multiturn-image:
-    chats that resend their pictures. repeat: a known share of repeated pictures. agent: a growing
-    trail of screenshots. text-beside-images: long answers to text while new images come in;
+    """image: new images every time. random-mm: sizes and counts from buckets. multiturn-image:
+    chats that resend their images. repeat: a known share of repeated images. agent: a growing
+    trail of screenshots. text-beside-images: long answers to text while new images arrive. Here,
     --random-output-len must outlast the images. mmmu, custom: from a file. ocr: text to read.
-    video: rounds of questions about a clip, each on its own.
+    video: rounds of questions about a clip, each in its own request.
     """
     dataset_path: str | None = None
-    """mmmu: a local file or folder, or a hub id (default MMMU/MMMU). custom: JSON lines, each with
-    `messages`.
+    """mmmu: a local file or folder, or a hub id (default MMMU/MMMU). custom: a file with JSON
+    lines, each with `messages`.
     """
     # clips
     video_turns: VideoTurns = "growing"
-    """video: each round sends a clip that has grown, the same clip again, or one that overlaps (as
-    frames: a window that moves on; as a file: one file at 2 and at 1 frames a second).
+    """video: each round sends a longer clip, the same clip again, or an overlapping one. For
+    frames, a moving window overlaps. For files, one file is read at 2 and at 1 frames per second.
     """
     video_form: VideoForm = "frames"
-    """video: a clip is sent as a list of frames, as a file (mp4; needs PyAV here), or, to a server
-    without videos, as an image for each frame.
+    """video: sends a clip as a list of frames, as an mp4 file, or as one image per frame. A file
+    needs PyAV on this machine. Images suit a server without videos.
     """
     # chats
     rounds: int = 8
     """multiturn-image, agent, video: questions per chat."""
     think_time: float = 0.0
-    """Seconds between an answer and the next question of its chat (exponential, this mean)."""
+    """Mean seconds between an answer and the chat's next question (exponential)."""
     keep_images: int = 0
-    """agent: send only the last so many screenshots again. 0: all."""
+    """agent: resend only this many of the latest screenshots. 0: all."""
     # repeats
     repeat_ratio: float = 0.5
-    """repeat: share of pictures that came before, exactly."""
+    """repeat: exact share of images that the server has seen before."""
     zipf: float = 1.0
-    """repeat: the r-th picture comes again with weight 1/r^zipf. 0: all alike."""
+    """repeat: the r-th image repeats with weight 1/r^zipf. 0: all are equally likely."""
     sessions: int = 0
-    """repeat: deal the requests to so many growing chats. 0: each stands alone."""
+    """repeat: divide requests among this many growing chats. 0: each request stands alone."""
     tenants: int = 1
-    """repeat: deal the sessions to so many tenants (`cache_salt`), who share no image."""
+    """repeat: divide sessions among this many tenants (`cache_salt`), who share no image."""
     # text beside
     text_streams: int = 4
-    """text-beside-images: answers to text that are streamed side by side."""
+    """text-beside-images: number of text answers streamed at the same time."""
     image_every: float = 1.0
     """text-beside-images: seconds from one new image to the next."""
 
@@ -184,13 +184,13 @@ class RandomMM:
     """Buckets of the data set random-mm."""
 
     random_mm_base_items_per_request: int = 1
-    """Pictures per request, before the range below."""
+    """Images per request, before the range below applies."""
     random_mm_num_mm_items_range_ratio: float = 0.0
-    """Pictures per request are uniform in base * (1 - this) to base * (1 + this)."""
+    """Images per request vary uniformly from base * (1 - this) to base * (1 + this)."""
     random_mm_limit_mm_per_prompt: int = 255
-    """Never more pictures than this."""
+    """Maximum images per request."""
     random_mm_bucket_config: str = "{(256, 256, 1): 0.5, (720, 1280, 1): 0.5}"
-    """Shares by (height, width, frames). Frames other than 1 (video) are refused."""
+    """Shares by (height, width, frames). Frames must be 1, because video is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +198,16 @@ class OutputOptions:
     """The printed and the kept output."""
 
     output_file: Path | None = None
-    """Append the run to this file, as JSON lines: the run, every request, the summary."""
+    """Append JSON lines to this file: the run, every request, the summary."""
     label: str | None = None
-    """Name of what is measured, for reports. Derived: the model's name."""
+    """Name of the run in reports. Derived: the model's name."""
     goodput: tuple[str, ...] = ()
-    """Bounds in ms that a good request keeps, as ttft:500 tpot:50 e2el:3000."""
+    """Limits in ms for a good request, as ttft:500 tpot:50 e2el:3000."""
     trace: bool = False
-    """Ask a Saccade server where each picture was found (other servers refuse the field)."""
+    """Ask a Saccade server where it found each image. Other servers refuse the field."""
     save_text: bool = False
-    """Keep every question (pictures by digest and size) and answer in the output file; `saccade
-    simulate` replays such files.
+    """Keep every question and answer in the output file, with each image's digest and size.
+    `saccade simulate` replays such files.
     """
     quiet: bool = False
     """Print no progress and no tables."""
@@ -218,23 +218,23 @@ class ProbeOptions:
     """The bounds of the climb."""
 
     resolutions: tuple[str, ...] = ("720p", "1080p", "1440p")
-    """Picture sizes to probe, one after another."""
+    """Image sizes to probe, one after another."""
     max_images: int = 64
-    """Most pictures in one request."""
+    """Maximum images in one request."""
     step: int = 1
-    """Pictures added from one request to the next."""
+    """Images added from one request to the next."""
     image_content: ImageContent = "photo"
-    """What the pictures show: random (noise), photo, document, blank."""
+    """What images show: random (noise), photo, document, blank."""
     image_format: Format = "jpeg"
-    """File format of the pictures."""
+    """The images' file format."""
     max_tokens: int = 1
-    """Tokens of each answer."""
+    """Tokens per answer."""
     seed: int = 1
-    """Decides the pictures."""
+    """Seed for the images."""
     output_file: Path | None = None
     """Write every request here, as JSON lines."""
     plot: Path | None = None
-    """Write a PNG of TTFT by pictures here."""
+    """Write a PNG with TTFT by number of images here."""
     quiet: bool = False
     """Print no table."""
 
@@ -247,20 +247,20 @@ class EvalOptions:
     """The questions."""
 
     num_prompts: int | None = None
-    """Questions to ask. Derived: 200; of ocrbench and mmmu all."""
+    """Number of questions. Derived: 200, or all for ocrbench and mmmu."""
     concurrency: int = 4
-    """Questions in flight."""
+    """Maximum questions in flight."""
     seed: int = 0
-    """First seed of drawn questions (ocr, shapes, consistency, video)."""
+    """First seed for drawn questions (ocr, shapes, consistency, video)."""
     dataset_path: str | None = None
-    """ocrbench, mmmu: a local file or folder, or a hub id. Derived: the published data set on the
-    hub.
+    """ocrbench, mmmu: a local file or folder, or a hub id. Derived: the hub's published data
+    set.
     """
     max_tokens: int | None = None
-    """Longest answer. Derived: 48; for mmmu 1024."""
+    """Maximum answer length in tokens. Derived: 48, or 1024 for mmmu."""
     output_file: Path | None = None
-    """Every answer, as JSON lines. If the file exists, questions answered in it are not asked
-    again.
+    """Write every answer here, as JSON lines. If the file exists, the run skips questions that it
+    already answers.
     """
     quiet: bool = False
     """Print no progress and no table."""
@@ -274,27 +274,27 @@ class AbOptions:
     """The two servers, and the number of runs."""
 
     a: str
-    """Command line of the first server; {port} stands for a free port."""
+    """The first server's command line. {port} stands for a free port."""
     b: str
-    """Command line of the second server."""
+    """The second server's command line."""
     label_a: str = "A"
-    """Name of the first in tables and reports."""
+    """The first server's name in tables and reports."""
     label_b: str = "B"
-    """Name of the second."""
+    """The second server's name."""
     repeats: int = 3
-    """Runs of each, in turns: A B A B A B. Each has its own seed, the same for both."""
+    """Runs per server, in turns as A B A B A B. Each pair of runs has its own seed."""
     keep_running: bool = False
-    """Start both servers once and keep them, instead of a fresh start for every run. Needs memory
-    for both.
+    """Start both servers once and keep them, instead of a fresh start for every run. Both must fit
+    in memory.
     """
     eval: Literal["ocr", "shapes", "none"] = "ocr"
-    """Questions that are asked of both, once, to compare accuracy."""
+    """Questions that both servers get once, to compare accuracy."""
     eval_prompts: int = 100
-    """How many."""
+    """Number of these questions."""
     start_timeout: float = 600.0
-    """Seconds that a server may take to answer /v1/models."""
+    """Maximum seconds until a server answers /v1/models."""
     log_dir: Path | None = None
-    """Keep the servers' own output here. Derived: thrown away unless a server fails to start."""
+    """Keep the servers' output here. Derived: dropped unless a server fails to start."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "repeats", "eval_prompts")
@@ -305,11 +305,11 @@ class ReportOptions:
     """The place of the report."""
 
     output: Path = Path("report")
-    """Folder for report.html and the plots as PNGs."""
+    """Folder for report.html and the PNG plots."""
     title: str | None = None
-    """Title of the page. Derived: the labels."""
+    """The page's title. Derived: the labels."""
     baseline: str | None = None
-    """Label that the others are compared with. Derived: the first."""
+    """Baseline label for comparisons. Derived: the first label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,17 +319,17 @@ class ProveOptions:
     cases: tuple[str, ...] = ()
     """Cases to try. Derived: all of them."""
     images: int = 600
-    """Images of the case "many". Among 600, two share a key of 16 bits with a probability of 94 %,
-    and one of 24 bits with 1 %.
+    """Images in the case "many". Among 600, two share a 16-bit key with 94 % probability and a
+    24-bit key with 1 %.
     """
     host: str = "127.0.0.1"
-    """Address of this machine under which the server may fetch an image, for the case "url"."""
+    """This machine's address, where the server fetches an image in the case "url"."""
     seed: int | None = None
-    """Decides the numbers that are shown. Derived: another one each time, so that a server that has
-    been tried before has seen none of the images.
+    """Seed for the numbers in the images. Derived: a new seed each time, so that the images are new
+    to every server.
     """
     output_file: Path | None = None
-    """Write what was found here, as JSON."""
+    """Write the findings here, as JSON."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "images")

@@ -32,7 +32,7 @@ class AnswerOptions:
     """An adapter as PEFT writes it (LoRA), NAME=FOLDER. Repeat the option for several. Requests
     choose one by the field model. POST /v1/load_lora_adapter loads more.
     """
-    max_loras: int = tuned(16, "Adapters loaded at a time; 0: none may be.")
+    max_loras: int = tuned(16, "Maximum loaded adapters. 0 refuses all adapters.")
     check_parity: bool = False
     """Compare the first tokens of a few answers with transformers' own generate before start-up
     ends. If they differ, the server ends. The model is in memory twice meanwhile. Images are

@@ -16,9 +16,9 @@ class ObservabilityOptions:
 
     metrics_without_key: bool = False
     """Answer /metrics to clients without the key, too."""
-    log_requests: bool = tuned(False, "Log a line for every request: tokens, images, times.")
+    log_requests: bool = tuned(False, "Log one line per request with its tokens, images and times.")
     log_slow_seconds: float | None = tuned(
-        None, "Log the way of each image of requests that take more seconds than this (off)."
+        None, "Log each image's trace for requests that take more seconds than this (off)."
     )
     otlp_traces_endpoint: str | None = None
     """Send a trace of every request, with a span for each stage, to this OpenTelemetry collector

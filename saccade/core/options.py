@@ -74,7 +74,8 @@ class ModelOptions:
     """
     # files
     load_format: Literal["auto", "dummy"] = tuned(
-        "auto", "Weights: auto, the checkpoint's; dummy, random ones from config.json alone."
+        "auto",
+        "Weights to load. auto: the checkpoint's. dummy: random ones from config.json alone.",
     )
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
@@ -130,7 +131,7 @@ class EngineOptions:
     cuda.
     """
     # memory
-    page_size: int = tuned(16, "Tokens per KV page; the prefix cache reuses whole pages.")
+    page_size: int = tuned(16, "Tokens per KV page. The prefix cache reuses whole pages.")
     mem_fraction_static: float | None = basic(None)
     """On cuda: share of the device's memory for weights and KV cache together. On cpu: share of
     the free memory for the KV cache. Derived: 0.85 on cuda, 0.5 on cpu.
@@ -138,7 +139,7 @@ class EngineOptions:
     max_total_tokens: int | None = None
     """Maximum tokens in the KV cache. Derived: as many as memory allows."""
     max_encode_patches: int | None = tuned(
-        None, "Image patches encoded per step (16384); one image is always allowed."
+        None, "Image patches encoded per step (16384). One image is always allowed."
     )
     # guesses
     speculative: Literal["auto", "always", "off"] = "auto"
@@ -154,24 +155,24 @@ class EngineOptions:
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = tuned(
         "auto",
-        "Attention of the vision tower: triton, flash, cudnn, fa3, fa4 (on cuda) or sdpa; auto: by "
-        "the GPU's architecture.",
+        "Attention in the vision tower: triton, flash, cudnn, fa3, fa4 (on cuda) or sdpa. auto "
+        "chooses by the GPU's architecture.",
     )
     # graphs
     disable_cuda_graph: bool = False
     """Run without CUDA graphs, in the language model and in the vision tower."""
     cuda_graph_max_bs: int | None = tuned(
-        None, "Most sequences that decode in a CUDA graph (as many as run side by side)."
+        None, "Maximum sequences in a decode CUDA graph (max_running_requests)."
     )
     piecewise_graph_tokens: int | None = tuned(
         None,
-        "Most prompt tokens in a step that is one CUDA graph (4096, fewer where memory is short); "
-        "0: no such graphs.",
+        "Maximum prompt tokens in a step that runs as one CUDA graph (4096, or fewer if memory is "
+        "short). 0 turns these graphs off.",
     )
     vit_graph_buckets: tuple[int, ...] = tuned(
         (),
-        "Patch counts of the vision tower's CUDA graphs, as 128,256 (11 from 128 to 2048; cudnn: "
-        "23 to 16384).",
+        "Patch counts for the vision tower's CUDA graphs, as 128,256 (11 from 128 to 2048, or 23 "
+        "up to 16384 with cudnn).",
     )
     # CPUs
     threads: int | None = None
@@ -195,15 +196,15 @@ class EngineOptions:
 class CacheOptions:
     """The prompt and image caches: how large, how long, and where."""
 
-    disable_radix_cache: bool = tuned(False, "Do not reuse the KV of prompts seen before.")
+    disable_radix_cache: bool = tuned(False, "Disable the reuse of KV from earlier prompts.")
     embedding_cache_device_mb: int | None = basic(None)
     """MiB of device memory for image embeddings. Derived: a tenth of the memory that weights and KV
     cache leave free, or room for four of the largest images.
     """
     embedding_cache_host_mb: int | None = tuned(
         None,
-        "MiB of host memory for image embeddings that the device has no room for (on cuda a "
-        "quarter of the free memory, 8192 at most; on a cpu 0).",
+        "MiB of host memory for image embeddings that exceed the device's space. Derived: a "
+        "quarter of free memory on cuda, at most 8192. On a cpu it is 0.",
     )
     embedding_cache_dir: str | None = basic(None)
     """Folder for image embeddings on disk, which survive a restart. Derived: embeddings stay in
@@ -229,8 +230,8 @@ class CacheOptions:
     """
     kv_cache_host_mb: int | None = tuned(
         None,
-        "MiB of each rank's host memory for KV that leaves the device. Derived: on a GPU a tenth "
-        "of what is free; on a CPU, whose memory that is already, 0.",
+        "MiB of each rank's host memory for KV that leaves the device. Derived: a tenth of free "
+        "memory on a GPU. On a CPU it is 0, because KV is already in host memory.",
     )
 
     def __post_init__(self) -> None:
@@ -264,16 +265,17 @@ class ParallelOptions:
     """
     mm_encoder_tp_mode: Literal["auto", EncoderMode] = tuned(
         "auto",
-        "Vision tower under --tp-size: weights, a slice of the tower for each process; data, the "
-        "whole tower and a part of the images; auto: weights, unless slices get too narrow.",
+        "How --tp-size divides the vision tower. weights: each process holds a slice. data: each "
+        "process holds the whole tower and encodes some images. auto: weights, unless slices get "
+        "too narrow.",
     )
     all_reduce: Literal["auto", AllReduce] = tuned(
         "auto",
-        "Sums over processes: nccl or symm-mem on cuda, shm or gloo on cpu; auto: nccl; shm on "
-        "x86, else gloo.",
+        "How processes add up results: nccl or symm-mem on cuda, shm or gloo on cpu. auto: nccl on "
+        "cuda, shm on x86, else gloo.",
     )
     step_timeout: float | None = tuned(
-        None, "Seconds after which a step counts as stuck and the server ends (cuda 120, cpu 1200)."
+        None, "Seconds until a step counts as stuck and the server ends (cuda 120, cpu 1200)."
     )
 
     def __post_init__(self) -> None:
@@ -298,7 +300,7 @@ class MediaOptions:
     # bounds of an image, and of a request
     max_image_pixels: int = 178_956_970
     """Largest image, in pixels by its header. A larger one is refused before decoding."""
-    max_image_bytes: int = tuned(64 * MIB, "Largest encoded image, in bytes.")
+    max_image_bytes: int = tuned(64 * MIB, "Maximum size of an encoded image, in bytes.")
     max_images_per_request: int = 256
     """Maximum images in one request."""
     # who decodes, and where to
@@ -306,16 +308,19 @@ class MediaOptions:
     """Processes that decode images. Derived: half the cores, at least 1."""
     arena_mb: int = tuned(
         512,
-        "MiB of shared memory for decoded images on their way to the engine; room for the model's "
-        "largest image at least.",
+        "MiB of shared memory for decoded images before they reach the engine. It holds at least "
+        "the model's largest image.",
     )
-    max_pages: int = tuned(200, "Most pages of a PDF; one of more is refused.")
+    max_pages: int = tuned(200, "Maximum pages in a PDF. The server refuses longer ones.")
     # clocks and memory
-    fetch_timeout: float = tuned(10.0, "Seconds for fetching one image by URL, redirects included.")
-    decode_timeout: float = tuned(20.0, "Seconds for decoding one image.")
+    fetch_timeout: float = tuned(
+        10.0, "Maximum seconds to fetch one image by URL, including redirects."
+    )
+    decode_timeout: float = tuned(20.0, "Maximum seconds to decode one image.")
     decode_memory_mb: int = tuned(
         2560,
-        "MiB of memory for decoding, over all image workers; an image that needs more is refused.",
+        "MiB of memory for decoding, shared by all image workers. The server refuses an image that "
+        "needs more.",
     )
     # what is fetched
     allowed_media_domains: tuple[str, ...] = ()
@@ -378,7 +383,7 @@ class ServerOptions:
     """Port to listen on. 0 picks a free port."""
     api_key: str | None = basic(None)
     """Ask clients for this key (Authorization: Bearer KEY). A key on a command line stays in
-    /proc/PID/cmdline for all to read. Set SACCADE_API_KEY or name --api-keys-file instead.
+    /proc/PID/cmdline for all to read. Use SACCADE_API_KEY instead, or --api-keys-file.
     """
     api_keys_file: str | None = None
     """Ask clients for one of the keys in this file, a line name:key for each. The file is read
@@ -449,8 +454,8 @@ class ResponseOptions:
 
     responses_mb: int = tuned(
         256,
-        "MiB of memory for responses and their conversations (the least recently used go first); "
-        "0: no response is kept.",
+        "MiB of memory for responses and their conversations. The least recently used are dropped "
+        "first. With 0, the server keeps none.",
     )
 
     def __post_init__(self) -> None:
@@ -463,26 +468,27 @@ class ConnectionOptions:
 
     max_connections: int | None = tuned(
         None,
-        "Connections open at a time (as the limit of open files allows, at most 4096); beyond, the "
-        "longest idle one is closed for a new one, or else the new one is answered 429.",
+        "Maximum open connections (as the limit for open files allows, at most 4096). Beyond that, "
+        "a new connection replaces the longest idle one. If none is idle, it is answered 429.",
     )
     max_connections_per_address: int | None = tuned(
         None,
-        "Connections of one address (of IPv6, one /64; a proxy is one): half of max_connections.",
+        "Maximum connections per address (half of max_connections). An IPv6 /64 counts as one "
+        "address, and so does a proxy.",
     )
     shutdown_grace: float = 30.0
     """Seconds that running requests get to finish when the server is told to stop."""
     header_timeout: float = tuned(
         20.0,
-        "Seconds for the head of a request, from its first byte or the start of the connection.",
+        "Maximum seconds for a request's head, from its first byte or the connection's start.",
     )
-    keep_alive_timeout: float = tuned(75.0, "Seconds of idleness before a connection is closed.")
+    keep_alive_timeout: float = tuned(75.0, "Seconds until the server closes an idle connection.")
     body_timeout: float = tuned(
         300.0,
-        "Seconds for the body of a request, which must also bring 64 KiB every 30 seconds.",
+        "Maximum seconds for a request's body. It must also bring 64 KiB every 30 seconds.",
     )
     write_timeout: float = tuned(
-        30.0, "Seconds that a client may read nothing before its request is dropped."
+        30.0, "Seconds until the server drops the request of a client that reads nothing."
     )
 
     def __post_init__(self) -> None:
@@ -512,7 +518,8 @@ class RoleOptions:
     """
     encoder_timeout: float = tuned(
         10.0,
-        "Seconds for an embedding from an encoder, first to last byte; then this server encodes.",
+        "Maximum seconds for an embedding from an encoder, from first to last byte. After that, "
+        "this server encodes.",
     )
 
     def __post_init__(self) -> None:

@@ -20,24 +20,24 @@ class SpreadOptions:
     """How any router spreads requests over servers."""
 
     affinity: Literal["image", "none"] = "image"
-    """image: a request goes to the server that has seen its oldest image, or the beginning of its
-    chat. none: to any server, to measure the worth of affinity.
+    """Which server gets a request. image: the one that has seen its oldest image or the beginning
+    of its chat. none: any server, to measure what affinity is worth.
     """
     max_body_mb: int = 256
-    """Largest request body, in MiB."""
+    """Maximum request body, in MiB."""
     max_inflight_mb: int | None = None
-    """MiB of bodies held for requests in flight; a request beyond this limit is answered 429.
+    """MiB of bodies held for requests in flight. A request beyond this limit is answered 429.
     Derived: a quarter of memory.
     """
     max_requests: int = 4096
-    """Requests in flight; more are answered 429."""
+    """Maximum requests in flight. More are answered 429."""
     cors_origins: tuple[str, ...] = ()
-    """Browser origins that may read what the router itself answers; "*" for any. Give the servers
-    the same: their answers pass as they are.
+    """Browser origins that may read the router's own answers. "*" allows any. Give the servers the
+    same origins, because the router passes their answers on unchanged.
     """
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that the router also answers to. On a loopback address it answers to localhost and
-    loopback addresses only, so that no web page can use it.
+    """Host names that the router also answers to. On a loopback address it answers only to
+    localhost and loopback addresses. This keeps web pages from using it.
     """
 
     def __post_init__(self) -> None:
@@ -55,12 +55,12 @@ class RouteOptions(SpreadOptions):
     """How `saccade route` spreads requests over servers."""
 
     workers: tuple[str, ...]
-    """The servers, as http://HOST:PORT; several in a row. Every router must name a server alike."""
+    """The servers, as one or more http://HOST:PORT. Every router must use the same names."""
     host: str = "127.0.0.1"
-    """Address to listen on. Keys are the workers' to check: give each of them the same --api-key.
+    """Address to listen on. The workers check keys, so give each worker the same --api-key.
     """
     port: int = 8100
-    """Port to listen on; 0 picks a free port."""
+    """Port to listen on. 0 picks a free port."""
 
     def __post_init__(self) -> None:
         SpreadOptions.__post_init__(self)
@@ -75,36 +75,36 @@ class DeployOptions:
     """A cluster's resources that Ray Serve gives to servers."""
 
     replicas: int = 1
-    """Servers; with --max-replicas, the fewest."""
+    """Number of servers. With --max-replicas, the minimum."""
     max_replicas: int | None = None
-    """Most servers: Ray starts and ends servers by their requests. Derived: always --replicas."""
+    """Maximum servers. Ray starts and ends servers as requests vary. Derived: --replicas."""
     target_requests: float = 32.0
     """Requests per server, running and waiting, above which Ray starts more servers."""
     gpus: float | None = None
-    """GPUs of each server, as many as its --tp-size; 0: the server runs on CPUs. Derived: 1 if this
+    """GPUs per server, equal to its --tp-size. With 0, the server runs on CPUs. Derived: 1 if this
     machine has an NVIDIA driver, else 0.
     """
     cpus: float | None = None
-    """CPU cores that Ray books for each server, without enforcing them. Derived: 4, or an equal
-    part of the cores that ingresses leave on this machine, if less.
+    """CPU cores that Ray books for each server. Ray does not enforce them. Derived: 4, or an equal
+    share of the cores that ingresses leave on this machine if that is less.
     """
     encoders: int = 0
-    """Servers of role encode, which encode the images of all other servers, with the same resources
-    each. 0: each server encodes. With keys, set SACCADE_ENCODER_KEY to the value of SACCADE_API_KEY
-    where Ray starts.
+    """Number of servers with role encode. They encode the images for all other servers and have the
+    same resources each. With 0, each server encodes its own. If you use keys, set
+    SACCADE_ENCODER_KEY to the value of SACCADE_API_KEY where Ray starts.
     """
     ingresses: int = 1
-    """Processes that take requests and rank servers."""
+    """Number of processes that take requests and rank servers."""
     max_ongoing: int = 256
-    """Requests at one server at a time; more wait at the ingress."""
+    """Maximum requests at one server at a time. More wait at the ingress."""
     drain: float = 60.0
-    """Seconds that a server's requests get to finish when it is ended."""
+    """Seconds that a server's requests get to finish when the server stops."""
     host: str = "127.0.0.1"
-    """Address on which Ray listens for requests. Keys are the servers' to check."""
+    """Address on which Ray listens for requests. The servers check keys."""
     port: int = 8000
     """Port on which Ray listens."""
     output: str | None = None
-    """File to write to. Derived: standard output."""
+    """The file to write. Derived: standard output."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "replicas", "max_replicas", "ingresses", "max_ongoing", "port")

@@ -18,11 +18,11 @@ GROUP = "saccade.commands"
 where a cyclopts App is, which is imported when the command is called.
 """
 MEASURING = {
-    "bench": "Measure a server, and compare measurements.",
-    "prove": "Find out whether a server mixes up images that a cache might take for one another.",
-    "probe": "Find how many images one request may have before a server fails.",
+    "bench": "Measure a server and compare measurements.",
+    "prove": "Check whether a server mixes up images that a cache might confuse.",
+    "probe": "Find how many images one request may hold before a server fails.",
     "eval": "Measure the accuracy of a model behind a server.",
-    "make-checkpoint": "Make a model folder to measure with.",
+    "make-checkpoint": "Make a model folder for measurements.",
     "simulate": "Estimate hits, bytes and times without a model.",
 }
 
@@ -45,7 +45,7 @@ def join(app: App) -> None:
             app.command(absent(name), name=name, help=f"{what} {MISSING}")
     for name in sorted(found.keys() - MEASURING.keys()):
         dist = found[name].dist
-        app.command(found[name].value, name=name, help=f"Brought by {dist.name if dist else '?'}.")
+        app.command(found[name].value, name=name, help=f"Added by {dist.name if dist else '?'}.")
 
 
 def absent(command: str) -> Callable[..., None]:

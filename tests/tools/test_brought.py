@@ -98,7 +98,7 @@ def test_commands_of_an_installed_distribution_are_commands_of_saccade(
     assert saccade_command("twice", "21").stdout == "42\n"
     assert saccade_command("simulate", "4").stdout == "simulated 4\n"
     shown = saccade_command("--help").stdout
-    assert "Brought by other." in shown and MEASURING["simulate"] in shown
+    assert "Added by other." in shown and MEASURING["simulate"] in shown
     assert "imported" not in saccade_command("version").stderr, "only a command that is called is"
 
 

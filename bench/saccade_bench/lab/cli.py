@@ -29,14 +29,14 @@ checkpoints = App(name="make-checkpoint", default_parameter=PLAIN)
 
 
 def media(*, options: Annotated[MediaBenchOptions, Flat] = MediaBenchOptions()) -> None:
-    """CPU time and bytes of a new and a seen image, stage by stage, beside the usual way."""
+    """Measure CPU time and bytes of new and seen images by stage, compared to the usual way."""
     from saccade_bench.lab.media import bench_media
 
     bench_media(options)
 
 
 def encoder(*, options: Annotated[EncoderBenchOptions, Flat] = EncoderBenchOptions()) -> None:
-    """Images per second of the vision tower, beside transformers' tower on the same weights."""
+    """Measure the vision tower's images per second, compared to transformers' on equal weights."""
     from saccade_bench.lab.encoder import bench_encoder
 
     bench_encoder(options)
@@ -52,14 +52,13 @@ def simulate(
     fleet: Annotated[FleetOptions, Flat] = FleetOptions(),
     output: Annotated[SimulateOutput, Flat] = SimulateOutput(),
 ) -> int:
-    """Send a trace through the real caches and scheduler, without tensors, and estimate what it
-    would take.
+    """Send a trace through the real caches and scheduler without tensors. Estimate its cost.
 
     Parameters
     ----------
     result
-        A file that `saccade bench serve --save-text --output-file` wrote: its last run is replayed.
-        Derived: a drawn trace.
+        A file written by `saccade bench serve --save-text --output-file`. The simulation replays
+        its last run. Derived: a randomly drawn trace.
     """
     from saccade_bench.lab.simulate import simulate as run
 
@@ -75,24 +74,24 @@ def make_checkpoint(
     out: Path,
     seed: int = 0,
 ) -> None:
-    """Write a folder with the configuration of a real architecture and a synthetic tokenizer; or a
-    model's weights, quantised.
+    """Write a checkpoint folder from a preset, or quantise a model's weights.
 
-    Large presets come without weights: serve them with --tune load_format=dummy. Small and tiny
-    ones come with random weights.
+    A preset's folder has a real architecture's configuration and a synthetic tokenizer. Large
+    presets come without weights. Serve them with --tune load_format=dummy. Small and tiny presets
+    come with random weights.
 
     Parameters
     ----------
     preset
         The architecture and its size.
     model
-        In place of a preset: a folder, a hub id, or "demo"; together with --quantize.
+        A folder, a hub id, or "demo", in place of a preset. Requires --quantize.
     quantize
-        fp8: matrices of the language model by blocks of 128 x 128, as in Qwen3-VL-*-FP8.
+        fp8: quantises the language model's matrices in 128 x 128 blocks, as in Qwen3-VL-*-FP8.
     out
-        The folder to write: a new or an empty one.
+        The folder to write. It must be new or empty.
     seed
-        Decides the weights.
+        The seed for random weights.
     """
     from saccade.core.errors import ConfigError
     from saccade_bench.lab.checkpoint import make_checkpoint as write

@@ -47,20 +47,20 @@ class MediaBenchOptions:
     """The images, and the place of the figures."""
 
     resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
-    """Picture sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k."""
+    """Image sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k."""
     image_formats: tuple[Format, ...] = ("jpeg", "png")
     """File formats (jpeg and webp at quality 85)."""
     image_contents: tuple[ImageContent, ...] = ("photo", "random")
-    """photo: real photographs, cropped and mixed; random: noise; document: rendered text; blank:
-    one flat colour.
+    """What images show. photo: real photographs, cropped and mixed. random: noise. document:
+    rendered text. blank: one flat colour.
     """
     model: str = "demo"
     """Take the image processor's settings from this folder, hub id, or "demo" (those of Qwen3-VL).
     """
     repeats: int = 5
-    """Runs of each measurement, in turns; figures are medians."""
+    """Runs per measurement, in turns. Figures are medians."""
     seed: int = 1
-    """Decides the pictures."""
+    """Seed for the images."""
     output_file: Path | None = None
     """Write every figure here, as JSON."""
     quiet: bool = False
@@ -76,26 +76,26 @@ class EncoderBenchOptions:
     """The images to encode, and the place of the figures."""
 
     models: tuple[str, ...] = ("small-qwen2.5-vl", "small-qwen3-vl")
-    """Presets of make-checkpoint, or folders with a checkpoint's configuration. Weights are random
-    in any case.
+    """Presets from make-checkpoint, or folders with a checkpoint's configuration. Weights are
+    always random.
     """
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     """Number formats to measure."""
     resolutions: tuple[str, ...] = ()
-    """Picture sizes, WIDTHxHEIGHT or 720p, 1080p, 1440p, 4k, measured one picture at a time and
-    `batch` at a time. Derived: a mix of 16 sizes only.
+    """Image sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k. Each is measured with one image at a
+    time and with `batch`. Derived: only a mix of 16 sizes.
     """
     batch: int = 4
-    """Pictures of one size encoded together."""
+    """Images encoded together. They have the same size."""
     patch_embed: PatchEmbedding = "exact"
-    """exact: pixels are normalised as the model's own processor does it. folded: that, and the
-    second frame of a still picture, are part of the first layer's weights: less work, as exact on
-    average, not the same bits.
+    """exact: normalises pixels as the model's own processor does. folded: moves normalisation and a
+    still image's second frame into the first layer's weights. This saves work and is as exact on
+    average, but the bits differ.
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where. auto: cuda if there is one."""
+    """Device to run on. auto: cuda if the machine has a GPU."""
     repeats: int = 5
-    """Runs of each measurement, in turns; figures are medians."""
+    """Runs per measurement, in turns. Figures are medians."""
     threads: int | None = None
     """CPU threads. Derived: torch's own choice."""
     without_transformers: bool = False
@@ -123,41 +123,41 @@ class TraceOptions:
     agent: a trail of screenshots.
     """
     num_prompts: int = 1000
-    """Requests; of chats and trails all rounds count."""
+    """Number of requests. For chats and trails, every round counts."""
     # images
     pictures: int = 1000
-    """Different popular pictures, for each tenant."""
+    """Different popular images per tenant."""
     zipf: float = 1.0
-    """The n-th most popular picture is shown n ** -this as often as the first."""
+    """The n-th most popular image appears n ** -this times as often as the first."""
     repeat_ratio: float = 0.9
-    """Share of pictures that are popular ones (agent: that show the same screen again); the others
-    are shown for the first time.
+    """Share of popular images. For agent, share of images that show the same screen again. All
+    other images are new.
     """
     image_count: int = 1
-    """Pictures per request; per round of a chat."""
+    """Images per request, or per round in a chat."""
     image_resolution: str = "random:224x224-2560x1440"
-    """WIDTHxHEIGHT, random:AxB-CxD (each picture its own), or 720p, 1080p, 1440p, 4k."""
+    """WIDTHxHEIGHT, random:AxB-CxD (a size per image), or 720p, 1080p, 1440p, 4k."""
     # chats
     rounds: int = 8
     """chat, agent: questions per chat."""
     keep_images: int = 5
-    """agent: pictures of so many last rounds are sent again. 0: all."""
+    """agent: resend the images from this many last rounds. 0: all."""
     # who asks, and when
     tenants: int = 1
-    """Share nothing with each other."""
+    """Number of tenants. They share nothing with each other."""
     rate: float = 5.0
-    """Requests per second that come in, over all replicas (chats at this divided by their rounds).
-    inf: all at once.
+    """Requests that arrive per second, over all replicas. Chats arrive at this rate divided by
+    their rounds. inf: all at once.
     """
     think_time: float = 2.0
-    """chat, agent: seconds between an answer and the next question, on average."""
+    """chat, agent: mean seconds between an answer and the next question."""
     # lengths
     input_len: int = 100
-    """Tokens of each question."""
+    """Tokens per question."""
     output_len: int = 64
-    """Tokens of each answer."""
+    """Tokens per answer."""
     seed: int = 1
-    """Decides everything that is drawn."""
+    """Seed for all random draws."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "num_prompts", "pictures", "rounds", "tenants", "input_len", "output_len")
@@ -174,30 +174,30 @@ class MachineOptions:
     profile: ProfileName = "cpu"
     """cpu: the demo model on two cores. h200: Qwen3-VL-8B on an H200, from published figures."""
     model: str | None = None
-    """Take the sizes, and for a measured run the tokenizer, from this folder or "demo". Derived:
-    the profile's sizes; demo.
+    """Take the sizes from this folder or "demo". A measured run also takes the tokenizer. Derived:
+    the profile's sizes and the demo model's tokenizer.
     """
     constants: Path | None = None
     """A JSON object with costs to use instead of the profile's."""
     # memory
     kv_tokens: int | None = None
-    """Tokens that the KV cache holds. Derived: by the profile."""
+    """Tokens that the KV cache holds. Derived: the profile's figure."""
     page_size: int = 16
     """Tokens per KV page."""
     chunked_prefill_size: int | None = None
     """Tokens computed per step. Derived: 2048 on cpu, 8192 on h200."""
     embedding_cache_device_mb: int | None = None
-    """Device memory for embeddings. Derived: 1024 on cpu, 2048 on h200."""
+    """MiB of device memory for embeddings. Derived: 1024 on cpu, 2048 on h200."""
     embedding_cache_host_mb: int | None = None
-    """Host memory for embeddings. Derived: 0 on cpu, 32768 on h200."""
+    """MiB of host memory for embeddings. Derived: 0 on cpu, 32768 on h200."""
     embedding_cache_disk_mb: int = 0
-    """Disk space for embeddings."""
+    """MiB of disk space for embeddings."""
     kv_cache_host_mb: int = 0
-    """Host memory for KV that leaves the device."""
+    """MiB of host memory for KV that leaves the device."""
     kv_cache_disk_mb: int = 0
-    """Disk space for KV that leaves the device."""
+    """MiB of disk space for KV that leaves the device."""
     disable_radix_cache: bool = False
-    """Do not reuse the KV of prompts seen before."""
+    """Disable the reuse of KV from earlier prompts."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "page_size", "kv_tokens", "chunked_prefill_size")
@@ -217,14 +217,15 @@ class FleetOptions:
     """The simulated fleet."""
 
     replicas: int = 1
-    """Servers side by side."""
+    """Number of servers."""
     workers: tuple[str, ...] = ()
-    """Names of the servers, as `saccade route --workers` has them: ranking goes by names. Derived:
-    made-up ones, --replicas of them.
+    """The servers' names, as in `saccade route --workers`. Names decide the ranking. Derived:
+    made-up names for --replicas servers.
     """
     routing: tuple[Routing, ...] = ()
-    """How requests find a server; several are compared. affinity and random: as `saccade route`
-    ranks servers, with --affinity image and none. Derived: affinity and random for several servers.
+    """How requests find a server. If you give several ways, they are compared. affinity and random
+    rank servers as `saccade route` does with --affinity image and none. Derived: affinity and
+    random for several servers.
     """
 
     def __post_init__(self) -> None:
@@ -246,7 +247,7 @@ class SimulateOutput:
     """The output of a simulation."""
 
     check: bool = False
-    """Measured run: show hits and TTFT beside the measured ones, round by round; fail if a count of
+    """Compare hits and TTFT with the measured run, round by round. The command fails if a count of
     cached tokens differs.
     """
     output_file: Path | None = None
