@@ -107,10 +107,10 @@ class ModelOptions:
     context_length: int | None = basic(None)
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
     family_option: tuple[str, ...] = ()
-    """An option of the model's family, NAME=VALUE; repeat the option for several. Qwen-VL:
-    patch_embed=folded makes normalisation and the second frame of a still image part of the vision
-    tower's first layer: less work, as exact on average, not the same bits; exact does not; auto:
-    folded in bfloat16 on CPUs.
+    """An option of the model's family, NAME=VALUE. Repeat the option for several. Qwen-VL has
+    patch_embed. folded makes normalisation and the second frame of a still image part of the vision
+    tower's first layer. That is less work and as exact on average, with other last bits. exact
+    keeps the checkpoint's own steps. auto: folded in bfloat16 on CPUs.
     """
 
     def __post_init__(self) -> None:
