@@ -378,7 +378,7 @@ class ServerOptions:
     """The HTTP server's address, its clients, and its limits."""
 
     host: str = basic("127.0.0.1")
-    """Address to listen on. 0.0.0.0 opens the server to the network, so set --api-key then."""
+    """Address to listen on. 0.0.0.0 opens the server to the network. Set SACCADE_API_KEY then."""
     port: int = basic(8000)
     """Port to listen on. 0 picks a free port."""
     api_key: str | None = basic(None)
