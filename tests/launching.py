@@ -87,7 +87,7 @@ def run(preset: str, kept: KVDtype) -> list[str]:
 
         def compiled(*, repr: str, **_: Any) -> None:
             if not threading.current_thread().name.startswith("compile"):
-                alone.append(repr.partition("[")[0])
+                alone.append(repr)
 
         try:
             with (

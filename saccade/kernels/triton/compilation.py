@@ -59,9 +59,12 @@ def compile_abreast(work: Callable[[], object], device: torch.device, ranks: int
         work()
     threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // ranks))
     take_device = (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else None
+    found = list(kernels.values())
     with ThreadPoolExecutor(threads, "compile", take_device) as pool:
-        for kernel in kernels.values():
-            pool.submit(_compile, *kernel)
+        missed = [each for each, done in zip(found, pool.map(_compile, found)) if not done]
+    # ptxas and the cache on disk are shared: what failed beside others may pass alone.
+    with ThreadPoolExecutor(1, "compile", take_device) as pool:
+        pool.map(_compile, missed)
     return len(kernels)
 
 
@@ -81,6 +84,11 @@ def _noted() -> Iterator[dict[str, tuple[Any, str]]]:
         knobs.runtime.jit_cache_hook = before
 
 
-def _compile(function: Any, data: str) -> None:
-    with suppress(Exception):  # the launch compiles it again, and says what is wrong
+def _compile(kernel: tuple[Any, str]) -> bool:
+    """Compile a noted kernel. Returns False where that fails."""
+    function, data = kernel
+    try:
         function.preload(data)
+    except Exception:  # the launch compiles it again, and says what is wrong
+        return False
+    return True
