@@ -1,0 +1,108 @@
+"""The shapes of Step3-VL's language model and tower, as `config.json` says them.
+
+Runs without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import (
+    read_head_dim,
+    read_rope,
+    read_text_config,
+    read_theta,
+    refuse_unsupported,
+)
+from saccade.nn.text_config import RopeConfig, TextConfig
+
+REDUCTION = 4
+"""Patches along a token's edge: the two convolutions behind the tower halve an edge each."""
+ALWAYS = {"use_ln_pre": True, "use_ln_post": False, "use_abs_posemb": True, "use_rope2d": True}
+NEVER = ("use_cls_token", "ues_cls_token")
+"""The second is how the hub's file spells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerceptionConfig:
+    """The perception encoder, which sees one view at a time, and the projector behind it.
+
+    side: pixels along the edge that its learned positions were made for.
+    """
+
+    depth: int
+    hidden: int
+    heads: int
+    intermediate: int
+    activation: str
+    norm_eps: float
+    theta: float
+    side: int
+    patch: int
+    projector_bias: bool
+    out_hidden: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def unit(self) -> int:
+        """Pixels along a token's edge."""
+        return self.patch * REDUCTION
+
+
+def read_vision(config: Section, out: int) -> PerceptionConfig:
+    """Return the vision tower, whose tokens have `out` values. Raises CheckpointError."""
+    vision = config.section("vision_config")
+    for name, needed in (*ALWAYS.items(), *((name, False) for name in NEVER)):
+        if vision.flag(name, default=needed) != needed:
+            raise CheckpointError(f"{vision.where}: {name} must be {str(needed).lower()}")
+    if config.integer("understand_projector_stride", default=2) != 2:
+        raise CheckpointError(f"{config.where}: understand_projector_stride must be 2")
+    if vision.integer("num_channels", default=3) != 3:
+        raise CheckpointError(f"{vision.where}: num_channels must be 3")
+    hidden = vision.count("width", "hidden_size", default=1536)
+    heads = vision.count("heads", "num_attention_heads", default=16)
+    if hidden % (4 * heads):
+        raise CheckpointError(
+            f"{vision.where}: width {hidden} must be a multiple of 4 values for each of {heads} "
+            "heads"
+        )
+    ratio = vision.positive("mlp_ratio", default=8960 / 1536)
+    side, patch = vision.count("image_size", default=728), vision.count("patch_size", default=14)
+    if side % (patch * REDUCTION):
+        raise CheckpointError(
+            f"{vision.where}: image_size {side} is no multiple of {REDUCTION} patches of {patch} "
+            "pixels"
+        )
+    rope = vision.section("rope_parameters")
+    if (kind := rope.text("rope_type", default="axial")) != "axial":
+        raise CheckpointError(f"{rope.where}: rope type {kind!r} is not supported (axial is)")
+    return PerceptionConfig(
+        depth=vision.layers("layers", "num_hidden_layers", default=47),
+        hidden=hidden,
+        heads=heads,
+        intermediate=int(hidden * ratio),
+        activation=vision.text("hidden_act", default="quick_gelu"),
+        norm_eps=vision.number("layer_norm_eps", default=1e-5),
+        theta=rope.positive("rope_theta", default=1e4),
+        side=side,
+        patch=patch,
+        projector_bias=config.flag("projector_bias"),
+        out_hidden=out,
+    )
+
+
+def read_text(config: Section, text: Section) -> TextConfig:
+    """Return the language model, a Qwen3. Raises CheckpointError."""
+    if (kind := text.text("model_type", default="qwen3")) != "qwen3":
+        raise CheckpointError(f"{text.where}: model_type {kind!r} is not supported (qwen3 is)")
+    refuse_unsupported(text, "use_sliding_window", "attention_bias")
+    text = text.filled({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128})
+    head_dim = read_head_dim(text)
+    rope = RopeConfig(read_theta(text, read_rope(text)), (head_dim // 2,), interleaved=False)
+    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings"))
+    return read_text_config(text, rope, head_dim, tied=tied, qk_norm=True)

@@ -1,0 +1,95 @@
+"""What a Step3-VL checkpoint says without tensors: sizes, and prompts with marks around each view.
+
+Runs without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import Cuts, KVSpec, heads_cache
+from saccade.core.types import Image
+from saccade.families.base_spec import BaseSpec, Ids, ImagePiece, Placeholder, plain_cuts
+from saccade.families.checkpoint import Checkpoint
+from saccade.families.config_readers import read_token, read_tokenizer
+from saccade.families.step3_vl.config import PerceptionConfig, read_text, read_vision
+from saccade.families.step3_vl.images import CropRules, read_images
+from saccade.nn.text_config import TextConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CropPlaceholder(Placeholder):
+    """An image: each crop between two marks, and the whole image between two others.
+
+    crop: stand around a crop. line: stands behind each row of crops but the last.
+    """
+
+    rules: CropRules
+    crop: tuple[Ids, Ids]
+    line: Ids
+
+    def pieces(self, _number: int, image: Image) -> Sequence[ImagePiece]:
+        _, columns = image.grid
+        *crops, whole = self.rules.view_tokens(image.grid)
+        begin, end = self.crop
+        pieces = [
+            ImagePiece(begin, length, end + self.line * (at % columns == 0 and at < len(crops)))
+            for at, length in enumerate(crops, start=1)
+        ]
+        return (*pieces, ImagePiece(self.before, whole, self.after))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step3VLSpec(BaseSpec):
+    """CPU facts of one Step3-VL checkpoint."""
+
+    vision: PerceptionConfig
+    text: TextConfig
+    images: CropRules
+
+    def kv_spec(self, ranks: int = 1) -> KVSpec:
+        layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
+        return KVSpec((layer,) * self.text.layers)
+
+    @property
+    def cuts(self) -> Cuts:
+        return plain_cuts(self.text, self.vision)
+
+
+def step3_vl_spec(checkpoint: Checkpoint) -> Step3VLSpec:
+    """Read a Step3-VL checkpoint's facts. Raises CheckpointError naming file and field."""
+    config = checkpoint.config
+    section = config.section("text_config")
+    text = read_text(config, section)
+    vision = read_vision(config, text.hidden)
+    images = read_images(checkpoint.processor, vision)
+    return Step3VLSpec(
+        family="step3_vl",
+        vision=vision,
+        text=text,
+        images=images,
+        placeholder=_placeholder(checkpoint, images, text.vocab_size),
+        eos_token_ids=checkpoint.eos_token_ids(section),
+        dtype=checkpoint.dtype(section),
+    )
+
+
+def _placeholder(checkpoint: Checkpoint, images: CropRules, vocab: int) -> CropPlaceholder:
+    path = checkpoint.folder / "tokenizer.json"
+    tokenizer = read_tokenizer(path)
+
+    def mark(name: str) -> Ids:
+        if (found := tokenizer.token_to_id(name)) is None:
+            raise CheckpointError(f"{path}: the tokenizer has no {name}")
+        return (found,)
+
+    return CropPlaceholder(
+        marks=(read_token(checkpoint.config, vocab, "image_token_id", default=151679),),
+        before=mark("<im_start>"),
+        after=mark("<im_end>"),
+        rules=images,
+        crop=(mark("<patch_start>"), mark("<patch_end>")),
+        line=mark("<patch_newline>"),
+    )

@@ -1,0 +1,281 @@
+"""Step3-VL's perception encoder and the projector behind it, for packed views of any images.
+
+Each view is its own segment. Its patches stand in blocks of 4 x 4, and within these in cells of
+2 x 2, so that each convolution behind the encoder makes one row from four that stand together, and
+its neighbours' rows are found from a patch's place alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional as F
+
+from saccade.core.types import Grid
+from saccade.families.step3_vl.config import REDUCTION, PerceptionConfig
+from saccade.families.step3_vl.images import CropRules
+from saccade.kernels.matrix import DenseMatrix
+from saccade.kernels.reference.patchify import patchify
+from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables, section_axes
+from saccade.kernels.tower_attention import Backend
+from saccade.nn.linear import Column, Linear, RowLinear
+from saccade.nn.mlp import MLP
+from saccade.nn.norm import LayerNorm
+from saccade.nn.patches import block_pieces, split_images
+from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
+from saccade.nn.transfer import send
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import WHOLE, Shard
+
+TOWER = "vision_model"
+HALVINGS = 2
+"""Convolutions behind the encoder, each of which halves an edge."""
+Numbers = TypeVar("Numbers", torch.Tensor, npt.NDArray[np.int64])
+
+
+def row_in_view(row: Numbers, column: Numbers, across: Numbers, nested: int) -> Numbers:
+    """Return the row of the patch at (row, column) within its view, which is `across` patches wide.
+
+    nested: how often cells of 2 x 2 stand together. 0: patches are in reading order.
+    """
+    if not nested:
+        return row * across + column
+    cell = row_in_view(row // 2, column // 2, across // 2, nested - 1)
+    return 4 * cell + 2 * (row % 2) + column % 2
+
+
+def view_places(across: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return a view's places in the order of its rows [3, across^2], and what sorts them so.
+
+    The latter has, for each row, the patch's number in reading order.
+    """
+    row, column = np.indices((across, across)).reshape(2, -1)
+    width = np.full_like(row, across)
+    order = np.argsort(row_in_view(row, column, width, HALVINGS))
+    return np.stack((column, row, width))[:, order], order
+
+
+class HalvingConvolution:
+    """A 3 x 3 convolution with stride 2 and a border of zeros, over views of any sizes."""
+
+    __slots__ = ("linear", "nested")
+
+    def __init__(self, weights: Weights, name: str, sizes: tuple[int, int], nested: int) -> None:
+        """Load the kernel. sizes: values per row, before and after. nested: of the rows before."""
+        inputs, outputs = sizes
+        kernel = weights.load(Part(f"{name}.weight", (outputs, inputs, 3, 3)))
+        matrix = weights.matrix(kernel.permute(0, 2, 3, 1).reshape(outputs, -1), f"{name}.weight")
+        bias = weights.load(Part(f"{name}.bias", (outputs,)))
+        self.linear = Linear(weights.ops, matrix, bias)
+        self.nested = nested
+
+    def __call__(self, x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map rows [N, inputs] to [N / 4, outputs]. Also maps their places [3, N] to [3, N / 4]."""
+        column, row, across = places[:, ::4]
+        own = torch.arange(0, len(x), 4, device=x.device)
+        first = own - row_in_view(row, column, across, self.nested)
+        taps = []
+        for down in (-1, 0, 1):
+            for aside in (-1, 0, 1):
+                inside = (row + down >= 0) & (column + aside >= 0)
+                found = first + row_in_view(row + down, column + aside, across, self.nested)
+                taps.append(x.index_select(0, torch.where(inside, found, own)) * inside[:, None])
+        return self.linear(torch.cat(taps, dim=1)), places[:, ::4] // 2
+
+
+class PerceptionBlock:
+    """Block with attention, then an MLP, each on normalised input, scaled by channel, and with a
+    residual.
+    """
+
+    __slots__ = ("heads", "mlp", "norm1", "norm2", "ops", "out", "qkv", "scale", "scales")
+
+    def __init__(self, weights: Weights, name: str, config: PerceptionConfig, shard: Shard) -> None:
+        hidden, attention = config.hidden, f"{name}.self_attn"
+        self.ops = weights.ops
+        self.heads = shard.divide(config.heads, "vision attention heads")
+        self.scale = config.head_dim**-0.5
+        self.norm1 = LayerNorm(weights, f"{name}.layernorm_before", hidden, config.norm_eps)
+        self.norm2 = LayerNorm(weights, f"{name}.layernorm_after", hidden, config.norm_eps)
+        if _fused(weights):
+            self.qkv = Linear.fused_columns(
+                weights, f"{attention}.in_proj", hidden, 3, hidden, shard
+            )
+        else:
+            columns = [Column(f"{attention}.{each}_proj", hidden, shard) for each in "qkv"]
+            self.qkv = Linear.columns(weights, columns, hidden, bias=True)
+        self.out = RowLinear(weights, f"{attention}.out_proj", hidden, hidden, shard, bias=True)
+        self.mlp = MLP(
+            weights,
+            (f"{name}.mlp.fc1", f"{name}.mlp.fc2"),
+            (hidden, config.intermediate),
+            config.activation,
+            shard,
+        )
+        self.scales = [weights.load(Part(f"{name}.lambda_{i}", (hidden,))) for i in (1, 2)]
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        rotations: Sequence[Rotation],
+        cuts: Sequence[Cut],
+        attention: Backend,
+    ) -> Pieces:
+        """Run as `nn.patches.block_pieces` does, each cut with its rotation."""
+
+        def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
+            qkv = self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1)
+            self.ops.rotate_(rotations[cut], qkv[:, : 2 * self.heads])
+            return qkv
+
+        return block_pieces(x, cuts, attention, self.scale, project, self._finish)
+
+    def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        y, normed = self.norm2.add(rows, self.out(attended) * self.scales[0])
+        return torch.addcmul(y, self.mlp(normed), self.scales[1])
+
+
+class ViewEmbed:
+    """Turns pixels of square views into normalised rows of patches, with learned positions."""
+
+    __slots__ = ("config", "dtype", "linear", "mean", "norm", "orders", "positions", "std")
+
+    def __init__(self, weights: Weights, config: PerceptionConfig, rules: CropRules) -> None:
+        name, hidden, patch = f"{TOWER}.embeddings", config.hidden, config.patch
+        self.config, self.dtype = config, weights.dtype
+        self.mean, self.std = (
+            torch.tensor(each, device=weights.device) * 255.0 for each in (rules.mean, rules.std)
+        )
+        kernel = weights.load(Part(f"{name}.patch_embedding.weight", (hidden, 3, patch, patch)))
+        self.linear = Linear(weights.ops, DenseMatrix(kernel.view(hidden, -1)))
+        learned = config.side // patch
+        table = weights.load(Part(f"{name}.position_embedding.weight", (learned**2, hidden)))
+        square = table.float().t().view(1, hidden, learned, learned)
+        self.orders, self.positions = {}, {}
+        for side in (rules.sides.crop, rules.sides.whole):
+            across = side // patch
+            order = send(view_places(across)[1], weights.device)
+            fitted = F.interpolate(square, size=(across, across), mode="bilinear")
+            self.orders[side] = order
+            self.positions[side] = fitted[0].flatten(1).t()[order].to(table.dtype)
+        self.norm = LayerNorm(weights, f"{TOWER}.pre_layernorm", hidden, config.norm_eps)
+
+    def __call__(self, views: torch.Tensor) -> torch.Tensor:
+        """Map uint8 [V, side, side, 3] -> [V * patches, hidden]."""
+        count, side = views.shape[:2]
+        pixels = views.reshape(count * side, side, 3)
+        cut = patchify(pixels, self.config.patch, 1, 1, self.mean, self.std, self.dtype)
+        rows = self.linear(cut).view(count, -1, self.config.hidden)
+        rows = rows.index_select(1, self.orders[side]) + self.positions[side]
+        return self.norm(rows.flatten(0, 1))
+
+
+class PerceptionTower:
+    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`.
+
+    A patch's place is its column and row, by which it is rotated, and its view's width in patches.
+    """
+
+    __slots__ = (
+        "axis",
+        "convolutions",
+        "cos",
+        "depth",
+        "device",
+        "hidden",
+        "layers",
+        "longest_segments",
+        "ops",
+        "pairs",
+        "patch",
+        "projector",
+        "rules",
+        "sin",
+        "view_embed",
+    )
+
+    axes = 3
+
+    def __init__(
+        self, weights: Weights, config: PerceptionConfig, rules: CropRules, shard: Shard
+    ) -> None:
+        self.ops, self.device = weights.ops, weights.device
+        self.rules, self.patch = rules, config.patch
+        self.hidden, self.depth = config.hidden, config.depth
+        hidden = config.hidden
+        self.longest_segments = (max(rules.view_patches((1, 1))),)
+        self.view_embed = ViewEmbed(weights, config, rules)
+        self.layers = [
+            PerceptionBlock(weights, f"{TOWER}.layers.{i}", config, shard)
+            for i in range(config.depth)
+        ]
+        self.convolutions = [
+            HalvingConvolution(
+                weights, f"{TOWER}.downsampler{i + 1}", (hidden << i, hidden << i + 1), HALVINGS - i
+            )
+            for i in range(HALVINGS)
+        ]
+        column = Column("multi_modal_projector", config.out_hidden, WHOLE)
+        # Every rank has it whole: a share would be gathered again at once.
+        self.projector = Linear.columns(
+            weights, [column], hidden << HALVINGS, bias=config.projector_bias
+        )
+        # The hub's files turn neighbouring values together, transformers' turn halves.
+        self.pairs: Pairs = "neighbours" if _fused(weights) else "halves"
+        half = config.head_dim // 2
+        steps = torch.arange(0, half, 2, dtype=torch.float32, device=self.device) / half
+        places = torch.arange(config.side // config.patch, device=self.device)
+        angles = places[:, None] * (1.0 / config.theta**steps)  # [P, D / 4]
+        self.cos, self.sin = rotary_tables(angles.repeat(1, 2), self.pairs)  # [P, D]
+        self.axis = section_axes((half // 2, half // 2), interleaved=False).to(self.device)
+
+    def rows(self, patches: int) -> int:
+        return patches // REDUCTION**2
+
+    def grid_facts(self, grid: Grid) -> GridFacts:
+        patches = self.rules.view_patches(grid)
+        places = [view_places(math.isqrt(count))[0] for count in patches]
+        return GridFacts(
+            places=send(np.concatenate(places, axis=1), self.device),
+            position_embedding=None,
+            order=None,
+            restore=None,
+            segments=(tuple(patches),),
+        )
+
+    def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
+        """Turn a canvas into rows: those of its crops, row by row, then the whole image's."""
+        crop, whole = self.rules.sides.crop, self.rules.sides.whole
+        (segments,) = facts.segments
+        crops, height = len(segments) - 1, len(pixels) - whole
+        columns = crops * crop // height if height else 0
+        views = pixels[:height, : columns * crop].view(-1, crop, columns, crop, 3).transpose(1, 2)
+        parts = [views.flatten(0, 1)] * bool(crops) + [pixels[None, height:, :whole]]
+        return torch.cat([self.view_embed(part) for part in parts])
+
+    def blocks(self, pack: Pack) -> Pieces:
+        x, (cuts,) = pack.rows, pack.cuts
+        rotation = Rotation(self.cos, self.sin, pack.places[:2], self.axis, self.pairs)
+        if not self.ops.looks_up:
+            rotation = rotation.ready()  # else that would be done again in every layer
+        rotations = [rotation.part(cut.rows) for cut in cuts]
+        for layer in self.layers:
+            x = yield from layer(x, rotations, cuts, pack.attention)
+        places = pack.places
+        for convolution in self.convolutions:
+            x, places = convolution(x, places)
+        return self.projector(x)
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """Split the embeddings by image. An image's views follow each other directly."""
+        return [part.clone() for part in split_images(self, embeddings, facts)]
+
+
+def _fused(weights: Weights) -> bool:
+    """Return True for the hub's layout, with a block's queries, keys and values in one tensor."""
+    return weights.has(f"{TOWER}.layers.0.self_attn.in_proj.weight")
