@@ -15,7 +15,6 @@ from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.attention import KVCache
-from saccade.runtime.tiers.background import Background
 from saccade.runtime.tiers.embedding_tiers import NO_TIERS, EmbeddingTiers
 from saccade.runtime.tiers.tier import Ready, Tier
 
@@ -73,7 +72,6 @@ class EmbeddingMemory:
         self._shard = shard
         self._host = tiers.host
         self._disk = tiers.disk
-        self._buffers = tiers.buffers
         self._rows: dict[ImageKey, torch.Tensor] = {}
         # of rows that are still being made on another stream, or were
         self._ready: dict[ImageKey, torch.cuda.Event] = {}
@@ -114,7 +112,7 @@ class EmbeddingMemory:
                 self._move_on_host(self._host, move)
             case _:
                 if self._disk is not None:
-                    self._move_on_disk(self._disk, move)
+                    self._disk.move(move)
 
     def save(self, key: ImageKey) -> None:
         """Begin to write to disk an embedding that is on the device, or will be."""
@@ -123,13 +121,7 @@ class EmbeddingMemory:
         if key not in self._rows:
             self._unsaved.add(key)
         else:
-            try:
-                rows, ready = self._buffers.fetch(self._rows[key], self._ready.get(key))
-            except BufferError:
-                self._disk.pass_over(key)
-            else:
-                if not self._disk.write(key, rows, ready):
-                    self._buffers.give(rows)
+            self._disk.save(key, self._rows[key], self._ready.get(key))
 
     def gather(self, parts: Sequence[tuple[ImageKey, int, int]]) -> torch.Tensor:
         """Return rows [offset, offset + length) for each (key, offset, length), back to back.
@@ -160,7 +152,7 @@ class EmbeddingMemory:
         if self._disk is None:
             self._keep(key, self.none.new_empty((move.num_tokens, self.none.shape[1])), None)
         else:
-            self._keep(key, *self._buffers.bring(self._disk.take(key)))
+            self._keep(key, *self._disk.bring(key))
         if self._shard.size > 1:
             self._rows[key] = self._shard.broadcast(self._use(key))
 
@@ -172,15 +164,3 @@ class EmbeddingMemory:
         if move.target == "device":
             self._keep(key, *host.get(key, move.num_tokens))
         host.drop(key)
-
-    def _move_on_disk(self, disk: Background[ImageKey], move: Move) -> None:
-        key = move.key
-        match move.source, move.target:
-            case "disk", "staged":
-                disk.read(key, move.num_tokens)
-            case "disk", None:
-                disk.remove(key)
-            case "staged", None:
-                self._buffers.give(disk.take(key))
-            case source, target:
-                raise AssertionError(f"no embedding goes from {source} to {target}")

@@ -1,4 +1,4 @@
-"""The tiers of embeddings that a server's options ask for, opened on one rank. Decides nothing."""
+"""The tiers of embeddings that a server's options ask for, on one rank. Decides nothing."""
 
 from __future__ import annotations
 
@@ -9,23 +9,56 @@ import torch
 
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.errors import StartupError
+from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 from saccade.runtime.tiers.background import Background
-from saccade.runtime.tiers.host import UNBUFFERED, Buffers, Unbuffered, open_buffers, open_host
+from saccade.runtime.tiers.host import Buffers, Unbuffered, open_buffers, open_host
 from saccade.runtime.tiers.items import Embeddings
-from saccade.runtime.tiers.tier import Tier, open_store
+from saccade.runtime.tiers.tier import Ready, Store, Tier, open_store
 from saccade.runtime.vision.streams import Copies
+
+
+class StoredEmbeddings:
+    """The first rank's way to a store. `thread` does the store's work."""
+
+    def __init__(self, store: Store[ImageKey], buffers: Buffers | Unbuffered) -> None:
+        """buffers: between device and store, which has them, too."""
+        self.thread = Background(store)
+        self._buffers = buffers
+
+    def save(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
+        """Begin to write an embedding that is on the device."""
+        try:
+            copy, copied = self._buffers.fetch(rows, ready)
+        except BufferError:
+            self.thread.pass_over(key)
+        else:
+            if not self.thread.write(key, copy, copied):
+                self._buffers.give(copy)
+
+    def move(self, move: Move) -> None:
+        """Begin to read, or remove, or forget what was read."""
+        match move.source, move.target:
+            case "disk", "staged":
+                self.thread.read(move.key, move.num_tokens)
+            case "disk", None:
+                self.thread.remove(move.key)
+            case "staged", None:
+                self._buffers.give(self.thread.take(move.key))
+            case source, target:
+                raise AssertionError(f"no embedding goes from {source} to {target}")
+
+    def bring(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
+        """Move to the device what was read."""
+        return self._buffers.bring(self.thread.take(key))
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTiers:
-    """Each is `None` where it is off. disk: the first rank's alone. buffers: between device and
-    disk.
-    """
+    """Each is `None` where it is off. disk: the first rank's alone."""
 
     host: Tier[ImageKey] | None = None
-    disk: Background[ImageKey] | None = None
-    buffers: Buffers | Unbuffered = UNBUFFERED
+    disk: StoredEmbeddings | None = None
 
 
 NO_TIERS = EmbeddingTiers()
@@ -55,4 +88,4 @@ def open_tiers(
         raise StartupError(
             f"--embedding-cache-{option} {budgets.folder}: {error.strerror}"
         ) from None
-    return EmbeddingTiers(host, Background(store), buffers)
+    return EmbeddingTiers(host, StoredEmbeddings(store, buffers))

@@ -56,7 +56,7 @@ class ImageExecutor:
         blockwise.compile_ahead(self.like)
         self.tower = self._fingerprint(spec, config)
         tiers = open_tiers(config.embeddings, self.tower, self.like, shard.rank)
-        self._disk = tiers.disk
+        self._disk = tiers.disk.thread if tiers.disk is not None else None
         self._encoding = False
         self.active = self._disk is not None
         self.embeddings = EmbeddingMemory(self.like, shard, tiers)
