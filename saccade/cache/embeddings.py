@@ -93,27 +93,35 @@ class EmbeddingCache:
         self.pins = PinBook() if pins is None else pins
         self._pinned = PinnedItems(self.pins)
         self.device = self._pinned.tier(budgets.device_bytes)
-        self.host = self._pinned.tier(budgets.host_bytes)
-        self.disk = self._pinned.tier(budgets.disk_bytes, shared=budgets.shared)
+        self.tiers: dict[Tier, CacheTier[ImageKey]] = {"device": self.device}
+        """Those that the server has, the nearest first."""
+        if budgets.host_bytes:
+            self.tiers["host"] = self._pinned.tier(budgets.host_bytes)
+        if budgets.disk_bytes or budgets.folder is not None:
+            self.tiers["disk"] = self._pinned.tier(budgets.disk_bytes, shared=budgets.shared)
+        self.host, self.disk = self.tiers.get("host"), self.tiers.get("disk")
         self.hits: Counter[Tier] = Counter()
         self.misses: Counter[Tier] = Counter()
         self._seen = GhostList()
         self._popularity = Popularity()
         self._known: dict[ImageKey, _Known] = {}
         self._staged: set[ImageKey] = set()
-        for key, num_tokens in on_disk:
+        self.beyond_budget = self._begin(self.disk, on_disk) if self.disk is not None else []
+        """Files of an earlier run for which the disk tier has no room now."""
+
+    def _begin(
+        self, disk: CacheTier[ImageKey], found: Iterable[tuple[ImageKey, int]]
+    ) -> list[Move]:
+        for key, num_tokens in found:
             self._seen.add(key)
             self._known[key] = _Known(num_tokens)
-            self.disk.put(key, self._bytes_on(self.disk, key), self._worth(key))
-        self.beyond_budget = [
-            Move(key, "disk", None, self._forget(key)) for key in self.disk.make_room(0)
-        ]
-        """Files of an earlier run for which the disk tier has no room now."""
+            disk.put(key, self._bytes_on(disk, key), self._worth(key))
+        return [Move(key, "disk", None, self._forget(key)) for key in disk.make_room(0)]
 
     @property
     def reading(self) -> Collection[ImageKey]:
         """Embeddings being read from disk."""
-        return self.disk.held
+        return self.disk.held if self.disk is not None else ()
 
     @property
     def staged(self) -> Collection[ImageKey]:
@@ -122,13 +130,12 @@ class EmbeddingCache:
 
     def locate(self, key: ImageKey) -> Place | None:
         """Return the embedding's nearest place, or None if uncached."""
-        if key in self.device:
-            return "device"
-        if key in self.host:
-            return "host"
         if key in self._staged:
             return "staged"
-        return "disk" if key in self.disk else None
+        for tier, shelf in self.tiers.items():
+            if key in shelf:
+                return tier
+        return None
 
     def num_tokens(self, key: ImageKey) -> int | None:
         """Return an embedding's tokens, or None if uncached."""
@@ -137,23 +144,11 @@ class EmbeddingCache:
 
     def ready(self, key: ImageKey) -> bool:
         """Return True if the embedding can be shown in the step being planned."""
-        return key in self.device or key in self.host or key in self._staged
+        return self.locate(key) not in (None, "disk")
 
     def on_disk(self, key: ImageKey) -> bool:
         """Return True if the embedding is on disk alone, and must be read."""
-        return key in self.disk and not self.ready(key)
-
-    @property
-    def tiers(self) -> dict[Tier, CacheTier[ImageKey]]:
-        """The tiers with a budget, nearest first. The device is always among them."""
-        every: dict[Tier, CacheTier[ImageKey]] = {
-            "device": self.device,
-            "host": self.host,
-            "disk": self.disk,
-        }
-        return {
-            tier: shelf for tier, shelf in every.items() if tier == "device" or shelf.budget_bytes
-        }
+        return self.locate(key) == "disk"
 
     def count_lookup(self, place: Place | None) -> None:
         """Count a sequence's lookup of an embedding: a hit at `place`, and misses above."""
@@ -228,11 +223,11 @@ class EmbeddingCache:
         Returns the necessary moves, the move of `key` last.
         """
         source = self.locate(key)
-        assert source in ("host", "staged")
-        if source == "host":
-            self.host.take(key)
-        else:
+        if source == "staged":
             self._staged.remove(key)
+        else:
+            assert source == "host" and self.host is not None
+            self.host.take(key)
         return [
             *self._make_place(key, keep),
             Move(key, source, "device", self._known[key].num_tokens),
@@ -243,12 +238,13 @@ class EmbeddingCache:
 
         Returns the necessary moves, and True if the embedding is worth that room.
         """
-        if key in self.disk or self._bytes_on(self.disk, key) > self.disk.budget_bytes:
+        disk = self.disk
+        if disk is None or key in disk or self._bytes_on(disk, key) > disk.budget_bytes:
             return [], False
-        if self.disk.shared:
-            self._shelve_known(key)
+        if disk.shared:
+            self._shelve_known(disk, key)
             return [], True
-        evicted = self._shelve(self.disk, key)
+        evicted = self._shelve(disk, key)
         return [
             Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key
         ], key not in evicted
@@ -260,16 +256,11 @@ class EmbeddingCache:
         stay, on disk too.
         """
         self._pinned.clear()
-        keep = self.device.held | self.disk.held | self._staged
-        shelves: tuple[tuple[Place, CacheTier[ImageKey]], ...] = (
-            ("device", self.device),
-            ("host", self.host),
-            ("disk", self.disk),
-        )
+        keep = {*self.device.held, *self.reading, *self._staged}
         return [
-            Move(key, place, None, self._forget(key))
-            for place, shelf in shelves
-            if disk or place != "disk"
+            Move(key, tier, None, self._forget(key))
+            for tier, shelf in self.tiers.items()
+            if disk or tier != "disk"
             for key in shelf.clear(keep)
         ]
 
@@ -301,7 +292,7 @@ class EmbeddingCache:
 
     def fetch(self, key: ImageKey) -> Move:
         """Begin to read `key` from disk. `fetched` ends the read."""
-        assert self.on_disk(key)
+        assert self.disk is not None and self.on_disk(key)
         self.disk.use(key, self._worth(key))
         self.disk.hold(key)
         return Move(key, "disk", "staged", self._known[key].num_tokens)
@@ -310,11 +301,12 @@ class EmbeddingCache:
         """End a read from disk. After a failed read the embedding counts as gone, so that the read
         is tried only once.
         """
+        assert self.disk is not None
         self.disk.release(key)
         if whole:
             self._staged.add(key)
         else:
-            self._lose(key)
+            self._lose(self.disk, key)
 
     def unstage(self, key: ImageKey) -> Move:
         """Drop a staged embedding that is needed no more. Returns the move."""
@@ -325,8 +317,8 @@ class EmbeddingCache:
         """Drop an embedding whose writing failed. A read under way will fail too, and `fetched`
         then drops it.
         """
-        if key in self.disk and key not in self.disk.held:
-            self._lose(key)
+        if self.disk is not None and key in self.disk and key not in self.disk.held:
+            self._lose(self.disk, key)
 
     def not_encoded(self, key: ImageKey) -> None:
         """Drop an admitted, unheld embedding whose encoding failed."""
@@ -340,21 +332,20 @@ class EmbeddingCache:
 
         `disk` then lists the embeddings known to this server, and forgetting one leaves its file.
         """
-        key = image.key
+        key, disk = image.key, self.disk
         if not there:
-            if key in self.disk and key not in self.disk.held:
-                self._lose(key)
-        elif key not in self.disk:
+            self.not_saved(key)
+        elif disk is not None and key not in disk:
             self._seen.add(key)
             self._known.setdefault(key, _Known(image.num_tokens))
-            self._shelve_known(key)
+            self._shelve_known(disk, key)
 
-    def _shelve_known(self, key: ImageKey) -> None:
-        for victim in self._shelve(self.disk, key):
+    def _shelve_known(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
+        for victim in self._shelve(disk, key):
             self._forget(victim)
 
-    def _lose(self, key: ImageKey) -> None:
-        self.disk.take(key)
+    def _lose(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
+        disk.take(key)
         self._forget(key)
 
     # ---- tiers
@@ -382,7 +373,7 @@ class EmbeddingCache:
 
     def _demote(self, key: ImageKey) -> list[Move]:
         """Move `key` from the device to the host, if it is worth its room there."""
-        if self._bytes(key) > self.host.budget_bytes:
+        if self.host is None or self._bytes(key) > self.host.budget_bytes:
             return [Move(key, "device", None, self._forget(key))]
         evicted = self._shelve(self.host, key)
         dropped = [

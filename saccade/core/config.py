@@ -101,7 +101,7 @@ class PageTierConfig:
 
     `disk_bytes` in `folder`'s files (None: the disk is unused), and `host_bytes` in each rank's
     host memory. identity: what the pages depend on (`page_store.PageIdentity.digest`). `ranks`: how
-    many hold a part of each page.
+    many hold a part of each page. store: the file of `runtime/tiers/` that keeps them in `folder`.
     """
 
     folder: str | None = None
@@ -109,6 +109,7 @@ class PageTierConfig:
     identity: bytes = b""
     ranks: int = 1
     host_bytes: int = 0
+    store: str = "disk"
 
     def __bool__(self) -> bool:
         return self.folder is not None or self.host_bytes > 0
@@ -184,7 +185,8 @@ class EmbeddingBudgets:
     """Bytes for image embeddings in each tier.
 
     Budgets are per rank, except for the disk, which is in `folder`. `shared`: other servers write
-    to the folder, too, and `disk_bytes` covers all servers.
+    to the folder, too, and `disk_bytes` covers all servers. store: the file of `runtime/tiers/`
+    that keeps them there.
     """
 
     device_bytes: int
@@ -192,6 +194,7 @@ class EmbeddingBudgets:
     disk_bytes: int = 0
     folder: str | None = None
     shared: bool = False
+    store: str = "disk"
 
 
 @dataclass(frozen=True, slots=True)

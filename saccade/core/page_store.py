@@ -4,6 +4,8 @@ for each. Start-up looks at the folder, the worker writes it. Knows nothing of w
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from saccade.core.claims import Claim, opened_folder
+from saccade.core.claims import Claim, made_beside, opened_folder
 
 FORMAT = "saccade-page-1"
 """Changes whenever bytes of a page, or what they mean, change in a way that no other part of an
@@ -74,3 +76,21 @@ def kept_bytes(root: Path) -> int:
                 with suppress(OSError):
                     total += path.lstat().st_blocks * 512
     return total
+
+
+def remove_others(root: Path, identity: bytes) -> int:
+    """Remove other identities' pages, unless a running server has the lock. Returns their number.
+
+    Models served earlier keep nothing next to the present model.
+    """
+    count = 0
+    for folder in page_folders(root):
+        if folder.name == identity_folder(identity):
+            continue
+        with suppress(OSError), open(folder / "lock", "r+b", opener=made_beside) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for entry in os.scandir(folder):
+                if PAGE_FILE.fullmatch(entry.name) or PAGE_DRAFT.fullmatch(entry.name):
+                    Path(entry).unlink()
+                    count += 1
+    return count

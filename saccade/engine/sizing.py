@@ -562,9 +562,9 @@ def resolve_embeddings(
     if name is None or limit_mb == 0:
         return EmbeddingBudgets(device, host_bytes)
     nbytes, folder = _disk_budget("--embedding-cache-dir", name, limit_mb, stored_bytes)
-    return EmbeddingBudgets(
-        device, host_bytes, nbytes, folder, shared=caches.embedding_cache_shared
-    )
+    shared = caches.embedding_cache_shared
+    store = "shared" if shared else "disk"
+    return EmbeddingBudgets(device, host_bytes, nbytes, folder, shared, store)
 
 
 def resolve_pages(caches: CacheOptions, ranks: int, host_bytes: int) -> PageTierConfig:

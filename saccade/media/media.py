@@ -89,7 +89,7 @@ class Media:
         self._options = options
         self._arena = arena
         self._metrics = metrics
-        self.encoders = Encoders(role, arena, metrics)
+        self.encoders = Encoders(role, arena, metrics) if role.role == "language" else None
         self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
         self._fetcher = Fetcher(options, metrics)
         own = spec.sample.own if spec.sees_images else None
@@ -114,7 +114,8 @@ class Media:
             self._decoders.pool.start()
 
     async def close(self) -> None:
-        await self.encoders.close()
+        if self.encoders is not None:
+            await self.encoders.close()
         await self._decoders.close()
         await self.documents.close()
         await self.reader.close()
@@ -297,19 +298,22 @@ class Media:
 
         Raises as `decode` does.
         """
+        if self.encoders is not None and await self._given(self.encoders, key, slot):
+            return None
+        return await self.decode(key, slot)
+
+    async def _given(self, encoders: Encoders, key: ImageKey, slot: PixelSlot) -> bool:
+        """Ask for a held image's embedding. Returns True if it is in the slot."""
         held = self._held.get(key, ())
         opened = next((each for each in held if each.there), next(iter(held), None))
-        if (
-            opened is not None
-            and opened.budget is not None
-            and self.encoders.fits(opened.image.num_tokens, slot)
-        ):
-            answer = await self.encoders.ask(*question(opened, self.encoders.tower), slot)
-            if spent := self._spent.get(key):
-                spent.encoder, spent.encoder_ms = answer.outcome, answer.ms
-            if answer.outcome == "embedding":
-                return None
-        return await self.decode(key, slot)
+        if opened is None or opened.budget is None:
+            return False
+        if not encoders.fits(opened.image.num_tokens, slot):
+            return False
+        answer = await encoders.ask(*question(opened, encoders.tower), slot)
+        if spent := self._spent.get(key):
+            spent.encoder, spent.encoder_ms = answer.outcome, answer.ms
+        return answer.outcome == "embedding"
 
     async def decode(self, key: ImageKey, slot: PixelSlot) -> bytes:
         """Decode a held image into its slot and return the pixels' name. Writes to the slot end
@@ -343,7 +347,8 @@ class Media:
 
     def call_off(self, key: ImageKey) -> None:
         """Cancel the image's decode and its question to an encoder."""
-        self.encoders.call_off(key)
+        if self.encoders is not None:
+            self.encoders.call_off(key)
         self._decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:

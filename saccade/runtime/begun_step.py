@@ -17,7 +17,7 @@ from saccade.core.plan import Changed, DiskEvent, HeadGuesses, Plan, StepResult
 from saccade.core.types import ImageKey
 from saccade.runtime.row_parts import RowOutcome
 from saccade.runtime.sampling.finite import NO_TOKEN
-from saccade.runtime.tiers.disk import DiskTier
+from saccade.runtime.tiers.background import Background
 from saccade.runtime.tiers.page_memory import PageMemory
 from saccade.runtime.vision.vision_encoder import VisionEncoder
 
@@ -43,7 +43,7 @@ class Step:
         plan: Plan,
         pages: PageMemory | None = None,
         vision: VisionEncoder | None = None,
-        disk: DiskTier[ImageKey] | None = None,
+        disk: Background[ImageKey] | None = None,
     ) -> None:
         self._plan = plan
         self._pages = pages

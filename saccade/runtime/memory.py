@@ -1,5 +1,5 @@
-"""KV pages on the device, and image embeddings in their tiers. Owns the tensors. The scheduler
-decides what they hold. `states.py` has the state per sequence.
+"""KV pages and image embeddings on the device, and the ways of embeddings to other tiers. Owns the
+tensors. The scheduler decides what they hold. `states.py` has the state per sequence.
 
 Page 0 is the dummy page: padding rows write to it, and it is never read.
 """
@@ -15,9 +15,8 @@ from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.attention import KVCache
-from saccade.runtime.tiers.disk import DiskTier
-from saccade.runtime.tiers.host import BUFFER_BYTES, Buffers, HostTier, PinnedTier, SameMemory, Slab
-from saccade.runtime.vision.streams import Copies
+from saccade.runtime.tiers.embedding_tiers import NO_TIERS, EmbeddingTiers
+from saccade.runtime.tiers.tier import Ready, Tier
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = {
@@ -62,33 +61,22 @@ def _as_pairs(caches: Caches) -> Iterator[Mapping[str, torch.Tensor]]:
 
 
 class EmbeddingMemory:
-    """Image embeddings by key, in every tier: [num_tokens, embedding_width], each in own memory.
+    """Image embeddings by key: [num_tokens, embedding_width], each in own memory.
 
     Copies run while the worker goes on. The first rank reads from disk and hands to the other
     ranks.
     """
 
-    def __init__(
-        self, like: torch.Tensor, shard: Shard, disk: DiskTier[ImageKey] | None, host_bytes: int = 0
-    ) -> None:
-        """Take dtype and device from `like` [0, width], kept as `none`. host_bytes: the host tier's
-        size.
-        """
+    def __init__(self, like: torch.Tensor, shard: Shard, tiers: EmbeddingTiers = NO_TIERS) -> None:
+        """Take dtype and device from `like` [0, width], kept as `none`."""
         self._shard = shard
-        self._disk = disk
+        self._host = tiers.host
+        self._disk = tiers.disk
         self._rows: dict[ImageKey, torch.Tensor] = {}
         # of rows that are still being made on another stream, or were
         self._ready: dict[ImageKey, torch.cuda.Event] = {}
         self._unsaved: set[ImageKey] = set()  # to be saved once they are encoded
         self.none = like
-        self._host: HostTier = SameMemory()
-        self._buffers: Buffers | None = None
-        if like.is_cuda:
-            copies, row = Copies(like.device), like.shape[1] * like.element_size()
-            self._host = PinnedTier(Slab(host_bytes // row, like, like.device), copies)
-            if disk is not None:
-                self._buffers = Buffers(Slab(BUFFER_BYTES // row, like, like.device), copies)
-                disk.use(self._buffers.lend, self._buffers.give)
 
     def __len__(self) -> int:
         """Count the embeddings on the device."""
@@ -117,17 +105,14 @@ class EmbeddingMemory:
             case "device", None:
                 del self._rows[key]
                 self._ready.pop(key, None)
-            case "device", "host":
-                self._host.put(key, self._rows.pop(key), self._ready.pop(key, None))
-            case "host", None:
-                self._host.drop(key)
-            case "host", "device":
-                self._keep(key, *self._host.pop(key))
             case "staged", "device":
                 self._receive(move)
+            case ("host", _) | (_, "host"):
+                assert self._host is not None, "there is no host tier"
+                self._move_on_host(self._host, move)
             case _:
                 if self._disk is not None:
-                    _move_on_disk(self._disk, move)
+                    self._disk.move(move)
 
     def save(self, key: ImageKey) -> None:
         """Begin to write to disk an embedding that is on the device, or will be."""
@@ -135,15 +120,8 @@ class EmbeddingMemory:
             return
         if key not in self._rows:
             self._unsaved.add(key)
-        elif self._buffers is None:
-            self._disk.write(key, self._rows[key])
         else:
-            try:
-                rows, wait = self._buffers.fetch(self._rows[key], self._ready.get(key))
-            except BufferError:
-                self._disk.pass_over(key)
-            else:
-                self._disk.write(key, rows, wait)
+            self._disk.save(key, self._rows[key], self._ready.get(key))
 
     def gather(self, parts: Sequence[tuple[ImageKey, int, int]]) -> torch.Tensor:
         """Return rows [offset, offset + length) for each (key, offset, length), back to back.
@@ -153,7 +131,7 @@ class EmbeddingMemory:
         rows = [self._use(key)[offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    def _keep(self, key: ImageKey, rows: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+    def _keep(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
         self._rows[key] = rows
         if ready is not None:
             self._ready[key] = ready
@@ -170,26 +148,19 @@ class EmbeddingMemory:
 
     def _receive(self, move: Move) -> None:
         """Hand the rows that the first rank has read to all ranks."""
-        key, ready = move.key, None
+        key = move.key
         if self._disk is None:
-            rows = self.none.new_empty((move.num_tokens, self.none.shape[1]))
-        elif self._buffers is None:
-            rows = self._disk.take(key)
+            self._keep(key, self.none.new_empty((move.num_tokens, self.none.shape[1])), None)
         else:
-            rows, ready = self._buffers.bring(self._disk.take(key))
-        self._keep(key, rows, ready)
+            self._keep(key, *self._disk.bring(key))
         if self._shard.size > 1:
             self._rows[key] = self._shard.broadcast(self._use(key))
 
-
-def _move_on_disk(disk: DiskTier[ImageKey], move: Move) -> None:
-    key = move.key
-    match move.source, move.target:
-        case "disk", "staged":
-            disk.read(key, move.num_tokens)
-        case "disk", None:
-            disk.remove(key)
-        case "staged", None:
-            disk.forget(key)
-        case source, target:
-            raise AssertionError(f"no embedding goes from {source} to {target}")
+    def _move_on_host(self, host: Tier[ImageKey], move: Move) -> None:
+        key = move.key
+        if move.source == "device":
+            host.put(key, self._rows.pop(key), self._ready.pop(key, None))
+            return
+        if move.target == "device":
+            self._keep(key, *host.get(key, move.num_tokens))
+        host.drop(key)

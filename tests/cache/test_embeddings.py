@@ -40,8 +40,8 @@ def test_the_disk_counts_what_its_files_take() -> None:
         moves, kept = embeddings.save(key)
         assert kept
         went += moves
-    assert went == [Move(A, "disk", None, 1)] and len(embeddings.disk) == 2
-    assert embeddings.disk.used_bytes == budgets.disk_bytes
+    assert went == [Move(A, "disk", None, 1)] and len(embeddings.tiers["disk"]) == 2
+    assert embeddings.tiers["disk"].used_bytes == budgets.disk_bytes
     again = EmbeddingCache(budgets, 1, [(A, 1), (B, 1), (C, 1)])
     assert again.beyond_budget == [Move(A, "disk", None, 1)]
 
@@ -141,7 +141,7 @@ def test_the_device_evicts_to_the_host_and_the_host_to_nowhere() -> None:
     assert embeddings.admit(C, 50) == [Move(A, "host", None, 50), Move(B, "device", "host", 50)]
     assert embeddings.locate(A) is None and embeddings.ready(B) and embeddings.locate(B) == "host"
     assert embeddings.to_device(B) == [Move(C, "device", "host", 50), Move(B, "host", "device", 50)]
-    assert embeddings.host.used_bytes == embeddings.device.used_bytes == 50
+    assert embeddings.tiers["host"].used_bytes == embeddings.device.used_bytes == 50
 
 
 def test_what_is_too_large_for_the_host_is_dropped() -> None:
@@ -170,7 +170,7 @@ def test_the_disk_evicts_but_not_what_is_being_read() -> None:
     embeddings.admit(C, 50)
     assert embeddings.save(C) == ([Move(B, "disk", None, 50)], True)
     embeddings.fetched(A, whole=False)
-    assert embeddings.locate(A) is None and embeddings.disk.used_bytes == 50
+    assert embeddings.locate(A) is None and embeddings.tiers["disk"].used_bytes == 50
 
 
 def test_what_could_not_be_read_is_encoded_and_saved_again() -> None:
@@ -193,7 +193,7 @@ def test_what_could_not_be_written_is_not_on_disk() -> None:
     embeddings.admit(A, 50)
     embeddings.save(A)
     embeddings.not_saved(A)
-    assert embeddings.locate(A) == "device" and embeddings.disk.used_bytes == 0
+    assert embeddings.locate(A) == "device" and embeddings.tiers["disk"].used_bytes == 0
     embeddings.admit(B, 50)
     assert embeddings.locate(A) is None and embeddings.why_missing(A) == "evicted"
 

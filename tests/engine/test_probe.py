@@ -108,7 +108,7 @@ def test_what_was_seen_is_fetched_and_what_was_seen_to_be_gone_is_not() -> None:
     assert embeddings.locate(one.key) is None
     for image in others:
         embeddings.seen_in_store(image, True)
-    assert len(embeddings.disk) == 3
+    assert len(embeddings.tiers["disk"]) == 3
 
 
 def test_files_that_are_forgotten_are_not_removed_for_they_are_everybodys() -> None:

@@ -72,7 +72,12 @@ def test_every_tier_gives_the_same_answers(
         check(model, harness.run([model.request(harness, name)]))
     embeddings = harness.scheduler.embeddings
     if "disk" in tiers:
-        assert len(harness.encoded) == len(set(harness.encoded)) == len(embeddings.disk) == PICTURES
+        assert (
+            len(harness.encoded)
+            == len(set(harness.encoded))
+            == len(embeddings.tiers["disk"])
+            == PICTURES
+        )
     if not prefix_cache:
         assert all(embeddings.hits[tier] > 0 for tier in embeddings.tiers)
     assert embeddings.device.evictions > 0

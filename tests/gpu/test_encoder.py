@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from saccade.core.arena import Arena
-from saccade.core.config import EncoderConfig
+from saccade.core.config import EmbeddingBudgets, EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, Move, PixelSlot
 from saccade.core.types import ImageKey
@@ -20,6 +20,7 @@ from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE
 from saccade.runtime.cuda.graphs import ENOUGH, Capture, CudaCapture, eager
 from saccade.runtime.memory import EmbeddingMemory
+from saccade.runtime.tiers.embedding_tiers import open_tiers
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.vision.vision_encoder import VisionEncoder
@@ -131,7 +132,7 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
     vision = VisionEncoder(
         net.spec, encoder(net, cuda, CudaCapture()), arena, like, WHOLE, "weights"
     )
-    memory = EmbeddingMemory(like.new_empty((0, net.spec.embedding_width)), WHOLE, None)
+    memory = EmbeddingMemory(like.new_empty((0, net.spec.embedding_width)), WHOLE)
     plain = encoder(net, cuda, eager)
     busy = torch.randn(2048, 2048, device=cuda)
     reported: list[tuple[ImageKey, float, float]] = []
@@ -198,7 +199,9 @@ def test_embeddings_survive_the_host_tier_and_its_runs(cuda: torch.device) -> No
     """More of them than fit side by side, put and brought back in another order."""
     width, rows = 64, 100
     like = torch.empty((0, width), dtype=torch.bfloat16, device=cuda)
-    memory = EmbeddingMemory(like, WHOLE, None, host_bytes=rows * width * 2)
+    memory = EmbeddingMemory(
+        like, WHOLE, open_tiers(EmbeddingBudgets(0, rows * width * 2), "", like, 0)
+    )
     rng = np.random.default_rng(0)
     held: dict[ImageKey, torch.Tensor] = {}
     for number in range(300):

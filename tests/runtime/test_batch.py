@@ -36,7 +36,7 @@ class Bench:
         self.table = PageTable(4, 64, CPU)
         known = PositionCache(net.spec, net.vision, Metrics())
         self.batcher = Batcher(known, 4, 64, self.table, page_size)
-        self.memory = EmbeddingMemory(torch.empty((0, 3)), WHOLE, None)
+        self.memory = EmbeddingMemory(torch.empty((0, 3)), WHOLE)
 
     def open(self, slot: int, tokens: list[int], pages: list[int], prompt: int, seed: int) -> None:
         grid = (1, 4, 6)

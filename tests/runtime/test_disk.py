@@ -20,10 +20,11 @@ from saccade.core.options import CacheOptions
 from saccade.core.plan import Happened
 from saccade.core.rare_warnings import SECONDS, RareWarnings
 from saccade.core.types import ImageKey
-from saccade.runtime.tiers import disk
-from saccade.runtime.tiers import files as on_disk
-from saccade.runtime.tiers.disk import DiskTier
-from saccade.runtime.tiers.files import EmbeddingFiles
+from saccade.runtime.tiers import items as on_disk
+from saccade.runtime.tiers.background import Background
+from saccade.runtime.tiers.disk import Folder
+from saccade.runtime.tiers.host import UNBUFFERED
+from saccade.runtime.tiers.items import Embeddings
 
 A, B, C = (ImageKey(bytes([n] * 32), bytes(16), "salt" * (n % 2)) for n in range(3))
 WIDTH = 8
@@ -36,8 +37,13 @@ LOST: tuple[tuple[tuple[ImageKey, Happened]], ...] = (
 
 def open_tier(
     folder: Path, fingerprint: bytes = b"model", dtype: torch.dtype = torch.bfloat16
-) -> DiskTier[ImageKey]:
-    return DiskTier(EmbeddingFiles(folder, fingerprint, WIDTH, dtype))
+) -> Background[ImageKey]:
+    return Background(Folder(folder, Embeddings(fingerprint, WIDTH, dtype), UNBUFFERED, 0))
+
+
+def path_of(tier: Background[ImageKey], key: ImageKey) -> Path:
+    assert isinstance(tier.store, Folder)
+    return tier.store.path(key)
 
 
 def rows(key: ImageKey, num_tokens: int = 5) -> torch.Tensor:
@@ -47,7 +53,7 @@ def rows(key: ImageKey, num_tokens: int = 5) -> torch.Tensor:
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[DiskTier[ImageKey]]:
+def tier(tmp_path: Path) -> Iterator[Background[ImageKey]]:
     tier = open_tier(tmp_path)
     yield tier
     tier.close()
@@ -60,21 +66,10 @@ def files(tmp_path: Path) -> list[Path]:
     for key in (A, B, C):
         tier.write(key, rows(key))
     tier.close()
-    files = [tier.files.path(key) for key in (A, B, C)]
+    files = [path_of(tier, key) for key in (A, B, C)]
     for age, file in enumerate(files):
         os.utime(file, (age, age))
     return files
-
-
-def test_what_was_written_is_read(tier: DiskTier[ImageKey]) -> None:
-    for key in (A, B):
-        tier.write(key, rows(key))
-        tier.read(key)
-    events = tier.collect(wait=True)
-    while len(events) < 2:
-        events += tier.collect(wait=True)
-    assert events == ((A, "read"), (B, "read"))
-    assert torch.equal(tier.take(B), rows(B)) and torch.equal(tier.take(A), rows(A))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 256, 257, 2000])
@@ -84,34 +79,18 @@ def test_a_file_takes_what_is_counted_for_it(tmp_path: Path, num_tokens: int, sa
     tier = open_tier(tmp_path)
     tier.write(key, rows(key, num_tokens))
     tier.close()
-    size = tier.files.path(key).stat().st_size
+    size = path_of(tier, key).stat().st_size
     taken = -(-size // DISK_BLOCK) * DISK_BLOCK
     assert taken == embedding_file_bytes(rows(key, num_tokens).nbytes)
 
 
 def test_it_survives_a_restart_the_oldest_first(tmp_path: Path, files: list[Path]) -> None:
     tier = open_tier(tmp_path)
-    assert tier.found == ((A, 5), (B, 5), (C, 5))
-    tier.read(B)
+    assert tier.store.found == ((A, 5), (B, 5), (C, 5))
+    tier.read(B, 5)
     assert tier.collect(wait=True) == ((B, "read"),)
     assert torch.equal(tier.take(B), rows(B))
     tier.close()
-
-
-def test_what_is_removed_is_gone(tmp_path: Path, files: list[Path]) -> None:
-    tier = open_tier(tmp_path)
-    tier.remove(B)
-    tier.close()
-    assert [file.exists() for file in files] == [True, False, True]
-
-
-def test_another_models_files_are_neither_read_nor_touched(
-    tmp_path: Path, files: list[Path]
-) -> None:
-    other = open_tier(tmp_path, b"other")
-    assert other.found == ()
-    other.close()
-    assert all(file.exists() for file in files)
 
 
 def damage(file: Path, how: str, other: Path) -> None:
@@ -154,27 +133,7 @@ def test_a_damaged_or_foreign_file_is_removed_at_the_start(
 ) -> None:
     damage(files[0], how, files[1])
     tier = open_tier(tmp_path)
-    assert tier.found == ((B, 5), (C, 5))
-    assert not files[0].exists()
-    tier.close()
-
-
-@pytest.mark.parametrize(
-    "how", ["cut short", "empty", "no header", "another image's", "a value", "missing"]
-)
-def test_a_file_damaged_later_is_removed_when_it_is_read(
-    tmp_path: Path, files: list[Path], how: str
-) -> None:
-    tier = open_tier(tmp_path)
-    damage(files[0], how, files[1])
-    if how == "a value":
-        data = bytearray(files[0].read_bytes())
-        data[-1] ^= 1
-        files[0].write_bytes(data)
-    elif how == "missing":
-        files[0].unlink()
-    tier.read(A)
-    assert tier.collect(wait=True) in LOST
+    assert tier.store.found == ((B, 5), (C, 5))
     assert not files[0].exists()
     tier.close()
 
@@ -196,10 +155,10 @@ def test_a_file_with_values_that_are_no_numbers_is_removed_when_it_is_read(
         data[: 8 + length].replace(before, blake3(values).hexdigest().encode()) + values
     )
     tier = open_tier(tmp_path)
-    tier.read(A)
+    tier.read(A, 5)
     assert tier.collect(wait=True) in LOST
     assert not files[0].exists()
-    tier.read(B)
+    tier.read(B, 5)
     assert tier.collect(wait=True) == ((B, "read"),)
     tier.close()
 
@@ -253,12 +212,12 @@ def test_what_others_put_there_is_removed_unopened_or_unread(
     good = files[0].read_bytes()
     put_foreign(files[0], what, files[2])
     tier = open_tier(tmp_path)
-    assert (B, 5) in tier.found and A not in dict(tier.found)
+    assert (B, 5) in tier.store.found and A not in dict(tier.store.found)
     assert not os.path.lexists(files[0])
     files[0].write_bytes(good)
     files[2].write_bytes(good)
     put_foreign(files[0], what, files[2])
-    tier.read(A)
+    tier.read(A, 5)
     assert tier.collect(wait=True) in LOST
     assert not os.path.lexists(files[0])
     tier.close()
@@ -270,7 +229,7 @@ def test_a_folder_in_the_place_of_a_file_is_said_to_stay(
     files[0].unlink()
     files[0].mkdir()
     tier = open_tier(tmp_path)
-    assert tier.found == ((B, 5), (C, 5)) and files[0].is_dir()
+    assert tier.store.found == ((B, 5), (C, 5)) and files[0].is_dir()
     assert "is not used (it is not a regular file), and cannot be removed" in caplog.text
     tier.close()
 
@@ -281,12 +240,12 @@ def test_what_can_be_neither_read_nor_removed_nor_written_is_said_and_the_work_g
     tier = open_tier(tmp_path)
     files[0].unlink()
     files[0].mkdir()
-    tier.read(A)
+    tier.read(A, 5)
     assert tier.collect(wait=True) in LOST
     tier.remove(A)
     tier.write(A, rows(A))
     assert tier.collect(wait=True) == ((A, "not saved"),)
-    tier.read(B)
+    tier.read(B, 5)
     assert tier.collect(wait=True) == ((B, "read"),)
     tier.close()
     assert sorted(files[0].parent.iterdir()) == sorted(files), "no draft is left"
@@ -303,14 +262,16 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_file_that_cannot_be_read_for_now_stays(tier: DiskTier[ImageKey], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_for_now_stays(
+    tier: Background[ImageKey], tmp_path: Path
+) -> None:
     tier.write(A, rows(A))
-    tier.read(A)
+    tier.read(A, 5)
     assert tier.collect(wait=True) == ((A, "read"),)
     with no_more_files():
-        tier.read(A)
+        tier.read(A, 5)
         assert tier.collect(wait=True) in LOST
-    tier.read(A)
+    tier.read(A, 5)
     assert tier.collect(wait=True) == ((A, "read"),)
 
 
@@ -318,17 +279,8 @@ def test_a_file_that_cannot_be_read_for_now_stays(tier: DiskTier[ImageKey], tmp_
 def test_a_file_that_may_not_be_read_at_the_start_stays(tmp_path: Path, files: list[Path]) -> None:
     files[0].chmod(0)
     tier = open_tier(tmp_path)
-    assert tier.found == ((B, 5), (C, 5)) and files[0].exists()
+    assert tier.store.found == ((B, 5), (C, 5)) and files[0].exists()
     tier.close()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_waits_for_a_thread_that_has_died(tier: DiskTier[ImageKey]) -> None:
-    tier.write(A, torch.empty(5, WIDTH, device="meta"))  # a mistake of ours: it has no values
-    tier.read(A)
-    for wait in (True, False):
-        with pytest.raises(RuntimeError, match="has failed"):
-            tier.collect(wait)
 
 
 def test_what_a_crash_left_behind_is_removed(tmp_path: Path, files: list[Path]) -> None:
@@ -337,7 +289,7 @@ def test_what_a_crash_left_behind_is_removed(tmp_path: Path, files: list[Path]) 
     stray = files[0].parent / "notes.txt"
     stray.write_text("hello")
     tier = open_tier(tmp_path)
-    assert len(tier.found) == 3 and not draft.exists()
+    assert len(tier.store.found) == 3 and not draft.exists()
     assert stray.exists(), "nobody of ours has written it"
     tier.close()
 
@@ -345,10 +297,9 @@ def test_what_a_crash_left_behind_is_removed(tmp_path: Path, files: list[Path]) 
 @pytest.mark.more
 def test_a_crash_at_any_moment_of_writing_leaves_only_whole_files(tmp_path: Path) -> None:
     code = (
-        "import sys, torch; from pathlib import Path; from saccade.runtime.tiers.disk import "
-        "DiskTier; from saccade.runtime.tiers.files import EmbeddingFiles; from saccade.core.types "
-        "import ImageKey\n"
-        "tier = DiskTier(EmbeddingFiles(Path(sys.argv[1]), b'model', 8, torch.bfloat16))\n"
+        "import sys, torch; from pathlib import Path; from tests.runtime.test_disk import "
+        "open_tier; from saccade.core.types import ImageKey\n"
+        "tier = open_tier(Path(sys.argv[1]))\n"
         "for n in range(200):\n"
         "    tier.write(ImageKey(bytes([n] * 32), bytes(16)), torch.ones(20000, 8, "
         "dtype=torch.bfloat16))\n"
@@ -360,17 +311,17 @@ def test_a_crash_at_any_moment_of_writing_leaves_only_whole_files(tmp_path: Path
     writer.wait()
     writer.stdout.close()
     tier = open_tier(tmp_path)
-    assert len(tier.found) < 200
-    for key, num_tokens in tier.found:
-        tier.read(key)
+    assert len(tier.store.found) < 200
+    for key, num_tokens in tier.store.found:
+        tier.read(key, num_tokens)
         assert tier.collect(wait=True) == ((key, "read"),)
         assert num_tokens == 20000 and bool((tier.take(key) == 1).all())
-    assert len(list((tmp_path / b"model".hex()).iterdir())) == len(tier.found)
+    assert len(list((tmp_path / b"model".hex()).iterdir())) == len(tier.store.found)
     tier.close()
 
 
 def test_what_cannot_be_written_is_said_and_leaves_nothing(
-    tmp_path: Path, tier: DiskTier[ImageKey], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tier: Background[ImageKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
@@ -379,14 +330,6 @@ def test_what_cannot_be_written_is_said_and_leaves_nothing(
     tier.write(A, rows(A))
     assert tier.collect(wait=True) == ((A, "not saved"),)
     assert not list((tmp_path / b"model".hex()).iterdir())
-
-
-def test_what_would_wait_too_long_is_not_written(
-    tier: DiskTier[ImageKey], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk, "PENDING_BYTES", 0)
-    tier.write(A, rows(A))
-    assert tier.collect(wait=False) == ((A, "not saved"),)
 
 
 def test_only_the_owner_may_read_the_files(files: list[Path]) -> None:
@@ -408,7 +351,7 @@ def test_a_full_disk_is_one_line_with_a_count(
         for number in range(50):
             tier.write(ImageKey(bytes([number] * 32), bytes(16), ""), rows(A))
             assert tier.collect(wait=True)[0][1] == "not saved"
-    tier.read(C)
+    tier.read(C, 5)
     assert tier.collect(wait=True) == ((C, "missing"),)
     tier.close()
     said = [record.getMessage() for record in caplog.records]

@@ -16,7 +16,7 @@ from saccade.engine.process import identify
 from saccade.families.registry import load_spec
 from saccade.ipc.messages import Load
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.tiers.disk import fingerprint_encoder
+from saccade.runtime.vision.fingerprint import fingerprint_encoder
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.weights.checkpoint_weights import check_tower, load_net, load_tower

@@ -14,19 +14,26 @@ from typing import Any
 import pytest
 
 import saccade.runtime
-from saccade.core.config import KVConfig, PageTierConfig
+from saccade.core.config import EmbeddingBudgets, KVConfig, PageTierConfig
 from saccade.core.plan import Change, Plan
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import PromptReading
 from saccade.runtime.adapters import AdapterTable
 from saccade.runtime.sampling.draw_parts import RowByRow
 from saccade.runtime.sampling.scores import Scorer, StateReader
+from saccade.runtime.tiers.background import Background
+from saccade.runtime.tiers.disk import Folder
+from saccade.runtime.tiers.embedding_tiers import StoredEmbeddings
+from saccade.runtime.tiers.host import SameMemory
+from saccade.runtime.tiers.page_host import HostPages
 from saccade.runtime.tiers.page_memory import PageMemory
 from saccade_bench.fixtures.harness import Harness, set_threads
 from tests.families.forwarding import load
 
 RUNTIME = Path(saccade.runtime.__file__).parent
-PARTS = {AdapterTable, PageMemory, RowByRow, Scorer, StateReader}
+STORED = {Background, Folder}
+TIERS = {HostPages, PageMemory, SameMemory, StoredEmbeddings, *STORED}
+PARTS = {AdapterTable, RowByRow, Scorer, StateReader, *TIERS}
 UNASKED = {
     *("adapters", "draw_parts", "edits", "images", "memory", "page_memory", "positions"),
     *("row_parts", "scores", "states", "streams", "token_rules", "vision_encoder"),
@@ -84,11 +91,41 @@ def test_a_worker_has_the_parts_that_were_asked_for(
     assert parts_of(over.worker) == parts
 
 
-def test_a_worker_has_adapters_and_tiers_of_pages_once_there_are_any(
+@pytest.mark.parametrize(
+    ("host", "disk", "of_embeddings", "of_pages"),
+    [
+        (0, 0, set(), set()),
+        (1 << 20, 0, {SameMemory}, {PageMemory, HostPages}),
+        (0, 1 << 20, {StoredEmbeddings, *STORED}, {PageMemory, *STORED}),
+    ],
+    ids=["default", "host", "disk"],
+)
+def test_a_worker_has_the_tiers_that_options_ask_for(
     make: Callable[..., Harness],
+    tmp_path: Path,
+    host: int,
+    disk: int,
+    of_embeddings: set[type],
+    of_pages: set[type],
 ) -> None:
-    kept = make(kv=KVConfig(pages=PageTierConfig(host_bytes=1 << 20)))
-    assert parts_of(kept.worker) == {PageMemory}
+    """And no object of another."""
+    embeddings, pages = (str(tmp_path / each) if disk else None for each in "ep")
+    budgets = EmbeddingBudgets(1 << 20, host, disk, embeddings)
+    kept = make(embeddings=budgets)
+    assert parts_of(kept.worker) == of_embeddings
+    assert [*kept.scheduler.embeddings.tiers] == [
+        "device",
+        *["host"] * bool(host),
+        *["disk"] * bool(disk),
+    ]
+    kept.close()
+    config = PageTierConfig(pages, disk, b"i" * 16, host_bytes=host)
+    kept = make(kv=KVConfig(pages=config))
+    assert parts_of(kept.worker) == of_pages
+    kept.close()
+
+
+def test_a_worker_has_adapters_once_there_are_any(make: Callable[..., Harness]) -> None:
     over = make()
     result = over.worker.execute(Plan(0, change=Change("load adapter", 1, "/nowhere")))
     assert result.changed is not None and result.changed.error

@@ -20,9 +20,11 @@ from saccade.core.options import CacheOptions, MediaOptions
 from saccade.core.store import DRAFT, SUFFIX, file_name, stored_bytes
 from saccade.core.types import ImageKey
 from saccade.runtime.tiers import shared
-from saccade.runtime.tiers.disk import DiskTier
-from saccade.runtime.tiers.files import EmbeddingFiles
-from saccade.runtime.tiers.shared import SharedRoom
+from saccade.runtime.tiers.background import Background
+from saccade.runtime.tiers.host import UNBUFFERED
+from saccade.runtime.tiers.items import Embeddings
+from saccade.runtime.tiers.shared import SharedFolder, SharedRoom
+from tests.runtime.test_disk import path_of
 
 WIDTH, TOKENS = 64, 40
 ONE = embedding_file_bytes(WIDTH * TOKENS * 2)
@@ -39,11 +41,12 @@ def rows(number: int) -> torch.Tensor:
     return torch.randn(TOKENS, WIDTH, generator=chance).to(torch.bfloat16)
 
 
-def open_tier(root: Path, budget: int = BUDGET, model: bytes = MODEL) -> DiskTier[ImageKey]:
-    return DiskTier(EmbeddingFiles(root, model, WIDTH, torch.bfloat16, budget))
+def open_tier(root: Path, budget: int = BUDGET, model: bytes = MODEL) -> Background[ImageKey]:
+    items = Embeddings(model, WIDTH, torch.bfloat16)
+    return Background(SharedFolder(root, items, UNBUFFERED, budget))
 
 
-def read(tier: DiskTier[ImageKey], number: int, tokens: int = TOKENS) -> torch.Tensor | None:
+def read(tier: Background[ImageKey], number: int, tokens: int = TOKENS) -> torch.Tensor | None:
     """None: it is not there."""
     tier.read(key(number), tokens)
     events = tier.collect(wait=True)
@@ -70,13 +73,13 @@ def used(root: Path) -> int:
 
 def test_what_one_server_has_written_another_reads(tmp_path: Path) -> None:
     one, other = open_tier(tmp_path), open_tier(tmp_path)
-    assert one.found == other.found == ()
+    assert one.store.found == other.store.found == ()
     assert read(other, 1) is None
     one.write(key(1), rows(1))
     one.close()
     found = read(other, 1)
     assert found is not None and torch.equal(found, rows(1))
-    assert (other.files.folder / file_name(key(1))).is_file()
+    assert (Path(other.store.shared) / file_name(key(1))).is_file()
     assert read(other, 1, TOKENS + 1) is None, "another number of tokens is another image's"
     other.close()
 
@@ -85,10 +88,10 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
     one, other = open_tier(tmp_path), open_tier(tmp_path)
     one.write(key(1), rows(1))
     one.close()
-    inode = one.files.path(key(1)).stat().st_ino
+    inode = path_of(one, key(1)).stat().st_ino
     other.write(key(1), rows(1))
     other.close()
-    assert one.files.path(key(1)).stat().st_ino == inode
+    assert path_of(one, key(1)).stat().st_ino == inode
 
 
 def test_what_was_used_least_lately_goes_whoever_wrote_it_and_of_whatever_model(
@@ -98,7 +101,7 @@ def test_what_was_used_least_lately_goes_whoever_wrote_it_and_of_whatever_model(
     for number in range(20):
         tier = (one, other)[number % 2]
         tier.write(key(number), rows(number))
-        while not (path := tier.files.path(key(number))).exists():
+        while not (path := path_of(tier, key(number))).exists():
             time.sleep(0.002)
         os.utime(path, (number, number))
     assert used(tmp_path) == BUDGET
@@ -107,8 +110,8 @@ def test_what_was_used_least_lately_goes_whoever_wrote_it_and_of_whatever_model(
     one.close()
     other.close()
     assert used(tmp_path) <= BUDGET
-    assert one.files.path(key(0)).exists() and one.files.path(key(20)).exists()
-    assert not other.files.path(key(1)).exists()
+    assert path_of(one, key(0)).exists() and path_of(one, key(20)).exists()
+    assert not path_of(other, key(1)).exists()
 
 
 def test_what_a_dead_writer_has_left_is_removed_and_what_a_live_one_writes_is_counted(
@@ -154,7 +157,7 @@ def test_a_count_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
     again = open_tier(tmp_path)
     again.write(key(99), rows(99))
     again.close()
-    assert used(tmp_path) <= BUDGET and again.files.path(key(99)).exists()
+    assert used(tmp_path) <= BUDGET and path_of(again, key(99)).exists()
 
 
 def tree(root: Path) -> list[str]:
@@ -198,7 +201,7 @@ def test_what_is_put_beside_ours_later_is_neither_counted_nor_removed(tmp_path: 
         tier.write(key(number), rows(number))
     tier.close()
     assert all(stranger.stat().st_size == 8 * ONE for stranger in strangers)
-    assert tier.files.path(key(7)).exists(), "and there was room for ours"
+    assert path_of(tier, key(7)).exists(), "and there was room for ours"
 
 
 def test_a_folder_of_an_earlier_version_is_taken(tmp_path: Path) -> None:
@@ -216,7 +219,7 @@ def test_a_pipe_a_link_and_a_hole_among_the_drafts_hold_up_nobody(tmp_path: Path
     tier = open_tier(tmp_path)
     tier.write(key(1), rows(1))
     tier.close()
-    folder, victim = tier.files.folder, tmp_path.parent / f"{tmp_path.name}-victim"
+    folder, victim = Path(tier.store.shared), tmp_path.parent / f"{tmp_path.name}-victim"
     victim.write_bytes(b"of somebody else")
     os.mkfifo(folder / f".{'0' * 16}{DRAFT}")
     os.mkfifo(folder / ("0" * 40 + SUFFIX))
@@ -273,15 +276,15 @@ def test_another_users_files_are_not_believed_counted_or_removed(tmp_path: Path)
     for number in (1, 2):
         tier.write(key(number), rows(number))
     tier.close()
-    theirs = tier.files.path(key(1))
+    theirs = path_of(tier, key(1))
     os.chown(theirs, 12345, 12345)
     again = open_tier(tmp_path, 2 * ONE)
     assert read(again, 1) is None and read(again, 2) is not None
     again.write(key(3), rows(3))
     again.write(key(4), rows(4))
     again.close()
-    assert theirs.exists() and again.files.path(key(4)).exists()
-    os.chown(tier.files.folder, 12345, 12345)
+    assert theirs.exists() and path_of(again, key(4)).exists()
+    os.chown(Path(tier.store.shared), 12345, 12345)
     with pytest.raises(OSError, match="belongs to another user"):
         open_tier(tmp_path)
 

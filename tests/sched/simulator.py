@@ -716,7 +716,7 @@ class Simulation:
             self._follow(plan)
         self._notice()
         self.check()
-        for shelf in (self.embeddings.device, self.embeddings.host, self.embeddings.disk):
+        for shelf in self.embeddings.tiers.values():
             if plan.encode and shelf.used_bytes > shelf.budget_bytes:
                 assert len(shelf) == len({*shelf.held, *plan.save}), (
                     "over the budget, though something could have been evicted"

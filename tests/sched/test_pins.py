@@ -53,14 +53,13 @@ class Pinned(Simulation):
         super().__init__(settings, pages, PAGE, pinned_share=share, clock=self.clock, **more)
         assert self.scheduler.prefix is not None
         kept = self.scheduler.prefix.kept
-        budget = self.embeddings.device.budget_bytes
+        budgets = {tier: each.budget_bytes for tier, each in self.embeddings.tiers.items()}
+        budget = budgets["device"]
         pins: PinBook[Node] = PinBook(int(share * pages), self.clock)
         images: PinBook[ImageKey] = PinBook(int(share * budget), self.clock)
         self.prefix = PrefixCache(self.pool, pins, kept=kept)
         self.embeddings = type(self.embeddings)(
-            EmbeddingBudgets(
-                budget, self.embeddings.host.budget_bytes, self.embeddings.disk.budget_bytes
-            ),
+            EmbeddingBudgets(budget, budgets.get("host", 0), budgets.get("disk", 0)),
             8,
             pins=images,
             file_bytes=int,

@@ -50,7 +50,7 @@ class StepCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class TierCounts:
     """Counts of embeddings in one tier, over all replicas."""
 
     hits: int
@@ -100,7 +100,7 @@ class Outcome:
     ttft: Distribution
     # counts
     counts: StepCounts
-    tiers: dict[str, Tier]
+    tiers: dict[str, TierCounts]
     page_tiers: dict[str, PagesTier]
     different: int
     served: tuple[Served, ...] = ()
@@ -115,13 +115,13 @@ class Outcome:
         return self.counts.cached_tokens / max(1, self.counts.prompt_tokens)
 
 
-def tiers(caches: Iterable[EmbeddingCache]) -> dict[str, Tier]:
+def tiers(caches: Iterable[EmbeddingCache]) -> dict[str, TierCounts]:
     """The sum of all caches' counts, by tier."""
-    sums: dict[str, Tier] = {}
+    sums: dict[str, TierCounts] = {}
     for cache in caches:
         for tier, shelf in cache.tiers.items():
-            old = sums.get(tier, Tier(0, 0, 0))
-            sums[tier] = Tier(
+            old = sums.get(tier, TierCounts(0, 0, 0))
+            sums[tier] = TierCounts(
                 old.hits + cache.hits[tier],
                 old.misses + cache.misses[tier],
                 old.evictions + shelf.evictions,

@@ -13,17 +13,15 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from saccade.core.types import ImageKey
+from saccade.runtime.tiers.tier import Ready, Tier
 from saccade.runtime.vision.streams import Copies, Pinned
 
-Ready = torch.cuda.Event | None
-"""When rows on the device are whole; None: in the order of the current stream."""
 BUFFER_BYTES = 256 << 20
 """Of embeddings on their way to disk or from it."""
 PIECE_BYTES = 1 << 30
@@ -116,18 +114,20 @@ def _pin(
         pinned.append(pin(piece.view(torch.uint8).view(-1).numpy()))
 
 
-class HostTier(Protocol):
-    """Embeddings by key."""
+def open_host(nbytes: int, like: torch.Tensor, copies: Copies | None) -> Tier[ImageKey]:
+    """Open the host tier. like: [0, width], on the device. copies: to and from a GPU."""
+    if copies is None:
+        return SameMemory()
+    row = like.shape[1] * like.element_size()
+    return PinnedTier(Slab(nbytes // row, like, like.device), copies)
 
-    def put(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
-        """Take rows from the device, which may be freed at once."""
-        ...
 
-    def pop(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
-        """Move rows back to the device, off the host."""
-        ...
-
-    def drop(self, key: ImageKey) -> None: ...
+def open_buffers(like: torch.Tensor, copies: Copies | None) -> Buffers | Unbuffered:
+    """Open the way between device and disk. Takes what `open_host` does."""
+    if copies is None:
+        return UNBUFFERED
+    row = like.shape[1] * like.element_size()
+    return Buffers(Slab(BUFFER_BYTES // row, like, like.device), copies)
 
 
 class SameMemory:
@@ -136,12 +136,15 @@ class SameMemory:
     def __init__(self) -> None:
         self._rows: dict[ImageKey, torch.Tensor] = {}
 
+    def has(self, key: ImageKey) -> bool:
+        return key in self._rows
+
     def put(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
         assert ready is None, "a CPU computes at once"
         self._rows[key] = rows
 
-    def pop(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
-        return self._rows.pop(key), None
+    def get(self, key: ImageKey, _: int) -> tuple[torch.Tensor, Ready]:
+        return self._rows[key], None
 
     def drop(self, key: ImageKey) -> None:
         del self._rows[key]
@@ -159,20 +162,38 @@ class PinnedTier:
         self._copies = copies
         self._runs: dict[ImageKey, tuple[range, ...]] = {}
 
+    def has(self, key: ImageKey) -> bool:
+        return key in self._runs
+
     def put(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
         runs = self._slab.take(len(rows))
         assert runs is not None, "the host tier holds more than its budget"
         self._copies.to_host(rows, self._slab.views(runs), ready)
         self._runs[key] = runs
 
-    def pop(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
-        runs = self._runs.pop(key)
-        rows, ready = self._copies.to_device(self._slab.views(runs))
-        self._slab.give(runs)
-        return rows, ready
+    def get(self, key: ImageKey, _: int) -> tuple[torch.Tensor, Ready]:
+        return self._copies.to_device(self._slab.views(self._runs[key]))
 
     def drop(self, key: ImageKey) -> None:
         self._slab.give(self._runs.pop(key))
+
+
+class Unbuffered:
+    """The way between disk and a CPU, which needs no memory of its own."""
+
+    def lend(self, _: int) -> torch.Tensor | None:
+        return None
+
+    def give(self, rows: torch.Tensor) -> None: ...
+
+    def fetch(self, rows: torch.Tensor, ready: Ready) -> tuple[torch.Tensor, Ready]:
+        return rows, ready
+
+    def bring(self, rows: torch.Tensor) -> tuple[torch.Tensor, Ready]:
+        return rows, None
+
+
+UNBUFFERED = Unbuffered()
 
 
 class Buffers:
@@ -200,9 +221,8 @@ class Buffers:
         if (runs := self._lent.pop(rows.data_ptr(), None)) is not None:
             self._slab.give(runs)
 
-    def fetch(self, rows: torch.Tensor, ready: Ready) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Begin to copy rows from the device. Returns the copy, and a wait to call before it is
-        read.
+    def fetch(self, rows: torch.Tensor, ready: Ready) -> tuple[torch.Tensor, Ready]:
+        """Begin to copy rows from the device. Returns the copy, and when it is whole.
 
         Raises BufferError if all memory is in use.
         """
@@ -210,7 +230,7 @@ class Buffers:
         copy = self.lend(len(rows))
         if copy is None:
             raise BufferError
-        return copy, self._copies.to_host(rows, [copy], ready).synchronize
+        return copy, self._copies.to_host(rows, [copy], ready)
 
     def bring(self, rows: torch.Tensor) -> tuple[torch.Tensor, Ready]:
         """Copy host rows to the device. They are given back once read."""

@@ -18,7 +18,8 @@ import torch
 from saccade.core.config import PAGE_PIECE_BYTES, PAGE_PIECES
 from saccade.core.plan import PageCopy
 from saccade.nn.transfer import send
-from saccade.runtime.tiers.host import Ready, Slab
+from saccade.runtime.tiers.host import Slab
+from saccade.runtime.tiers.tier import Ready
 
 Parts = Callable[[bool], Sequence[torch.Tensor]]
 """Of states, or pages: of each layer what it keeps, uint8 [n, bytes]."""

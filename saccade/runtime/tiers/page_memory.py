@@ -9,7 +9,7 @@ on the disk's content.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,28 +17,32 @@ import torch
 
 from saccade.core.config import PageTierConfig
 from saccade.core.errors import StartupError
+from saccade.core.page_store import remove_others
 from saccade.core.plan import PageCopy, PageEvent, PageMoves, TierMoves
 from saccade.nn.transfer import send
 from saccade.parallel import Shard
 from saccade.runtime.memory import Caches
 from saccade.runtime.states import StateMemory
-from saccade.runtime.tiers.disk import DiskTier
-from saccade.runtime.tiers.page_files import PageFiles, remove_others
+from saccade.runtime.tiers.background import Background
+from saccade.runtime.tiers.host import UNBUFFERED
+from saccade.runtime.tiers.items import Pages
 from saccade.runtime.tiers.page_host import HostPages
+from saccade.runtime.tiers.tier import Ready, open_store
 
 log = logging.getLogger("saccade")
 
 
-def open_pages(config: PageTierConfig, shard: Shard) -> DiskTier[bytes] | None:
+def open_pages(config: PageTierConfig, shard: Shard) -> Background[bytes] | None:
     """Open the disk tier, if any, on the first rank. Raises StartupError."""
     if config.folder is None or shard.rank:
         return None
     root = Path(config.folder)
     try:
-        files = PageFiles(root, config.identity)
+        items = Pages(config.identity)
+        store = open_store(config.store, root, items, UNBUFFERED, config.disk_bytes)
         if gone := remove_others(root, config.identity):
-            log.info("%s: %d files of what was served before are removed", files.what, gone)
-        return DiskTier(files)
+            log.info("%s: %d files of what was served before are removed", store.what, gone)
+        return Background(store)
     except OSError as error:
         raise StartupError(f"--kv-cache-dir {root}: {error.strerror}") from None
 
@@ -55,7 +59,7 @@ class PageMemory:
         page_size: int,
         states: StateMemory,
         shard: Shard,
-        disk: DiskTier[bytes] | None,
+        disk: Background[bytes] | None,
         host_bytes: int = 0,
     ) -> None:
         """Set up the host tier. `host_bytes`: this rank's."""
@@ -79,7 +83,7 @@ class PageMemory:
     @property
     def found(self) -> tuple[tuple[bytes, int], ...]:
         """(name, bytes) for pages left by an earlier run, the oldest first."""
-        return self.disk.found if self.disk is not None else ()
+        return self.disk.store.found if self.disk is not None else ()
 
     def move(self, moves: PageMoves) -> None:
         """Carry out a plan's work on pages. Every rank must call."""
@@ -105,7 +109,7 @@ class PageMemory:
                 if name in self._reading:
                     self._forgotten.add(name)
                 elif self.disk.has_read(name):
-                    self.disk.forget(name)
+                    self.disk.take(name)
             for copy in moves.fetch:
                 if copy.name in self._forgotten:
                     self._forgotten.remove(copy.name)
@@ -141,7 +145,7 @@ class PageMemory:
             if happened != "not saved":
                 self._reading.remove(name)
             if happened == "read" and name in self._forgotten:
-                disk.forget(name)
+                disk.take(name)
             else:
                 told.append((name, happened, "disk"))
             if happened != "not saved":
@@ -164,15 +168,15 @@ class PageMemory:
             rows = whole.transpose(0, 1).reshape(len(copies), -1)
         if self.disk is None:
             return
-        wait: Callable[[], None] = lambda: None  # noqa: E731
+        ready: Ready = None
         if rows.is_cuda:
             copied = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
             copied.copy_(rows, non_blocking=True)
             ready = torch.cuda.Event()
             ready.record()
-            rows, wait = copied, ready.synchronize
+            rows = copied
         for copy, row in zip(copies, rows.split(1)):
-            self.disk.write(copy.name, row, wait)
+            self.disk.write(copy.name, row, ready)
 
     def _place(self, copies: Sequence[PageCopy], parts: Sequence[torch.Tensor]) -> None:
         if parts[0].device.type == "cpu" and self._shard.size == 1 and self.disk is not None:

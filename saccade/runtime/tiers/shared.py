@@ -1,4 +1,4 @@
-"""A folder of embeddings that several servers write, within one budget.
+"""The shared store: a folder of embeddings that several servers write, within one budget.
 
     ROOT / .saccade-embeddings     the marker: this folder is ours (`core/claims.py`)
     ROOT / lock                    its holder may make room; says the bytes in use
@@ -12,7 +12,8 @@ Room is taken before a byte is written, under the lock, so that the budget holds
 Locks are the kernel's (flock): a dead server's are free at once, so nothing ever grows stale. Its
 drafts are found unlocked, and removed, by the next server to make room. The count in the lock file
 may be too high after a death, never too low; making room counts anew. The least lately used go
-first, of all models. Knows nothing of the files' content.
+first, of all models. Each server looks only at needed files, the first one writes a file, once, and
+a read counts as a use. Knows nothing of the files' content.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+import torch
 
 from saccade.core.claims import beside, made_beside, opened_folder
 from saccade.core.store import (
@@ -40,6 +44,8 @@ from saccade.core.store import (
     on_disk,
     taken,
 )
+from saccade.runtime.tiers.disk import Folder
+from saccade.runtime.tiers.items import Items, Memory
 
 log = logging.getLogger("saccade")
 
@@ -49,6 +55,40 @@ LOCK_PAUSE = 0.005
 SPARE = 16
 """Making room frees a part in so many of the budget beyond what is needed: it looks at every file.
 """
+
+K = TypeVar("K", bound=Hashable)
+
+
+class SharedFolder(Folder[K]):
+    """Items of one kind, in a folder where each server finds what any has written."""
+
+    def __init__(self, root: Path, items: Items[K], memory: Memory, nbytes: int) -> None:
+        """Take or create the folder. nbytes: the budget of all servers that write below `root`.
+
+        Raises OSError, with the reason.
+        """
+        self._room = SharedRoom(root, nbytes)
+        super().__init__(root, items, memory, nbytes)
+        self.shared = str(self.folder)
+
+    def _begin(self, user: int) -> tuple[tuple[K, int], ...]:
+        self._own(user)
+        return ()
+
+    def _write(self, key: K, rows: torch.Tensor) -> None:
+        if not self.has(key):  # another server was first
+            super()._write(key, rows)
+
+    @contextmanager
+    def _draft(self, path: Path, _nbytes: int) -> Iterator[BinaryIO]:
+        with self._room.draft(path, _nbytes) as file:
+            yield file
+
+    def _trusted(self, file: BufferedReader) -> None:
+        os.utime(file.fileno())
+
+
+STORE = SharedFolder
 
 
 @dataclass(frozen=True, slots=True, order=True)

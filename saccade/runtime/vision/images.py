@@ -6,13 +6,10 @@ Owns the tower's buffers and graphs, the disk tier and the embeddings. Knows not
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig
-from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.plan import Plan
 from saccade.core.types import ImageKey
@@ -23,9 +20,9 @@ from saccade.runtime.begun_step import Step
 from saccade.runtime.cuda.graphs import Capture, CudaCapture, eager
 from saccade.runtime.cuda.warm import compiler
 from saccade.runtime.memory import DTYPES, EmbeddingMemory
-from saccade.runtime.tiers.disk import DiskTier, fingerprint_encoder
-from saccade.runtime.tiers.files import EmbeddingFiles
+from saccade.runtime.tiers.embedding_tiers import open_tiers
 from saccade.runtime.tiers.page_memory import PageMemory
+from saccade.runtime.vision.fingerprint import fingerprint_encoder
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.vision.vision_encoder import VisionEncoder
@@ -34,8 +31,8 @@ from saccade.runtime.vision.vision_encoder import VisionEncoder
 class ImageExecutor:
     """One rank's vision tower and embeddings.
 
-    `tower`: its fingerprint (`_open_disk`). `active`: work from earlier steps may be under way, so
-    that each step asks for news.
+    `tower`: its fingerprint, or "". `active`: work from earlier steps may be under way, so that
+    each step asks for news.
     """
 
     def __init__(
@@ -57,23 +54,32 @@ class ImageExecutor:
         )
         self._vision = VisionEncoder(spec, self.encoder, arena, self.like, shard, mode)
         blockwise.compile_ahead(self.like)
-        self.tower, self._disk = _open_disk(spec, config, shard, self._vision)
+        self.tower = self._fingerprint(spec, config)
+        tiers = open_tiers(config.embeddings, self.tower, self.like, shard.rank)
+        self._disk = tiers.disk.thread if tiers.disk is not None else None
         self._encoding = False
         self.active = self._disk is not None
-        self.embeddings = EmbeddingMemory(
-            self.like, shard, self._disk, config.embeddings.host_bytes
-        )
+        self.embeddings = EmbeddingMemory(self.like, shard, tiers)
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
         """(key, tokens) for embeddings left on disk by an earlier run, the oldest first."""
-        return self._disk.found if self._disk else ()
+        return self._disk.store.found if self._disk else ()
 
     @property
     def store(self) -> str:
         """The folder for this model's embeddings shared with other servers, or ""."""
-        disk = self._disk
-        return str(disk.files.folder) if disk is not None and disk.files.shared else ""
+        return self._disk.store.shared if self._disk else ""
+
+    def _fingerprint(self, spec: FamilySpec, config: EngineConfig) -> str:
+        """Return the tower's fingerprint (hexadecimal). Every rank must call.
+
+        It is "" unless embeddings from other servers or earlier runs may be used.
+        """
+        if config.embeddings.folder is None and config.encoder.role == "all":
+            return ""
+        device, tower = self.like.device, config.encoder.quantization
+        return fingerprint_encoder(spec, device, self._vision.encode_now, tower).hex()
 
     def begin(self, plan: Plan, pages: PageMemory | None = None) -> Step:
         """Begin a step. For a plan that only adapts, fit graphs and leave all other work. pages: as
@@ -120,35 +126,3 @@ def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
     memory pool and workspace. priority: the kernels'.
     """
     return CudaCapture(priority) if like.is_cuda else eager
-
-
-def _open_disk(
-    spec: FamilySpec, config: EngineConfig, shard: Shard, vision: VisionEncoder
-) -> tuple[str, DiskTier[ImageKey] | None]:
-    """Open the embedding store. Returns the tower's fingerprint (hexadecimal) and, on the first
-    rank, the store.
-
-    The fingerprint is "" unless embeddings from other servers or earlier runs may be used. The
-    store is `None` where embeddings are kept only in memory. Other ranks only take part in
-    computing the fingerprint. Raises StartupError.
-    """
-    if config.embeddings.folder is None and config.encoder.role == "all":
-        return "", None
-    place, tower = torch.device(config.device), config.encoder.quantization
-    fingerprint = fingerprint_encoder(spec, place, vision.encode_now, tower)
-    if shard.rank or config.embeddings.folder is None:
-        return fingerprint.hex(), None
-    try:
-        files = EmbeddingFiles(
-            Path(config.embeddings.folder),
-            fingerprint,
-            spec.embedding_width,
-            DTYPES[config.dtype],
-            config.embeddings.disk_bytes if config.embeddings.shared else None,
-        )
-        return fingerprint.hex(), DiskTier(files)
-    except OSError as error:
-        option = "shared" if config.embeddings.shared else "dir"
-        raise StartupError(
-            f"--embedding-cache-{option} {config.embeddings.folder}: {error.strerror}"
-        ) from None

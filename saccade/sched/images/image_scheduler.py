@@ -206,7 +206,7 @@ class ImageScheduler:
         assert under_way.stage == "encoding"
         self._put_away(under_way)
         self._fresh[key] = fresh = Fresh()  # `ahead` takes over what held it while it was encoded
-        if self._embeddings.disk.budget_bytes:
+        if self._embeddings.disk is not None:
             self._embeddings.hold(key)
             fresh.unsaved = True
         self.settle(key)

@@ -1,0 +1,91 @@
+"""The tiers of embeddings that a server's options ask for, on one rank. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from saccade.core.config import EmbeddingBudgets
+from saccade.core.errors import StartupError
+from saccade.core.plan import Move
+from saccade.core.types import ImageKey
+from saccade.runtime.tiers.background import Background
+from saccade.runtime.tiers.host import Buffers, Unbuffered, open_buffers, open_host
+from saccade.runtime.tiers.items import Embeddings
+from saccade.runtime.tiers.tier import Ready, Store, Tier, open_store
+from saccade.runtime.vision.streams import Copies
+
+
+class StoredEmbeddings:
+    """The first rank's way to a store. `thread` does the store's work."""
+
+    def __init__(self, store: Store[ImageKey], buffers: Buffers | Unbuffered) -> None:
+        """buffers: between device and store, which has them, too."""
+        self.thread = Background(store)
+        self._buffers = buffers
+
+    def save(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
+        """Begin to write an embedding that is on the device."""
+        try:
+            copy, copied = self._buffers.fetch(rows, ready)
+        except BufferError:
+            self.thread.pass_over(key)
+        else:
+            if not self.thread.write(key, copy, copied):
+                self._buffers.give(copy)
+
+    def move(self, move: Move) -> None:
+        """Begin to read, or remove, or forget what was read."""
+        match move.source, move.target:
+            case "disk", "staged":
+                self.thread.read(move.key, move.num_tokens)
+            case "disk", None:
+                self.thread.remove(move.key)
+            case "staged", None:
+                self._buffers.give(self.thread.take(move.key))
+            case source, target:
+                raise AssertionError(f"no embedding goes from {source} to {target}")
+
+    def bring(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
+        """Move to the device what was read."""
+        return self._buffers.bring(self.thread.take(key))
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTiers:
+    """Each is `None` where it is off. disk: the first rank's alone."""
+
+    host: Tier[ImageKey] | None = None
+    disk: StoredEmbeddings | None = None
+
+
+NO_TIERS = EmbeddingTiers()
+
+
+def open_tiers(
+    budgets: EmbeddingBudgets, tower: str, like: torch.Tensor, rank: int
+) -> EmbeddingTiers:
+    """Open the tiers. tower: its fingerprint. like: [0, width], on the device.
+
+    Raises StartupError.
+    """
+    stored = budgets.folder is not None and not rank
+    if not (budgets.host_bytes or stored):
+        return NO_TIERS
+    copies = Copies(like.device) if like.is_cuda else None
+    host = open_host(budgets.host_bytes, like, copies) if budgets.host_bytes else None
+    if budgets.folder is None or rank:
+        return EmbeddingTiers(host)
+    buffers = open_buffers(like, copies)
+    items = Embeddings(bytes.fromhex(tower), like.shape[1], like.dtype)
+    try:
+        root = Path(budgets.folder)
+        store = open_store(budgets.store, root, items, buffers, budgets.disk_bytes)
+    except OSError as error:
+        option = "shared" if budgets.shared else "dir"
+        raise StartupError(
+            f"--embedding-cache-{option} {budgets.folder}: {error.strerror}"
+        ) from None
+    return EmbeddingTiers(host, StoredEmbeddings(store, buffers))

@@ -1,0 +1,275 @@
+"""What a file of an item says: its name, its header, the checksum of its values, and the rows that
+these are. Embeddings and KV pages differ in this alone.
+
+A file is trusted only if everything fits: its name, format, identity (the model's fingerprint, the
+pages' identity), shape, and the checksum. It is read, not mapped: where a file is cut short, or its
+disk has gone away, a read fails and a mapping kills the process. Knows nothing of who writes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from blake3 import blake3
+
+from saccade.core import page_store, store
+from saccade.core.claims import Claim, Strange, beside
+from saccade.core.config import DISK_BLOCK
+from saccade.core.types import ImageKey
+
+log = logging.getLogger("saccade")
+
+FORMAT = "saccade-embedding-1"
+"""Changes whenever what the vision tower is given, or how its answer is kept, changes in a way that
+the fingerprint does not show.
+"""
+TENSOR = "embedding"
+LARGEST_HEADER = 1 << 16
+SAFETENSORS_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.uint8: "U8",
+}
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What a header that others wrote raises."""
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Damaged(Exception):
+    """The file's content breaks what its name promises."""
+
+
+class Memory(Protocol):
+    """Where rows are read to. Any thread may call."""
+
+    def lend(self, count: int) -> torch.Tensor | None:
+        """Lend memory on the CPU for so many rows, if any."""
+        ...
+
+    def give(self, rows: torch.Tensor) -> None:
+        """Take back rows that were lent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ItemHeader:
+    """The beginning of an item's file. nbytes: of the values behind it."""
+
+    metadata: dict[str, Any]
+    checksum: str
+    shape: Any
+    nbytes: int
+
+
+class Items(Protocol[K]):
+    """One kind of item of one model. what: its name in logs. claim: of the root folder. folder:
+    below it, this model's. lone: one server has the folder, and nobody else's file is believed.
+    durable: a file is forced to the disk before it has its name.
+    """
+
+    what: str
+    claim: Claim
+    folder: str
+    lone: bool
+    durable: bool
+
+    def file(self, key: K) -> str:
+        """Return the name of an item's file."""
+        ...
+
+    def metadata(self, key: K) -> dict[str, str]:
+        """Return what the header says beside the checksum."""
+        ...
+
+    def checksum(self, key: K, values: memoryview) -> str: ...
+
+    def empty(self, size: int) -> torch.Tensor:
+        """Make memory for the rows of an item."""
+        ...
+
+    def check(self, header: ItemHeader, name: str) -> tuple[K, int]:
+        """Return the (key, size) of a file. Raises Damaged if anything does not fit."""
+        ...
+
+    def scan(self, folder: Path) -> tuple[tuple[K, int], ...]:
+        """Return (key, size) of the whole files, the oldest first. Removes what is left of others.
+
+        size: as a book counts it, rows of an embedding, bytes of a page's file.
+        """
+        ...
+
+
+class Embeddings:
+    """The embeddings of one vision tower, rows [tokens, width]."""
+
+    what = "embedding cache on disk"
+    claim = store.SHARED
+    lone = False
+    durable = True
+
+    def __init__(self, fingerprint: bytes, width: int, dtype: torch.dtype) -> None:
+        self.folder = fingerprint.hex()
+        self._identity = {"format": FORMAT, "model": self.folder}
+        self._width = width
+        self._dtype = dtype
+
+    def file(self, key: ImageKey) -> str:
+        return store.file_name(key)
+
+    def metadata(self, key: ImageKey) -> dict[str, str]:
+        named = {"digest": key.digest.hex(), "settings": key.settings.hex(), "salt": key.salt}
+        return self._identity | named
+
+    def checksum(self, _: ImageKey, values: memoryview) -> str:
+        return blake3(values).hexdigest()
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty((size, self._width), dtype=self._dtype)
+
+    def check(self, header: ItemHeader, name: str) -> tuple[ImageKey, int]:
+        told = header.metadata
+        try:
+            digest, settings = bytes.fromhex(told["digest"]), bytes.fromhex(told["settings"])
+            key = ImageKey(digest, settings, told["salt"])
+            named = self.file(key)
+        except UNREADABLE:
+            raise Damaged("its header makes no sense") from None
+        if named != name:
+            raise Damaged("its name is another image's")
+        if any(told.get(name) != value for name, value in self._identity.items()):
+            raise Damaged("it is of another model or format")
+        num_tokens, rest = divmod(header.nbytes, self._width * self._dtype.itemsize)
+        if rest or num_tokens < 1 or header.shape != [num_tokens, self._width]:
+            raise Damaged("its size is wrong")
+        return key, num_tokens
+
+    def scan(self, folder: Path) -> tuple[tuple[ImageKey, int], ...]:
+        found: list[tuple[int, ImageKey, int]] = []
+        for path in folder.iterdir():
+            try:
+                if store.LONE_DRAFT_NAME.fullmatch(path.name):
+                    raise Damaged("it was left half written")
+                if not store.WHOLE_NAME.fullmatch(path.name):
+                    continue
+                with open_whole(path) as file:
+                    key, size = self.check(read_header(file), path.name)
+                    found.append((os.fstat(file.fileno()).st_mtime_ns, key, size))
+            except Damaged as error:
+                discard(self.what, path, error)
+            except OSError as error:
+                log.warning("%s: %s is not used: %s", self.what, path.name, error)
+        return tuple((key, size) for _, key, size in sorted(found, key=lambda each: each[0]))
+
+
+class Pages:
+    """The KV pages, and states, of one identity, rows uint8 [1, bytes].
+
+    A page is not forced to the disk: the checksum finds what a power failure tore.
+    """
+
+    what = "KV cache on disk"
+    claim = page_store.PAGES
+    lone = True
+    durable = False
+
+    def __init__(self, identity: bytes) -> None:
+        self.folder = page_store.identity_folder(identity)
+        self._identity = identity.hex()
+
+    def file(self, key: bytes) -> str:
+        return page_store.page_file(key)
+
+    def metadata(self, key: bytes) -> dict[str, str]:
+        return {"format": page_store.FORMAT, "identity": self._identity, "name": key.hex()}
+
+    def checksum(self, key: bytes, values: memoryview) -> str:
+        """Return a checksum under the page's name. Another page's values never fit."""
+        return blake3(values, key=key).hexdigest()
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty((1, size), dtype=torch.uint8)
+
+    def check(self, header: ItemHeader, name: str) -> tuple[bytes, int]:
+        told = header.metadata
+        if (told.get("format"), told.get("identity")) != (page_store.FORMAT, self._identity):
+            raise Damaged("it is of another model or format")
+        key = bytes.fromhex(name.removesuffix(page_store.SUFFIX))
+        if told.get("name") != key.hex():
+            raise Damaged("it holds another page")
+        if header.shape != [1, header.nbytes]:
+            raise Damaged("its size is wrong")
+        return key, header.nbytes
+
+    def scan(self, folder: Path) -> tuple[tuple[bytes, int], ...]:
+        found: list[tuple[int, bytes, int]] = []
+        for entry in os.scandir(folder):
+            if page_store.PAGE_DRAFT.fullmatch(entry.name):
+                with suppress(OSError):
+                    Path(entry).unlink()
+            elif page_store.PAGE_FILE.fullmatch(entry.name) and entry.is_file(
+                follow_symlinks=False
+            ):
+                seen = entry.stat(follow_symlinks=False)
+                found.append((seen.st_mtime_ns, bytes.fromhex(entry.name[:64]), seen.st_size))
+        return tuple((name, nbytes) for _, name, nbytes in sorted(found))
+
+
+def open_whole(path: Path) -> BufferedReader:
+    """Open a regular file to read. Raises Damaged for all else."""
+    try:
+        return open(path, "rb", opener=beside)
+    except Strange:
+        raise Damaged("it is not a regular file") from None
+
+
+def read_header(file: BufferedReader) -> ItemHeader:
+    """Read up to the values. Raises Damaged if the header makes no sense."""
+    text = file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEADER))
+    try:
+        told = json.loads(text)
+        metadata, shape = dict(told["__metadata__"]), told[TENSOR]["shape"]
+        checksum = str(metadata["blake3"])
+    except UNREADABLE:
+        raise Damaged("its header makes no sense") from None
+    return ItemHeader(metadata, checksum, shape, os.fstat(file.fileno()).st_size - 8 - len(text))
+
+
+def write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
+    """Return the beginning of a safetensors file with one tensor, up to its values."""
+    dtype = SAFETENSORS_NAMES[rows.dtype]
+    tensor = {"dtype": dtype, "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]}
+    text = json.dumps({"__metadata__": metadata, TENSOR: tensor}).encode()
+    text += b" " * (-(8 + len(text)) % DISK_BLOCK)  # whole blocks, as the budget counts them
+    return len(text).to_bytes(8, "little") + text
+
+
+def discard(what: str, path: Path, why: Damaged) -> None:
+    """Remove a file untrue to its name, if possible.
+
+    Folders stay, and everything stays where writing is forbidden.
+    """
+    try:
+        path.unlink()
+    except OSError as error:
+        log.warning(
+            "%s: %s is not used (%s), and cannot be removed: %s", what, path.name, why, error
+        )
+    else:
+        log.warning("%s: %s is removed: %s", what, path.name, why)
+
+
+def values_of(rows: torch.Tensor) -> memoryview:
+    """View the values of contiguous rows on the CPU, without a copy."""
+    return rows.view(torch.uint8).numpy().reshape(-1).data
