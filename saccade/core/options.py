@@ -20,7 +20,6 @@ from saccade.core.config import (
     AllReduce,
     Dtype,
     EncoderAttention,
-    EncoderMode,
     KVDtype,
     LanguageAttention,
     QuantizationMode,
@@ -161,19 +160,6 @@ class EngineOptions:
     # graphs
     disable_cuda_graph: bool = False
     """Run without CUDA graphs, in the language model and in the vision tower."""
-    cuda_graph_max_bs: int | None = tuned(
-        None, "Maximum sequences in a decode CUDA graph (max_running_requests)."
-    )
-    piecewise_graph_tokens: int | None = tuned(
-        None,
-        "Maximum prompt tokens in a step that runs as one CUDA graph (4096, or fewer if memory is "
-        "short). 0 turns these graphs off.",
-    )
-    vit_graph_buckets: tuple[int, ...] = tuned(
-        (),
-        "Patch counts for the vision tower's CUDA graphs, as 128,256 (11 from 128 to 2048, or 23 "
-        "up to 16384 with cudnn).",
-    )
     # CPUs
     threads: int | None = None
     """CPU threads of the engine. Derived: the cores this process may use."""
@@ -185,8 +171,7 @@ class EngineOptions:
             "page_size",
             "max_total_tokens",
         )
-        at_least(1, self, *positive, "max_encode_patches", "cuda_graph_max_bs", "threads")
-        at_least(0, self, "piecewise_graph_tokens")
+        at_least(1, self, *positive, "max_encode_patches", "threads")
         above(0, self, "mem_fraction_static")
         at_most(0.98, self, "mem_fraction_static")
         at_most(MOST_RUNNING, self, "max_running_requests")
@@ -263,12 +248,6 @@ class ParallelOptions:
     every expert for each. --ep-size may exceed --tp-size. Several processes then hold the same
     slice of everything else. One of the two is a multiple of the other.
     """
-    mm_encoder_tp_mode: Literal["auto", EncoderMode] = tuned(
-        "auto",
-        "How --tp-size divides the vision tower. weights: each process holds a slice. data: each "
-        "process holds the whole tower and encodes some images. auto: weights, unless slices get "
-        "too narrow.",
-    )
     all_reduce: Literal["auto", AllReduce] = tuned(
         "auto",
         "How processes add up results: nccl or symm-mem on cuda, shm or gloo on cpu. auto: nccl on "
@@ -314,7 +293,9 @@ class MediaOptions:
     max_pages: int = tuned(200, "Maximum pages in a PDF. The server refuses longer ones.")
     # clocks and memory
     fetch_timeout: float = tuned(
-        10.0, "Maximum seconds to fetch one image by URL, including redirects."
+        10.0,
+        "Maximum seconds to fetch one image by URL, including redirects, or its embedding from an "
+        "encoder. This server encodes what an encoder does not send in time.",
     )
     decode_timeout: float = tuned(20.0, "Maximum seconds to decode one image.")
     decode_memory_mb: int = tuned(
@@ -516,14 +497,8 @@ class RoleOptions:
     """The encoders' --api-key. SACCADE_ENCODER_KEY has the same meaning and keeps the key out of
     process lists.
     """
-    encoder_timeout: float = tuned(
-        10.0,
-        "Maximum seconds for an embedding from an encoder, from first to last byte. After that, "
-        "this server encodes.",
-    )
 
     def __post_init__(self) -> None:
-        above(0, self, "encoder_timeout")
         named(self, "encoders")
         for path in self._files:
             if len(self.encoders) > 1:

@@ -82,9 +82,9 @@ MIXED_GRAPH_ROWS = (0, 4, 16, 64)
 """Rows that decode beside prompts in the language model's graphs; and as many as may run."""
 MIXED_GRAPH_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 MOST_MIXED_TOKENS = 4096
-"""Tokens of prompts in a graph, unless told or memory is short."""
+"""Tokens of prompts in a graph, unless memory is short."""
 MIXED_GRAPH_SHARE = 8
-"""Unless told, graphs with prompts are fewer where all would take more than this part of what
+"""Graphs with prompts are fewer where all would take more than this part of what
 memory is free.
 """
 MOST_HOST_BYTES = 8 * GIB
@@ -371,28 +371,16 @@ def resolve_step_graphs(
     dtype: Dtype,
     hardware: Hardware,
 ) -> StepGraphSizes:
-    """Return the language model's CUDA graph sizes. Raises ConfigError."""
-    cuda = hardware.device == "cuda"
-    most, tokens = engine.cuda_graph_max_bs, engine.piecewise_graph_tokens
-    if engine.disable_cuda_graph or not cuda:
-        why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
-        if most is not None:
-            raise ConfigError(f"--tune cuda_graph_max_bs={most}: {why}")
-        if tokens:
-            raise ConfigError(f"--tune piecewise_graph_tokens={tokens}: {why}")
+    """Return the language model's CUDA graph sizes, as many as memory allows."""
+    if engine.disable_cuda_graph or hardware.device != "cuda":
         return StepGraphSizes()
-    most = min(most or max_running, max_running)
-    steps = range(DECODE_GRAPH_STEP, most, DECODE_GRAPH_STEP)
-    rows = (*(few for few in DECODE_GRAPH_FEW if few < most), *steps, most)
+    steps = range(DECODE_GRAPH_STEP, max_running, DECODE_GRAPH_STEP)
+    rows = (*(few for few in DECODE_GRAPH_FEW if few < max_running), *steps, max_running)
     # More cannot be in a step, and its buffers hold no more.
-    tokens = min(MOST_MIXED_TOKENS if tokens is None else tokens, chunk_tokens)
-    if not tokens:
-        return StepGraphSizes(rows)
-    beside = (*(few for few in MIXED_GRAPH_ROWS if few < most), most)
+    tokens = min(MOST_MIXED_TOKENS, chunk_tokens)
+    beside = (*(few for few in MIXED_GRAPH_ROWS if few < max_running), max_running)
     sizes = (*(few for few in MIXED_GRAPH_TOKENS if few < tokens), tokens)
     graphs = StepGraphSizes(rows, beside, sizes)
-    if engine.piecewise_graph_tokens is not None:
-        return graphs
     return afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
 
 
@@ -488,31 +476,14 @@ def resolve_encoder(
         )
     # Without graphs.
     if attention == "sdpa" or engine.disable_cuda_graph or not spec.sees_images:
-        if engine.vit_graph_buckets:
-            why = (
-                "this model has no vision tower"
-                if not spec.sees_images
-                else "--disable-cuda-graph is set"
-                if engine.disable_cuda_graph
-                else "graphs need --device cuda, and another mm_attention_backend than sdpa"
-            )
-            raise ConfigError(f"--tune vit_graph_buckets={engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)
-    unit = spec.patch_unit
-    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % unit]
-    if wrong:
-        raise ConfigError(
-            f"--tune vit_graph_buckets={wrong[0]}: must be {unit}, the patches that go together, "
-            "or a multiple of it"
-        )
-    # The sizes of the graphs.
-    derived: tuple[int, ...] = VIT_GRAPH_SIZES
+    sizes: tuple[int, ...] = VIT_GRAPH_SIZES
     if attention == "cudnn":
-        derived += LARGE_VIT_GRAPH_SIZES
+        sizes += LARGE_VIT_GRAPH_SIZES
     elif beside:
-        derived = tuple(size for size in derived if size <= WHOLE_PATCHES)
-    sizes = engine.vit_graph_buckets or [-(-size // unit) * unit for size in derived]
-    return EncoderConfig(attention, tuple(sorted(set(sizes))))
+        sizes = tuple(size for size in sizes if size <= WHOLE_PATCHES)
+    unit = spec.patch_unit
+    return EncoderConfig(attention, tuple(sorted({-(-size // unit) * unit for size in sizes})))
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:

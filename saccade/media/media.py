@@ -89,7 +89,7 @@ class Media:
         self._options = options
         self._arena = arena
         self._metrics = metrics
-        self.encoders = Encoders(role, arena, metrics)
+        self.encoders = Encoders(role, arena, metrics, options.fetch_timeout)
         self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
         self._fetcher = Fetcher(options, metrics)
         own = spec.sample.own if spec.sees_images else None

@@ -134,9 +134,6 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ({"mm_attention_backend": "triton"}, "--tune mm_attention_backend=triton.*--device cuda"),
         ({"mm_attention_backend": "cudnn"}, "--tune mm_attention_backend=cudnn.*--device cuda"),
         ({"mm_attention_backend": "fa4"}, "--tune mm_attention_backend=fa4.*--device cuda"),
-        ({"vit_graph_buckets": (128,)}, "--tune vit_graph_buckets=128.*cuda"),
-        ({"cuda_graph_max_bs": 8}, "--tune cuda_graph_max_bs=8.*--device cuda"),
-        ({"piecewise_graph_tokens": 8}, "--tune piecewise_graph_tokens=8.*--device cuda"),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_name(
@@ -181,15 +178,13 @@ def test_a_value_out_of_bounds_is_refused_by_its_name(
 
 def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
     line = (
-        "serve demo --served-model-name a --served-model-name b --tune vit_graph_buckets=128,256 "
+        "serve demo --served-model-name a --served-model-name b --tune max_encode_patches=128 "
         "--tune all_reduce=gloo"
     )
     _, bound, _ = app.parse_args(line.split(), exit_on_error=False, print_error=False)
     assert bound.args == ("demo",)
     tuning = Tuning(bound.arguments["tune"], SERVE_OPTIONS)
-    assert tuning.of(EngineOptions(threads=3)) == EngineOptions(
-        threads=3, vit_graph_buckets=(128, 256)
-    )
+    assert tuning.of(EngineOptions(threads=3)) == EngineOptions(threads=3, max_encode_patches=128)
     assert tuning.of(ParallelOptions()).all_reduce == "gloo"
     assert bound.arguments["server"].served_model_name == ("a", "b")
     with pytest.raises(CycloptsError, match='"auto", "int8", "int4", "none"'):
@@ -202,10 +197,11 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
         ("page_siz=8", r"^--tune page_siz=8: give NAME=VALUE; the names are .*\bpage_size\b"),
         ("page_size", "^--tune page_size: give NAME=VALUE"),
         ("page_size=x", "^--tune page_size=x: Expected `int`"),
-        ("vit_graph_buckets=8,x", "^--tune vit_graph_buckets=8,x: Expected `int`"),
         ("all_reduce=mpi", "^--tune all_reduce=mpi: Invalid enum value 'mpi'"),
         ("port=1", "^--tune port=1: .*names are"),
         ("max_responses=9", "^--tune max_responses is gone: 10,000 responses are kept"),
+        ("vit_graph_buckets=128,256", "^--tune vit_graph_buckets is gone: graphs are made for"),
+        ("encoder_timeout=3", "^--tune encoder_timeout is gone: .*--tune fetch_timeout=SECONDS"),
     ],
 )
 def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
@@ -317,9 +313,6 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 60 * GIB)
     derived = decide(spec, gpu)
     assert derived.encoder == EncoderConfig("flash", WHOLE) and derived.encode_patches == 16384
-    assert decide(spec, gpu, vit_graph_buckets=(512, 128, 512)).encoder == EncoderConfig(
-        "flash", (128, 512)
-    )
     assert decide(spec, gpu, disable_cuda_graph=True).encoder == EncoderConfig("flash")
     hopper = replace(gpu, arch=90)
     assert decide(spec, hopper).encoder == EncoderConfig("triton", WHOLE)
@@ -332,13 +325,6 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
         decide(spec, hopper, mm_attention_backend="fa4")
     assert decide(spec, gpu, mm_attention_backend="sdpa").encoder == EncoderConfig("sdpa")
     assert decide(spec, disable_cuda_graph=True, max_encode_patches=64).encode_patches == 64
-    for options, word in (
-        ({"vit_graph_buckets": (130,)}, "130: must be 4, .* or a multiple"),
-        ({"vit_graph_buckets": (128, 0)}, "0: must be 4"),
-        ({"vit_graph_buckets": (128,), "disable_cuda_graph": True}, "set"),
-    ):
-        with pytest.raises(ConfigError, match=rf"--tune vit_graph_buckets=.*{word}"):
-            decide(spec, gpu, **options)
 
 
 def test_the_language_model_has_graphs_on_a_gpu(spec: FamilySpec) -> None:
@@ -346,24 +332,19 @@ def test_the_language_model_has_graphs_on_a_gpu(spec: FamilySpec) -> None:
     assert decide(spec).graphs == StepGraphSizes()
     assert decide(spec, gpu, max_running_requests=20).graphs.rows == (1, 2, 4, 8, 16, 20)
     assert decide(spec, gpu).graphs.rows[-3:] == (240, 248, 256)
-    few = decide(spec, gpu, cuda_graph_max_bs=3)
+    few = decide(spec, gpu, max_running_requests=3)
     assert few.graphs.rows == (1, 2, 3)
     none = decide(spec, gpu, disable_cuda_graph=True)
     assert none.graphs == StepGraphSizes()
     derived = decide(spec, gpu).graphs
     assert derived.mixed_rows == (0, 4, 16, 64, 256) and derived.mixed_tokens[-2:] == (3072, 4096)
-    told = decide(spec, gpu, piecewise_graph_tokens=4096, max_running_requests=5).graphs
+    told = decide(spec, gpu, max_running_requests=5).graphs
     assert told.mixed_rows == (0, 4, 5) and told.mixed_tokens[-3:] == (2048, 3072, 4096)
     full = Hardware("cuda", "", 64 * GIB, 4 * GIB)
     fewer = decide(spec, full, mem_fraction_static=0.98).graphs.mixed_tokens
     assert 0 < len(fewer) < len(derived.mixed_tokens), "memory is short"
     short = decide(spec, gpu, chunked_prefill_size=100).graphs
     assert short.mixed_tokens == (32, 64, 100), "no step has more tokens of prompts"
-    assert not decide(spec, gpu, piecewise_graph_tokens=0).graphs.mixed_tokens
-    with pytest.raises(
-        ConfigError, match="--tune cuda_graph_max_bs=3: --disable-cuda-graph is set"
-    ):
-        decide(spec, gpu, disable_cuda_graph=True, cuda_graph_max_bs=3)
 
 
 def test_graphs_memory_is_not_given_to_pages(spec: FamilySpec) -> None:

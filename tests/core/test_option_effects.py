@@ -45,8 +45,6 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "max_total_tokens": LANGUAGE,
         "speculative": LANGUAGE,
         "attention_backend": LANGUAGE,
-        "cuda_graph_max_bs": LANGUAGE,
-        "piecewise_graph_tokens": LANGUAGE,
         "disable_radix_cache": LANGUAGE,
         "kv_cache_dir": LANGUAGE,
         "kv_cache_disk_mb": LANGUAGE,
