@@ -19,11 +19,20 @@ T = TypeVar("T")
 BASIC, TUNING = "basic", "tuning"
 """Keys of a field's metadata; the second one's value is the meaning of the tuning value."""
 GONE = {
+    "allow_unproven": "use --parity unproven",
+    "check_parity": "use --parity generate",
     "cuda_graph_max_bs": "graphs are made for up to --max-running-requests sequences; "
     "--disable-cuda-graph makes none",
+    "disable_vit_graph": "use --disable-cuda-graph, which holds for both",
     "documents": "a request says what is seen of a PDF: saccade.documents, else both",
+    "embedding_cache_disk_mb": "use --embedding-cache-dir FOLDER:SIZE, such as /cache/images:64GiB",
+    "embedding_cache_shared_mb": "use --embedding-cache-dir FOLDER:SIZE --embedding-cache-shared",
     "encoder_connections": "an encoder is asked for 16 images at a time",
     "encoder_timeout": "an encoder has as long as a URL: --tune fetch_timeout=SECONDS",
+    "encoders_file": "use --encoders FILE",
+    "files_mb": "use --files-dir FOLDER:SIZE, or :SIZE for the usual folder",
+    "gguf_file": "name the file behind the model, as in Qwen/Qwen3-VL-2B-Instruct-GGUF:Q4_K_M",
+    "kv_cache_disk_mb": "use --kv-cache-dir FOLDER:SIZE, such as /cache/kv:64GiB",
     "max_responses": "10,000 responses are kept, within --tune responses_mb=MIB",
     "mm_encoder_tp_mode": "each process holds a slice of the vision tower, or all of it "
     "where slices would be too narrow",
@@ -38,7 +47,7 @@ GONE = {
     "vit_graph_buckets": "graphs are made for the patches that images have; --disable-cuda-graph "
     "makes none",
 }
-"""Tuning values of earlier versions, and what holds without them."""
+"""Options and tuning values of earlier versions, and what says the same or holds without them."""
 
 
 def basic(default: T) -> T:

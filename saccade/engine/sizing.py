@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.claims import warn_of_others
+from saccade.core.claims import DiskFolder, warn_of_others
 from saccade.core.config import (
     GIB,
     MIB,
@@ -529,10 +529,10 @@ def resolve_embeddings(
         device = caches.embedding_cache_device_mb * MIB
     if caches.embedding_cache_host_mb is not None:
         host_bytes = caches.embedding_cache_host_mb * MIB
-    name, limit_mb = caches.embedding_cache_dir, caches.embedding_cache_disk_mb
-    if name is None or limit_mb == 0:
+    disk = caches.embedding_disk
+    if disk is None or disk.nbytes == 0:
         return EmbeddingBudgets(device, host_bytes)
-    nbytes, folder = _disk_budget("--embedding-cache-dir", name, limit_mb, stored_bytes)
+    nbytes, folder = _disk_budget("--embedding-cache-dir", disk, stored_bytes)
     return EmbeddingBudgets(
         device, host_bytes, nbytes, folder, shared=caches.embedding_cache_shared
     )
@@ -544,23 +544,20 @@ def resolve_pages(caches: CacheOptions, ranks: int, host_bytes: int) -> PageTier
     Their identity is known once the model was read. `host_bytes`: from a rank's host memory, unless
     an option sets them. Raises ConfigError.
     """
-    name, limit_mb = caches.kv_cache_dir, caches.kv_cache_disk_mb
     if caches.kv_cache_host_mb is not None:
         host_bytes = caches.kv_cache_host_mb * MIB
-    if name is None:
+    if (disk := caches.kv_disk) is None:
         return PageTierConfig(host_bytes=host_bytes, ranks=ranks)
-    nbytes, folder = _disk_budget("--kv-cache-dir", name, limit_mb, kept_bytes)
+    nbytes, folder = _disk_budget("--kv-cache-dir", disk, kept_bytes)
     return PageTierConfig(folder, nbytes, ranks=ranks, host_bytes=host_bytes)
 
 
-def _disk_budget(
-    option: str, name: str, limit_mb: int | None, count: Callable[[Path], int]
-) -> tuple[int, str]:
+def _disk_budget(option: str, disk: DiskFolder, count: Callable[[Path], int]) -> tuple[int, str]:
     """Return the bytes for what `option` keeps in a folder, and the folder.
 
     `count`: measures what is there already. Raises ConfigError.
     """
-    folder = Path(name).expanduser().absolute()
+    folder = Path(disk.path).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
@@ -570,7 +567,7 @@ def _disk_budget(
     except OSError as error:
         raise ConfigError(f"{option} {folder}: {error.strerror}") from None
     warn_of_others(option, folder)
-    return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
+    return room // 4 if disk.nbytes is None else disk.nbytes, str(folder)
 
 
 def kv_page_bytes(

@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 from saccade.core.arena import Arena
 from saccade.core.client import ANYBODY, Client
-from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -90,7 +89,7 @@ class Media:
         self._arena = arena
         self._metrics = metrics
         self.encoders = Encoders(role, arena, metrics, options.fetch_timeout)
-        self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
+        self.files = Uploads(FileStore(options.files_folder, options.files_bytes))
         self._fetcher = Fetcher(options, metrics)
         own = spec.sample.own if spec.sees_images else None
         pool = DecodePool(arena, options, metrics, stocks, own)

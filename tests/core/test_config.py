@@ -14,6 +14,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from saccade.commands import SERVE_OPTIONS, app, check_spelling
+from saccade.core.claims import DiskFolder
 from saccade.core.config import (
     GIB,
     MIB,
@@ -157,7 +158,6 @@ def test_what_cannot_work_is_refused_by_its_name(
         (ParallelOptions, "tp_size", 0, "at least 1"),
         (MediaOptions, "media_workers", 0, "at least 1"),
         (MediaOptions, "decode_timeout", 0.0, "above 0"),
-        (MediaOptions, "files_mb", -1, "at least 0"),
         (ServerOptions, "port", 65536, "at most 65535"),
         (ServerOptions, "max_body_mb", 0, "at least 1"),
         (ConnectionOptions, "shutdown_grace", -1.0, "at least 0"),
@@ -217,6 +217,12 @@ def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
         ("--step-timeout --port 1", "now: --tune step_timeout=VALUE"),
         ("--disable-vit-graph", "--disable-vit-graph is gone: use --disable-cuda-graph"),
         ("--encoders-file x", "--encoders-file is gone: use --encoders FILE"),
+        ("--gguf-file=Q8_0", "--gguf-file is gone: name the file behind the model"),
+        ("--files-mb 8", "--files-mb is gone: use --files-dir FOLDER:SIZE"),
+        ("--kv-cache-disk-mb 8", "--kv-cache-disk-mb is gone: use --kv-cache-dir FOLDER:SIZE"),
+        ("--embedding-cache-disk-mb=8", "is gone: use --embedding-cache-dir FOLDER:SIZE"),
+        ("--allow-unproven", "--allow-unproven is gone: use --parity unproven"),
+        ("--check-parity", "--check-parity is gone: use --parity generate"),
         ("--speculative-tokens 3", "--speculative-tokens is gone: 7 tokens are guessed at most"),
         ("--embedding-cache-shared d", "--embedding-cache-dir d --embedding-cache-shared"),
     ],
@@ -233,7 +239,8 @@ def test_options_of_today_are_spelled_right() -> None:
 
 def test_serve_has_few_options() -> None:
     every = sum(len(fields(kind)) for kind in SERVE_OPTIONS) - len(tuning_values(SERVE_OPTIONS))
-    assert every + len(("--tune",)) <= 61
+    assert every + len(("--tune",)) <= 56
+    assert len(tuning_values(SERVE_OPTIONS)) <= 25
 
 
 WHOLE = tuple(size for size in VIT_GRAPH_SIZES if size <= 2048)
@@ -368,9 +375,51 @@ def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:
             arena_bytes(MediaOptions(arena_mb=few), spec)
 
 
+@pytest.mark.parametrize(
+    ("given", "path", "nbytes"),
+    [
+        ("/a/b", "/a/b", None),
+        ("/a/b:64MiB", "/a/b", 64 * MIB),
+        ("a:2G", "a", 2 * GIB),
+        ("a:1TiB", "a", 1024 * GIB),
+        ("a:0M", "a", 0),
+        (":8M", "", 8 * MIB),
+        ("/a:1/b", "/a:1/b", None),
+        ("/a:64/", "/a:64/", None),
+        ("a:b", "a:b", None),
+    ],
+)
+def test_a_folder_may_have_a_size(given: str, path: str, nbytes: int | None) -> None:
+    assert DiskFolder.read("--kv-cache-dir", given) == DiskFolder(path, nbytes)
+
+
+@pytest.mark.parametrize(
+    "size", ["64", "64MB", "64 GiB", "1.5GiB", "-1GiB", "1,5G", "64gib", "1KiB"]
+)
+@pytest.mark.parametrize("option", ["--embedding-cache-dir", "--kv-cache-dir", "--files-dir"])
+def test_a_size_that_cannot_be_read_is_no_part_of_a_folders_name(
+    option: str, size: str, tmp_path: Path
+) -> None:
+    kind: Any = MediaOptions if option == "--files-dir" else CacheOptions
+    field = option.removeprefix("--").replace("-", "_")
+    with pytest.raises(ConfigError, match=f"^{option} .*give the size in MiB, GiB or TiB"):
+        kind(**{field: f"{tmp_path}:{size}"})
+    assert not list(tmp_path.parent.glob(f"{tmp_path.name}:*"))
+
+
 def test_space_on_disk_needs_a_folder() -> None:
-    with pytest.raises(ConfigError, match=r"--embedding-cache-disk-mb.*--embedding-cache-dir"):
-        CacheOptions(embedding_cache_disk_mb=5)
+    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: name a folder$"):
+        CacheOptions(embedding_cache_dir=":5GiB")
+    with pytest.raises(ConfigError, match=r"^--kv-cache-dir /kv:0GiB: give it room"):
+        CacheOptions(kv_cache_dir="/kv:0GiB")
+    with pytest.raises(ConfigError, match="say where, with --embedding-cache-dir"):
+        CacheOptions(embedding_cache_shared=True)
+
+
+def test_uploaded_files_may_have_a_size_in_the_usual_folder() -> None:
+    usual, small = MediaOptions(), MediaOptions(files_dir=":8MiB")
+    assert small.files_folder == usual.files_folder
+    assert (usual.files_bytes, small.files_bytes) == (4096 * MIB, 8 * MIB)
 
 
 def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None:
@@ -378,8 +427,7 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
         spec,
         max_encode_patches=1,
         max_running_requests=1,
-        embedding_cache_dir=str(tmp_path),
-        embedding_cache_disk_mb=5,
+        embedding_cache_dir=f"{tmp_path}:5MiB",
     )
     parallel = resolve_parallel(ParallelOptions(), spec, "cpu")
     facts = LoadFacts(("patch_embed=folded",), "6 matrices", 1)
@@ -412,8 +460,8 @@ def test_the_folder_for_embeddings_is_a_folder(spec: FamilySpec, tmp_path: Path)
 def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
     spec: FamilySpec, tmp_path: Path
 ) -> None:
-    def budget(**options: Any) -> int:
-        config = decide(spec, embedding_cache_dir=str(tmp_path), **options)
+    def budget(size: str = "") -> int:
+        config = decide(spec, embedding_cache_dir=f"{tmp_path}{size}")
         return config.embeddings.disk_bytes
 
     (tmp_path / SHARED.marker).touch()
@@ -422,11 +470,11 @@ def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
         (tmp_path / model / ("0" * 40 + ".safetensors")).write_bytes(bytes(64 * MIB))
     free = shutil.disk_usage(tmp_path).free  # others may write meanwhile
     assert abs(budget() - (free + 64 * MIB) // 4) < 8 * MIB
-    assert budget(embedding_cache_disk_mb=5) == 5 * MIB
+    assert budget(":5MiB") == 5 * MIB
 
 
 def test_no_space_on_disk_is_no_tier_on_disk(spec: FamilySpec, tmp_path: Path) -> None:
-    config = decide(spec, embedding_cache_dir=str(tmp_path / "new"), embedding_cache_disk_mb=0)
+    config = decide(spec, embedding_cache_dir=f"{tmp_path / 'new'}:0M")
     assert config.embeddings.folder is None and not (tmp_path / "new").exists()
 
 
