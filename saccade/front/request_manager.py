@@ -232,7 +232,7 @@ class RequestManager:
         try:
             ready, _ = await asyncio.gather(self._engine.start(told), self.intake.warm_up())
             self._ready = ready
-            self.intake.media.encoders.trust(ready.tower)
+            self.intake.media.trust(ready.tower)
             self._spawn(self._listen())
             await self.adapters.begin()
             if check is not None:

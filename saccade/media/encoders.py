@@ -166,8 +166,7 @@ class Encoders:
 
     def fits(self, num_tokens: int, slot: PixelSlot) -> bool:
         """Return True if an embedding may be asked for and fits the slot."""
-        asks = self._options.role == "language"
-        return asks and 0 < self.tower.nbytes(num_tokens) <= slot.room
+        return 0 < self.tower.nbytes(num_tokens) <= slot.room
 
     async def _ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
         begun = time.monotonic()

@@ -25,7 +25,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
-from saccade.core.types import ImageKey
+from saccade.core.types import ImageKey, Tower
 from saccade.media.content import digest, looks_like_video, name_pixels
 from saccade.media.documents import Documents, MeasuredFile, OpenedPage, has_renderer
 from saccade.media.encoders import Encoders, question
@@ -88,7 +88,9 @@ class Media:
         self._options = options
         self._arena = arena
         self._metrics = metrics
-        self.encoders = Encoders(role, arena, metrics, options.fetch_timeout)
+        self._encoders: Encoders | None = None
+        if role.role == "language":
+            self._encoders = Encoders(role, arena, metrics, options.fetch_timeout)
         self.files = Uploads(FileStore(options.files_folder, options.files_bytes))
         self._fetcher = Fetcher(options, metrics)
         own = spec.sample.own if spec.sees_images else None
@@ -113,7 +115,8 @@ class Media:
             self._decoders.pool.start()
 
     async def close(self) -> None:
-        await self.encoders.close()
+        if self._encoders is not None:
+            await self._encoders.close()
         await self._decoders.close()
         await self.documents.close()
         await self.reader.close()
@@ -290,6 +293,11 @@ class Media:
 
     # ---- the engine's side
 
+    def trust(self, tower: Tower) -> None:
+        """Take embeddings from encoders, if there are any, that this tower made."""
+        if self._encoders is not None:
+            self._encoders.trust(tower)
+
     async def bring(self, key: ImageKey, slot: PixelSlot) -> bytes | None:
         """Bring a held image into its slot. Returns `None` if an encoder gives the embedding, else
         what `decode` returns.
@@ -301,9 +309,10 @@ class Media:
         if (
             opened is not None
             and opened.budget is not None
-            and self.encoders.fits(opened.image.num_tokens, slot)
+            and self._encoders is not None
+            and self._encoders.fits(opened.image.num_tokens, slot)
         ):
-            answer = await self.encoders.ask(*question(opened, self.encoders.tower), slot)
+            answer = await self._encoders.ask(*question(opened, self._encoders.tower), slot)
             if spent := self._spent.get(key):
                 spent.encoder, spent.encoder_ms = answer.outcome, answer.ms
             if answer.outcome == "embedding":
@@ -342,7 +351,8 @@ class Media:
 
     def call_off(self, key: ImageKey) -> None:
         """Cancel the image's decode and its question to an encoder."""
-        self.encoders.call_off(key)
+        if self._encoders is not None:
+            self._encoders.call_off(key)
         self._decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:
