@@ -40,8 +40,7 @@ from saccade.core.options import (
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
 from saccade.core.serve_options import ServeOptions
-from saccade.core.tuning import GONE as GONE_VALUES
-from saccade.core.tuning import Tuning, basic_options, tuning_values
+from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
 from saccade.tools.brought import join
 
 HELP = ("--help", "--help-advanced", "-h")
@@ -87,13 +86,7 @@ SERVE_OPTIONS = (
 BASIC = basic_options(SERVE_OPTIONS)
 TUNING = tuning_values(SERVE_OPTIONS)
 
-REPLACED = {
-    "--disable-vit-graph": "--disable-cuda-graph, which holds for both",
-    "--embedding-cache-shared-mb": "--embedding-cache-disk-mb",
-    "--encoders-file": "--encoders FILE",
-}
-"""Options of earlier versions, and the words that say the same now."""
-GONE = {
+GONE_COMMANDS = {
     "batch": "upload the file to /v1/files with purpose=batch, and name its id in POST /v1/batches"
 }
 """Commands of earlier versions, and what does their work now."""
@@ -122,10 +115,8 @@ def check_spelling(tokens: Sequence[str]) -> None:
         if name.startswith("--") and field in TUNING:
             value = value or (after if after and not after.startswith("-") else "VALUE")
             raise ConfigError(f"{name} is a tuning value now: --tune {field}={value}")
-        if name.startswith("--") and field in GONE_VALUES:
-            raise ConfigError(f"{name} is gone: {GONE_VALUES[field]}")
-        if name in REPLACED:
-            raise ConfigError(f"{name} is gone: use {REPLACED[name]}")
+        if name.startswith("--") and field in GONE:
+            raise ConfigError(f"{name} is gone: {GONE[field]}")
         shared = name == "--embedding-cache-shared" and "--embedding-cache-dir" not in tokens
         if shared and (folder := value or after) and not folder.startswith("-"):
             raise ConfigError(f"{name} names no folder now: --embedding-cache-dir {folder} {name}")
@@ -375,8 +366,8 @@ def run() -> int:
     if sys.argv[1:2] != ["serve"]:  # whose server takes Ctrl-C over, once it can end in order
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if (command := next(iter(sys.argv[1:]), "")) in GONE:
-            raise ConfigError(f"saccade {command} is gone: {GONE[command]}")
+        if (command := next(iter(sys.argv[1:]), "")) in GONE_COMMANDS:
+            raise ConfigError(f"saccade {command} is gone: {GONE_COMMANDS[command]}")
         if command in ("serve", "route"):
             check_spelling(sys.argv[2:])
         check_words(sys.argv[1:])

@@ -34,6 +34,7 @@ from saccade.core.options import (
     ParallelOptions,
 )
 from saccade.core.serve_options import ServeOptions
+from saccade.core.tuning import GONE
 from saccade.core.types import (
     NO_ADAPTER,
     AdapterRef,
@@ -123,7 +124,9 @@ class LLM:
         )
         self._answers = chosen.answers
         if options:
-            raise ConfigError(f"LLM has no option {sorted(options)[0]!r}")
+            name = min(options)
+            told = f": {GONE[name]}" if name in GONE else ""
+            raise ConfigError(f"LLM has no option {name!r}{told}")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="saccade-front", daemon=True

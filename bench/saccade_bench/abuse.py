@@ -118,9 +118,12 @@ def running(source: Path, log: Path, *words: str) -> Iterator[tuple[str, subproc
 def measure(each: Attack, source: Path, folder: Path, routed: bool) -> Row:
     """Start a server, attack it (or the router in front), watch, stop it."""
     log = folder / f"{each.name.replace(' ', '-')}.log"
-    few = ("--threads", "1", "--media-workers", "1", "--files-dir", str(folder / "files"))
+    files = str(folder / "files")
+    options = [option.replace("FILES", files) for option in each.options]
+    few = ["--threads", "1", "--media-workers", "1"]
+    few += [] if "--files-dir" in options else ["--files-dir", files]
     with ExitStack() as stack:
-        served = running(source, log, "serve", "demo", *few, *each.options)
+        served = running(source, log, "serve", "demo", *few, *options)
         url, process = stack.enter_context(served)
         if routed:
             url, process = stack.enter_context(running(source, log, "route", "--workers", url))

@@ -55,8 +55,7 @@ WORDS = (
 OPTIONS = (
     *("--allow-private-media", "--tune", "arena_mb=16", "--max-total-tokens", "4096"),
     *("--embedding-cache-device-mb", "1", "--tune", "embedding_cache_host_mb=2"),
-    *("--embedding-cache-disk-mb", "4", "--max-running-requests", "8", "--files-mb", "8"),
-    *("--context-length", "1024"),
+    *("--max-running-requests", "8", "--context-length", "1024"),
 )
 Answer = tuple[int, bytes]
 
@@ -413,7 +412,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, images_by_url() as origin:
         folder = Path(name)
         model = make_checkpoint(folder / "model", "qwen3_vl")
-        dirs = ("--files-dir", str(folder / "files"), "--embedding-cache-dir", str(folder / "disk"))
+        dirs = (
+            *("--files-dir", f"{folder / 'files'}:8MiB"),
+            *("--embedding-cache-dir", f"{folder / 'disk'}:4MiB"),
+        )
         with serving(model, folder, *OPTIONS, *dirs) as server:
             run = Run(server, origin, options)
 

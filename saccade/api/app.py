@@ -17,12 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade import __version__
-from saccade.api.about import docs
+from saccade.api.about.docs import docs_routes
 from saccade.api.about.elsewhere import advice, overview
 from saccade.api.about.openapi import describe
 from saccade.api.about.page import PAGE_PATHS, page_routes, state_route
@@ -171,7 +171,7 @@ def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> lis
         Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
         Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
         Route("/openapi.json", api.openapi),
-        Route("/docs", api.docs),
+        *docs_routes(),
         *response_routes(door, store),
         *score_routes(door),
         *decision_routes(door),
@@ -311,9 +311,6 @@ class _Api:
 
     async def openapi(self, _: Request) -> Response:
         return json_response(describe())
-
-    async def docs(self, _: Request) -> Response:
-        return HTMLResponse(docs.page(), headers={"content-security-policy": docs.POLICY})
 
     async def version(self, _: Request) -> Response:
         return json_response({"version": __version__})

@@ -33,11 +33,6 @@ class AnswerOptions:
     choose one by the field model. POST /v1/load_lora_adapter loads more.
     """
     max_loras: int = tuned(16, "Maximum loaded adapters. 0 refuses all adapters.")
-    check_parity: bool = False
-    """Compare the first tokens of a few answers with transformers' own generate before start-up
-    ends. If they differ, the server ends. The model is in memory twice meanwhile. Images are
-    compared only where transformers' own modules serve the model.
-    """
 
     def __post_init__(self) -> None:
         at_least(1, self, "default_max_tokens")

@@ -28,6 +28,33 @@ SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
+_SIZED = re.compile(r"(.*):([-+]?\d[^/:]*)", re.DOTALL)
+_SIZE = re.compile(r"(\d+)(\w+)")
+_UNITS = {"M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30, "T": 1 << 40, "TiB": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFolder:
+    """A folder, and the bytes that a server may fill there, None where it decides."""
+
+    path: str
+    nbytes: int | None = None
+
+    @classmethod
+    def read(cls, option: str, given: str) -> DiskFolder:
+        """Read FOLDER or FOLDER:SIZE, such as /var/cache/images:64GiB. Raises ConfigError."""
+        if (found := _SIZED.fullmatch(given)) is None:
+            return cls(given)
+        folder, text = found.groups()
+        size = _SIZE.fullmatch(text)
+        if size is None or size[2] not in _UNITS:
+            raise ConfigError(
+                f"{option} {given!r}: give the size in MiB, GiB or TiB, as in {folder}:64GiB (a "
+                f"folder of this name: {given}/)"
+            )
+        return cls(folder, int(size[1]) * _UNITS[size[2]])
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A kind of folder: its marker's name, and the pattern for all other names in it."""

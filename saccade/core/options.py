@@ -14,13 +14,12 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Literal
 
 from saccade.core.bounds import MOST_IMAGE_WORKERS, above, at_least, at_most, named
-from saccade.core.claims import check_folder
+from saccade.core.claims import DiskFolder, check_folder
 from saccade.core.config import (
     MIB,
     AllReduce,
     Dtype,
     EncoderAttention,
-    EncoderMode,
     KVDtype,
     LanguageAttention,
     QuantizationMode,
@@ -31,8 +30,10 @@ from saccade.core.errors import ConfigError
 from saccade.core.given_paths import check_given
 from saccade.core.page_store import PAGES
 from saccade.core.store import SHARED, UPLOADS
-from saccade.core.tuning import basic, option, tuned
+from saccade.core.tuning import basic, tuned
 
+FILES_BYTES = 4 << 30
+"""For uploaded files, where no size is given."""
 MOST_RUNNING = 65_536
 """Requests side by side: each has its place in tables that are made at the start."""
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 else:
     ToolParser = Literal["auto", *(each.name for each in iter_modules([TOOL_FORMATS])), "none"]
 ReasoningParser = Literal["auto", "think", "channel", "none"]
+Parity = Literal["auto", "unproven", "generate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +81,17 @@ class ModelOptions:
     )
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
-    gguf_file: str | None = None
-    """The language model's file where a folder or hub model has several *.gguf files. Give its
-    name, or the part that tells it from the others (Q4_K_M).
-    """
     mmproj: str | None = None
     """The *.gguf file with the vision tower of a language model in another *.gguf file. Derived:
     the file with mmproj in its name in the same folder or repository.
     """
-    allow_unproven: bool = False
-    """Serve an architecture by transformers' own modules even if no test compares its answers with
-    transformers'. A few prompts are compared at load either way. If they differ, the model is
-    refused.
+    parity: Parity = "auto"
+    """What must show that answers are transformers' own. auto: a test compares this architecture's
+    (docs/models.md). unproven: no test does, and it is served by transformers' own modules. A few
+    prompts are compared at load either way. If they differ, the model is refused. generate: the
+    first tokens of a few answers are compared with transformers' own generate before start-up ends,
+    whether a test does or not. If they differ, the server ends. The model is in memory twice
+    meanwhile. Images are compared only where transformers' own modules serve the model.
     """
     # prompts and answers
     chat_template: str | None = basic(None)
@@ -161,19 +162,6 @@ class EngineOptions:
     # graphs
     disable_cuda_graph: bool = False
     """Run without CUDA graphs, in the language model and in the vision tower."""
-    cuda_graph_max_bs: int | None = tuned(
-        None, "Maximum sequences in a decode CUDA graph (max_running_requests)."
-    )
-    piecewise_graph_tokens: int | None = tuned(
-        None,
-        "Maximum prompt tokens in a step that runs as one CUDA graph (4096, or fewer if memory is "
-        "short). 0 turns these graphs off.",
-    )
-    vit_graph_buckets: tuple[int, ...] = tuned(
-        (),
-        "Patch counts for the vision tower's CUDA graphs, as 128,256 (11 from 128 to 2048, or 23 "
-        "up to 16384 with cudnn).",
-    )
     # CPUs
     threads: int | None = None
     """CPU threads of the engine. Derived: the cores this process may use."""
@@ -185,8 +173,7 @@ class EngineOptions:
             "page_size",
             "max_total_tokens",
         )
-        at_least(1, self, *positive, "max_encode_patches", "cuda_graph_max_bs", "threads")
-        at_least(0, self, "piecewise_graph_tokens")
+        at_least(1, self, *positive, "max_encode_patches", "threads")
         above(0, self, "mem_fraction_static")
         at_most(0.98, self, "mem_fraction_static")
         at_most(MOST_RUNNING, self, "max_running_requests")
@@ -207,26 +194,20 @@ class CacheOptions:
         "quarter of free memory on cuda, at most 8192. On a cpu it is 0.",
     )
     embedding_cache_dir: str | None = basic(None)
-    """Folder for image embeddings on disk, which survive a restart. Derived: embeddings stay in
-    memory.
-    """
-    embedding_cache_disk_mb: int | None = None
-    """MiB of disk space in --embedding-cache-dir. Derived: a quarter of the space there that is
-    free or taken by saved embeddings.
+    """Folder for image embeddings on disk, which survive a restart, as FOLDER or FOLDER:SIZE
+    (/var/cache/images:64GiB). Without a size they take a quarter of the space there that is free or
+    taken by them. Derived: embeddings stay in memory.
     """
     embedding_cache_shared: bool = False
     """Share --embedding-cache-dir with other servers of the same model, so that each image is
-    encoded once for all of them. Give each server the same --embedding-cache-disk-mb, which they
-    fill together. The folder is on one machine, or on a network file system with locks.
+    encoded once for all of them. Give each server the same FOLDER:SIZE, which they fill together.
+    The folder is on one machine, or on a network file system with locks.
     """
     kv_cache_dir: str | None = basic(None)
-    """Folder for the KV of prompts that leave memory, by eviction or at the end of the server. It
-    is read instead of computed, also after a restart. It holds what users have sent, as numbers
-    (mode 0700). Derived: KV stays in memory.
-    """
-    kv_cache_disk_mb: int | None = None
-    """MiB of disk space in --kv-cache-dir. Derived: a quarter of the space there that is free or
-    taken by saved pages.
+    """Folder for the KV of prompts that leave memory, by eviction or at the end of the server, as
+    FOLDER or FOLDER:SIZE. It is read instead of computed, also after a restart. It holds what users
+    have sent, as numbers (mode 0700). Without a size it takes a quarter of the space there that is
+    free or taken by saved pages. Derived: KV stays in memory.
     """
     kv_cache_host_mb: int | None = tuned(
         None,
@@ -235,21 +216,32 @@ class CacheOptions:
     )
 
     def __post_init__(self) -> None:
-        sizes = "embedding_cache_device_mb", "embedding_cache_host_mb", "embedding_cache_disk_mb"
+        sizes = "embedding_cache_device_mb", "embedding_cache_host_mb"
         at_least(0, self, *sizes, "kv_cache_host_mb")
-        at_least(1, self, "kv_cache_disk_mb")
-        if self.kv_cache_dir is not None:
-            check_folder("--kv-cache-dir", self.kv_cache_dir, PAGES)
-        elif self.kv_cache_disk_mb is not None:
-            raise ConfigError("--kv-cache-disk-mb: say where, with --kv-cache-dir")
-        folder = self.embedding_cache_dir
-        if folder == "":
-            raise ConfigError("--embedding-cache-dir: name a folder")
-        for name in ("embedding_cache_disk_mb", "embedding_cache_shared"):
-            if folder is None and getattr(self, name):
-                raise ConfigError(f"{option(name)}: say where, with --embedding-cache-dir")
-        if folder is not None:
-            check_folder("--embedding-cache-dir", folder, SHARED)
+        if (pages := self.kv_disk) is not None:
+            check_folder("--kv-cache-dir", pages.path, PAGES)
+            if pages.nbytes == 0:
+                raise ConfigError(
+                    f"--kv-cache-dir {self.kv_cache_dir}: give it room, or leave it out"
+                )
+        if (embeddings := self.embedding_disk) is not None:
+            if not embeddings.path:
+                raise ConfigError("--embedding-cache-dir: name a folder")
+            check_folder("--embedding-cache-dir", embeddings.path, SHARED)
+        elif self.embedding_cache_shared:
+            raise ConfigError("--embedding-cache-shared: say where, with --embedding-cache-dir")
+
+    @property
+    def embedding_disk(self) -> DiskFolder | None:
+        """Return the folder for embeddings, if any."""
+        given = self.embedding_cache_dir
+        return None if given is None else DiskFolder.read("--embedding-cache-dir", given)
+
+    @property
+    def kv_disk(self) -> DiskFolder | None:
+        """Return the folder for KV pages, if any."""
+        given = self.kv_cache_dir
+        return None if given is None else DiskFolder.read("--kv-cache-dir", given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +255,6 @@ class ParallelOptions:
     every expert for each. --ep-size may exceed --tp-size. Several processes then hold the same
     slice of everything else. One of the two is a multiple of the other.
     """
-    mm_encoder_tp_mode: Literal["auto", EncoderMode] = tuned(
-        "auto",
-        "How --tp-size divides the vision tower. weights: each process holds a slice. data: each "
-        "process holds the whole tower and encodes some images. auto: weights, unless slices get "
-        "too narrow.",
-    )
     all_reduce: Literal["auto", AllReduce] = tuned(
         "auto",
         "How processes add up results: nccl or symm-mem on cuda, shm or gloo on cpu. auto: nccl on "
@@ -314,7 +300,9 @@ class MediaOptions:
     max_pages: int = tuned(200, "Maximum pages in a PDF. The server refuses longer ones.")
     # clocks and memory
     fetch_timeout: float = tuned(
-        10.0, "Maximum seconds to fetch one image by URL, including redirects."
+        10.0,
+        "Maximum seconds to fetch one image by URL, including redirects, or its embedding from an "
+        "encoder. This server encodes what an encoder does not send in time.",
     )
     decode_timeout: float = tuned(20.0, "Maximum seconds to decode one image.")
     decode_memory_mb: int = tuned(
@@ -331,25 +319,23 @@ class MediaOptions:
     """Allow file: URLs below this folder."""
     # uploads
     files_dir: str | None = None
-    """Folder for files uploaded with /v1/files. Several servers may share one. Derived:
-    saccade/files in the user's cache folder.
-    """
-    files_mb: int = 4096
-    """MiB of disk for uploaded files. When they are used up, uploads are refused until files are
-    deleted or expire.
+    """Folder for files uploaded with /v1/files, as FOLDER, FOLDER:SIZE or :SIZE. Several servers
+    may share one. Once 4GiB, or the size, are used up, uploads are refused until files are deleted
+    or expire. Derived: saccade/files in the user's cache folder.
     """
 
     def __post_init__(self) -> None:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers", "max_pages")
         at_most(MOST_IMAGE_WORKERS, self, "media_workers")
-        at_least(0, self, "max_images_per_request", "files_mb")
+        at_least(0, self, "max_images_per_request")
         above(0, self, "fetch_timeout", "decode_timeout", "decode_memory_mb")
         named(self, "allowed_media_domains")
         allowed = self.allowed_local_media_path
         if allowed is not None:
             check_given("--allowed-local-media-path", allowed, folder=True)
-        if self.files_dir is not None:
-            check_folder("--files-dir", self.files_dir, UPLOADS)
+        files = self.files_disk
+        if self.files_dir is not None and (files.path or files.nbytes is None):
+            check_folder("--files-dir", files.path, UPLOADS)
 
     @property
     def decode_memory(self) -> int:
@@ -362,9 +348,21 @@ class MediaOptions:
         return self.media_workers or min(MOST_IMAGE_WORKERS, max(1, usable_cores() // 2))
 
     @property
+    def files_disk(self) -> DiskFolder:
+        """Return the folder for uploaded files as given, "" for the user's cache folder."""
+        return DiskFolder.read("--files-dir", self.files_dir or "")
+
+    @property
     def files_folder(self) -> Path:
         """Return the folder for uploaded files."""
-        return Path(self.files_dir).expanduser() if self.files_dir else cache_folder("files")
+        given = self.files_disk.path
+        return Path(given).expanduser() if given else cache_folder("files")
+
+    @property
+    def files_bytes(self) -> int:
+        """Return the bytes of disk for uploaded files."""
+        nbytes = self.files_disk.nbytes
+        return FILES_BYTES if nbytes is None else nbytes
 
 
 EMPTY_KEY = (
@@ -516,14 +514,8 @@ class RoleOptions:
     """The encoders' --api-key. SACCADE_ENCODER_KEY has the same meaning and keeps the key out of
     process lists.
     """
-    encoder_timeout: float = tuned(
-        10.0,
-        "Maximum seconds for an embedding from an encoder, from first to last byte. After that, "
-        "this server encodes.",
-    )
 
     def __post_init__(self) -> None:
-        above(0, self, "encoder_timeout")
         named(self, "encoders")
         for path in self._files:
             if len(self.encoders) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -19,17 +19,35 @@ T = TypeVar("T")
 BASIC, TUNING = "basic", "tuning"
 """Keys of a field's metadata; the second one's value is the meaning of the tuning value."""
 GONE = {
+    "allow_unproven": "use --parity unproven",
+    "check_parity": "use --parity generate",
+    "cuda_graph_max_bs": "graphs are made for up to --max-running-requests sequences; "
+    "--disable-cuda-graph makes none",
+    "disable_vit_graph": "use --disable-cuda-graph, which holds for both",
     "documents": "a request says what is seen of a PDF: saccade.documents, else both",
+    "embedding_cache_disk_mb": "use --embedding-cache-dir FOLDER:SIZE, such as /cache/images:64GiB",
+    "embedding_cache_shared_mb": "use --embedding-cache-dir FOLDER:SIZE --embedding-cache-shared",
     "encoder_connections": "an encoder is asked for 16 images at a time",
+    "encoder_timeout": "an encoder has as long as a URL: --tune fetch_timeout=SECONDS",
+    "encoders_file": "use --encoders FILE",
+    "files_mb": "use --files-dir FOLDER:SIZE, or :SIZE for the usual folder",
+    "gguf_file": "name the file behind the model, as in Qwen/Qwen3-VL-2B-Instruct-GGUF:Q4_K_M",
+    "kv_cache_disk_mb": "use --kv-cache-dir FOLDER:SIZE, such as /cache/kv:64GiB",
     "max_responses": "10,000 responses are kept, within --tune responses_mb=MIB",
+    "mm_encoder_tp_mode": "each process holds a slice of the vision tower, or all of it "
+    "where slices would be too narrow",
+    "piecewise_graph_tokens": "graphs are made for up to 4096 tokens of prompts, as memory allows; "
+    "--disable-cuda-graph makes none",
     "pinned_share": "requests may pin half of each cache",
     "readout_cache_mb": "64 MiB keep what embeddings, ranks and decisions have read",
     "responses_ttl": "a response is kept for a day after its last use",
     "special_tokens_in_content": "special tokens in messages are plain text; /v1/completions has "
     "them",
     "speculative_tokens": "7 tokens are guessed at most; --speculative off guesses none",
+    "vit_graph_buckets": "graphs are made for the patches that images have; --disable-cuda-graph "
+    "makes none",
 }
-"""Tuning values of earlier versions, and what holds without them."""
+"""Options and tuning values of earlier versions, and what says the same or holds without them."""
 
 
 def basic(default: T) -> T:
@@ -70,20 +88,15 @@ class TuningValue:
     meaning: str
 
     @property
-    def is_list(self) -> bool:
-        return get_origin(self.hint) is tuple
-
-    @property
     def described(self) -> str:
-        """Describe the value in a line. The meaning covers a default that is None, () or "auto"."""
-        told = "" if self.default in (None, (), "auto") else f" ({self.default})"
+        """Describe the value in a line. The meaning covers a default that is None or "auto"."""
+        told = "" if self.default in (None, "auto") else f" ({self.default})"
         return f"{self.name}{told}: {self.meaning}"
 
     def read(self, text: str) -> object:
-        """Parse `text` as this value. Commas divide a list's parts. Raises ConfigError."""
+        """Parse `text` as this value. Raises ConfigError."""
         try:
-            parts = [part for part in text.split(",") if part]
-            return msgspec.convert(parts if self.is_list else text, self.hint, strict=False)
+            return msgspec.convert(text, self.hint, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"--tune {self.name}={text}: {error}") from None
 

@@ -47,9 +47,8 @@ class Changes:
         return bool(self.asleep) or any(each.change.kind in ALONE for each in under_way)
 
     def entered(self, request: Request) -> None:
-        """Record that the request is alive from now on."""
-        if request.adapter.number:
-            self._users[request.id] = request.adapter.number
+        """Record that a request with an adapter is alive from now on."""
+        self._users[request.id] = request.adapter.number
 
     def ended(self, deltas: Iterable[Delta]) -> None:
         """Forget the requests that these deltas end."""

@@ -252,7 +252,8 @@ class Engine:
             return
         for key, image in same:
             self._scheduler.gallery.same.learn(key, image)
-        self._changes.entered(request)
+        if request.adapter.number:
+            self._changes.entered(request)
         if self._pause.holds:
             self._pause.hold(request)
         else:

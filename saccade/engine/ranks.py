@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.config import Hardware, ParallelConfig
+from saccade.core.config import EncoderMode, Hardware, ParallelConfig
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.options import ParallelOptions
@@ -108,14 +108,9 @@ def resolve_parallel(
     # The vision tower: cut, or whole on each rank.
     narrow = spec.cuts.encoder_width < NARROW_ENCODER * size
     uncut = spec.cuts.encoder_obstacles(size)
-    encoder = options.mm_encoder_tp_mode
-    if encoder == "auto":
-        encoder = "data" if ranks > size or (size > 1 and (uncut or narrow)) else "weights"
-    elif encoder == "weights" and uncut:
-        raise ConfigError(
-            f"--tune mm_encoder_tp_mode=weights: {' and '.join(uncut)} cannot be divided among "
-            f"{size} ranks; use data"
-        )
+    encoder: EncoderMode = "weights"
+    if ranks > size or (size > 1 and (uncut or narrow)):
+        encoder = "data"
     # The collectives.
     all_reduce = options.all_reduce
     if all_reduce == "auto":

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.claims import warn_of_others
+from saccade.core.claims import DiskFolder, warn_of_others
 from saccade.core.config import (
     GIB,
     MIB,
@@ -82,9 +82,9 @@ MIXED_GRAPH_ROWS = (0, 4, 16, 64)
 """Rows that decode beside prompts in the language model's graphs; and as many as may run."""
 MIXED_GRAPH_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 MOST_MIXED_TOKENS = 4096
-"""Tokens of prompts in a graph, unless told or memory is short."""
+"""Tokens of prompts in a graph, unless memory is short."""
 MIXED_GRAPH_SHARE = 8
-"""Unless told, graphs with prompts are fewer where all would take more than this part of what
+"""Graphs with prompts are fewer where all would take more than this part of what
 memory is free.
 """
 MOST_HOST_BYTES = 8 * GIB
@@ -371,28 +371,16 @@ def resolve_step_graphs(
     dtype: Dtype,
     hardware: Hardware,
 ) -> StepGraphSizes:
-    """Return the language model's CUDA graph sizes. Raises ConfigError."""
-    cuda = hardware.device == "cuda"
-    most, tokens = engine.cuda_graph_max_bs, engine.piecewise_graph_tokens
-    if engine.disable_cuda_graph or not cuda:
-        why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
-        if most is not None:
-            raise ConfigError(f"--tune cuda_graph_max_bs={most}: {why}")
-        if tokens:
-            raise ConfigError(f"--tune piecewise_graph_tokens={tokens}: {why}")
+    """Return the language model's CUDA graph sizes, as many as memory allows."""
+    if engine.disable_cuda_graph or hardware.device != "cuda":
         return StepGraphSizes()
-    most = min(most or max_running, max_running)
-    steps = range(DECODE_GRAPH_STEP, most, DECODE_GRAPH_STEP)
-    rows = (*(few for few in DECODE_GRAPH_FEW if few < most), *steps, most)
+    steps = range(DECODE_GRAPH_STEP, max_running, DECODE_GRAPH_STEP)
+    rows = (*(few for few in DECODE_GRAPH_FEW if few < max_running), *steps, max_running)
     # More cannot be in a step, and its buffers hold no more.
-    tokens = min(MOST_MIXED_TOKENS if tokens is None else tokens, chunk_tokens)
-    if not tokens:
-        return StepGraphSizes(rows)
-    beside = (*(few for few in MIXED_GRAPH_ROWS if few < most), most)
+    tokens = min(MOST_MIXED_TOKENS, chunk_tokens)
+    beside = (*(few for few in MIXED_GRAPH_ROWS if few < max_running), max_running)
     sizes = (*(few for few in MIXED_GRAPH_TOKENS if few < tokens), tokens)
     graphs = StepGraphSizes(rows, beside, sizes)
-    if engine.piecewise_graph_tokens is not None:
-        return graphs
     return afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
 
 
@@ -488,31 +476,14 @@ def resolve_encoder(
         )
     # Without graphs.
     if attention == "sdpa" or engine.disable_cuda_graph or not spec.sees_images:
-        if engine.vit_graph_buckets:
-            why = (
-                "this model has no vision tower"
-                if not spec.sees_images
-                else "--disable-cuda-graph is set"
-                if engine.disable_cuda_graph
-                else "graphs need --device cuda, and another mm_attention_backend than sdpa"
-            )
-            raise ConfigError(f"--tune vit_graph_buckets={engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)
-    unit = spec.patch_unit
-    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % unit]
-    if wrong:
-        raise ConfigError(
-            f"--tune vit_graph_buckets={wrong[0]}: must be {unit}, the patches that go together, "
-            "or a multiple of it"
-        )
-    # The sizes of the graphs.
-    derived: tuple[int, ...] = VIT_GRAPH_SIZES
+    sizes: tuple[int, ...] = VIT_GRAPH_SIZES
     if attention == "cudnn":
-        derived += LARGE_VIT_GRAPH_SIZES
+        sizes += LARGE_VIT_GRAPH_SIZES
     elif beside:
-        derived = tuple(size for size in derived if size <= WHOLE_PATCHES)
-    sizes = engine.vit_graph_buckets or [-(-size // unit) * unit for size in derived]
-    return EncoderConfig(attention, tuple(sorted(set(sizes))))
+        sizes = tuple(size for size in sizes if size <= WHOLE_PATCHES)
+    unit = spec.patch_unit
+    return EncoderConfig(attention, tuple(sorted({-(-size // unit) * unit for size in sizes})))
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
@@ -558,10 +529,10 @@ def resolve_embeddings(
         device = caches.embedding_cache_device_mb * MIB
     if caches.embedding_cache_host_mb is not None:
         host_bytes = caches.embedding_cache_host_mb * MIB
-    name, limit_mb = caches.embedding_cache_dir, caches.embedding_cache_disk_mb
-    if name is None or limit_mb == 0:
+    disk = caches.embedding_disk
+    if disk is None or disk.nbytes == 0:
         return EmbeddingBudgets(device, host_bytes)
-    nbytes, folder = _disk_budget("--embedding-cache-dir", name, limit_mb, stored_bytes)
+    nbytes, folder = _disk_budget("--embedding-cache-dir", disk, stored_bytes)
     shared = caches.embedding_cache_shared
     store = "shared" if shared else "disk"
     return EmbeddingBudgets(device, host_bytes, nbytes, folder, shared, store)
@@ -573,23 +544,20 @@ def resolve_pages(caches: CacheOptions, ranks: int, host_bytes: int) -> PageTier
     Their identity is known once the model was read. `host_bytes`: from a rank's host memory, unless
     an option sets them. Raises ConfigError.
     """
-    name, limit_mb = caches.kv_cache_dir, caches.kv_cache_disk_mb
     if caches.kv_cache_host_mb is not None:
         host_bytes = caches.kv_cache_host_mb * MIB
-    if name is None:
+    if (disk := caches.kv_disk) is None:
         return PageTierConfig(host_bytes=host_bytes, ranks=ranks)
-    nbytes, folder = _disk_budget("--kv-cache-dir", name, limit_mb, kept_bytes)
+    nbytes, folder = _disk_budget("--kv-cache-dir", disk, kept_bytes)
     return PageTierConfig(folder, nbytes, ranks=ranks, host_bytes=host_bytes)
 
 
-def _disk_budget(
-    option: str, name: str, limit_mb: int | None, count: Callable[[Path], int]
-) -> tuple[int, str]:
+def _disk_budget(option: str, disk: DiskFolder, count: Callable[[Path], int]) -> tuple[int, str]:
     """Return the bytes for what `option` keeps in a folder, and the folder.
 
     `count`: measures what is there already. Raises ConfigError.
     """
-    folder = Path(name).expanduser().absolute()
+    folder = Path(disk.path).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
@@ -599,7 +567,7 @@ def _disk_budget(
     except OSError as error:
         raise ConfigError(f"{option} {folder}: {error.strerror}") from None
     warn_of_others(option, folder)
-    return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
+    return room // 4 if disk.nbytes is None else disk.nbytes, str(folder)
 
 
 def kv_page_bytes(

@@ -107,7 +107,7 @@ def _download(repo: str, revision: str | None) -> Path:
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"{repo} on the hub has no config.json: it is not a transformers checkpoint (of "
-            "*.gguf files name one with --gguf-file)"
+            f"*.gguf files name one, as in {repo}:Q4_K_M)"
         )
     return folder
 

@@ -98,20 +98,21 @@ def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
     """Raise ConfigError for an unproven architecture unless the user allows it."""
     if not (name := spec.unproven):
         return
-    if not options.allow_unproven:
+    if options.parity == "auto":
         raise ConfigError(
             f"{folder}: {name} is none of the architectures whose answers are compared with "
             "transformers' own before a release (docs/models.md lists them); start with "
-            "--allow-unproven to serve it: a few prompts are then compared at load alone"
+            "--parity unproven to serve it: a few prompts are then compared at load alone"
         )
     log.warning("%s is unproven: %s", name, UNPROVEN)
 
 
 def _cards(caches: CacheOptions) -> Path | None:
     """Return the folder of image metadata that outlives the server, if embeddings do."""
-    if caches.embedding_cache_dir is None or caches.embedding_cache_disk_mb == 0:
+    disk = caches.embedding_disk
+    if disk is None or disk.nbytes == 0:
         return None
-    return Path(caches.embedding_cache_dir).expanduser().absolute() / CARDS
+    return Path(disk.path).expanduser().absolute() / CARDS
 
 
 def check_role(role: Role, spec: FamilySpec, answers: AnswerOptions) -> None:

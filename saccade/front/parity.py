@@ -1,4 +1,4 @@
-"""`--check-parity`: a front that has started answers a few chats, and its first tokens must be
+"""`--parity generate`: a front that has started answers a few chats, and its first tokens must be
 those of transformers' own `generate`.
 """
 
@@ -36,12 +36,12 @@ async def check_parity(front: RequestManager, model: str, options: ServeOptions)
     """Compare answers with transformers' own if the option asks for it. Raises CheckpointError for
     one that differs.
     """
-    if not options.answers.check_parity:
+    if options.model.parity != "generate":
         return
     spec, folder = front.intake.spec, resolve_checkpoint(model, options.model)
     dtype = spec.dtype if options.model.dtype == "auto" else options.model.dtype
     if dtype not in SLACK:
-        raise CheckpointError(f"--check-parity: set --dtype; the checkpoint says {dtype}")
+        raise CheckpointError(f"--parity generate: set --dtype; the checkpoint says {dtype}")
     sizes: tuple[Size | None, ...] = (None,) * len(TEXTS)
     processor = spec.processor if isinstance(spec, AnySpec) and spec.sees_images else None
     if processor:
@@ -56,7 +56,7 @@ async def check_parity(front: RequestManager, model: str, options: ServeOptions)
                 asked, ours = await _answer(front, text, size)
             except RequestError as error:
                 raise CheckpointError(
-                    f"--check-parity: {text!r}{shown} is not answered: {error.message}"
+                    f"--parity generate: {text!r}{shown} is not answered: {error.message}"
                 ) from error
             question = AskReference(tuple(asked.request.tokens), size, NEW_TOKENS)
             expected = await asyncio.to_thread(reference.ask, question)

@@ -41,24 +41,34 @@ def resolve_checkpoint(model: str, options: ModelOptions) -> Path:
     """Return the folder of `model`.
 
     `model` is "demo", a folder with a checkpoint, a hub id, or GGUF files, for which a folder is
-    made: a file, a folder or a hub repository.
+    made: a file, or a folder or a hub repository, with `:FILE` where it has several files.
 
     Raises CheckpointError that says what to do.
     """
+    model, wanted = split_file(model)
     path = Path(model).expanduser()
     check_revision(model, path, options.revision)
     if path.suffix.lower() == SUFFIX:
-        if options.gguf_file is not None:
-            raise CheckpointError(f"--gguf-file {options.gguf_file}: {model} is a file already")
+        if wanted is not None:
+            raise CheckpointError(f"{model}:{wanted}: {model} is a file already")
         tower = _given(options.mmproj) if options.mmproj else None
         return write_folder(_parts(path), tower or _neighbour(path))
     if path.is_dir() and not (path / "config.json").is_file() and _names(path):
-        return _of_folder(path, options)
-    if not path.exists() and _wants_gguf(model, options):
-        return write_folder(*_download(model, options))
-    if given := options.mmproj or options.gguf_file:
+        return _of_folder(path, wanted, options.mmproj)
+    if not path.exists() and _wants_gguf(model, wanted):
+        return write_folder(*_download(model, wanted, options))
+    if given := options.mmproj or wanted:
         raise CheckpointError(f"{given}: {model} has no *.gguf file, which it would belong to")
     return resolve_model(model, options.revision)
+
+
+def split_file(model: str) -> tuple[str, str | None]:
+    """Split MODEL:FILE, as llama.cpp has it. What exists as a whole has no file behind it."""
+    name, colon, wanted = model.rpartition(":")
+    whole = (
+        not colon or not name or not wanted or "/" in wanted or Path(model).expanduser().exists()
+    )
+    return (model, None) if whole else (name, wanted)
 
 
 def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
@@ -141,10 +151,10 @@ def _neighbour(model: Path) -> Path | None:
     return _tower([name for name in _names(model.parent) if name != model.name], model.parent)
 
 
-def _of_folder(folder: Path, options: ModelOptions) -> Path:
+def _of_folder(folder: Path, wanted: str | None, mmproj: str | None) -> Path:
     names = _names(folder)
-    model = folder / choose(names, options.gguf_file, str(folder))
-    tower = _given_in(folder, options.mmproj) if options.mmproj else _tower(names, folder)
+    model = folder / choose(names, wanted, str(folder))
+    tower = _given_in(folder, mmproj) if mmproj else _tower(names, folder)
     return write_folder(_parts(model), tower)
 
 
@@ -174,8 +184,9 @@ def choose(names: Sequence[str], wanted: str | None, where: str) -> str:
     raise CheckpointError(
         f"{where}: {'none' if wanted and not models else 'several'} of its *.gguf files "
         f"{'fits' if wanted else 'could be meant'}"
-        + (f" --gguf-file {wanted}" if wanted else "")
-        + f": name one with --gguf-file (there are: {', '.join(choice[:30])})"
+        + (f" {wanted}" if wanted else "")
+        + f": name one, as in {where}:{choice[0] if choice else 'FILE'} (there are: "
+        f"{', '.join(choice[:30])})"
     )
 
 
@@ -190,13 +201,13 @@ def _tower(names: Sequence[str], folder: Path) -> Path | None:
     return folder / (exact or towers)[0] if towers else None
 
 
-def _wants_gguf(model: str, options: ModelOptions) -> bool:
+def _wants_gguf(model: str, wanted: str | None) -> bool:
     parts = model.split("/")
     named = len(parts) == 2 and all(parts) and not model.startswith((".", "~"))
-    return named and (options.gguf_file is not None or "gguf" in model.lower())
+    return named and (wanted is not None or "gguf" in model.lower())
 
 
-def _download(repo: str, options: ModelOptions) -> tuple[list[Path], Path | None]:
+def _download(repo: str, file: str | None, options: ModelOptions) -> tuple[list[Path], Path | None]:
     """Fetch the language model's and the tower's files from a hub repository.
 
     Shows the hub's own progress bars. Raises CheckpointError.
@@ -208,7 +219,7 @@ def _download(repo: str, options: ModelOptions) -> tuple[list[Path], Path | None
         found = [name for name in names if name.endswith(SUFFIX)]
         if not found:
             raise CheckpointError(f"{repo} on the hub has no *.gguf file")
-        model = choose(found, options.gguf_file, repo)
+        model = choose(found, file, repo)
         wanted = [model]
         if (cut := SPLIT.fullmatch(model)) is not None:
             wanted = [f"{cut[1]}-*-of-{cut[3]}.gguf"]

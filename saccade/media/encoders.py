@@ -47,7 +47,7 @@ log = logging.getLogger("saccade")
 SENT_AT_ONCE = 16 * DISK_BLOCK
 """Bytes of an encoded image that go with the first question; more only if the encoder lacks it."""
 ASKED_AT_ONCE = 16
-"""Images, of one encoder; more wait, within `encoder_timeout`."""
+"""Images, of one encoder; more wait, within `fetch_timeout`."""
 AWAY_SECONDS = 1.0
 LONGEST_AWAY_SECONDS = 60.0
 """An encoder that fails is not asked for so long, twice as long after each failure that follows."""
@@ -113,9 +113,12 @@ class Encoders:
     after that.
     """
 
-    def __init__(self, options: RoleOptions, arena: Arena, metrics: Metrics) -> None:
-        """Name the encoders from the options. Raises ConfigError."""
+    def __init__(
+        self, options: RoleOptions, arena: Arena, metrics: Metrics, seconds: float = 10.0
+    ) -> None:
+        """Name the encoders from the options. `seconds`: for an embedding. Raises ConfigError."""
         self._options = options
+        self._seconds = seconds
         self._arena = arena
         self._metrics = metrics
         self._encoders: dict[str, _Encoder] = {}
@@ -177,12 +180,11 @@ class Encoders:
             return Asked("away")
         # Without loads: what one encoder has, no other has, however busy it is.
         encoder = self._encoders[rank((wanted.image.key.digest,), here, {})[0]]
-        seconds = self._options.encoder_timeout
         try:
-            async with asyncio.timeout(seconds), encoder.places:
+            async with asyncio.timeout(self._seconds), encoder.places:
                 given = await self._exchange(encoder, wanted, data, slot)
         except TimeoutError:
-            why = NoEmbedding("slow", f"it has not given an image within {seconds:g} s")
+            why = NoEmbedding("slow", f"it has not given an image within {self._seconds:g} s")
         except WorkerGone as gone:
             why = NoEmbedding("unreachable", str(gone))
         except NoEmbedding as failed:

@@ -20,13 +20,12 @@ from typing import Any, Literal
 
 from saccade.core.arena import Arena
 from saccade.core.client import ANYBODY, Client
-from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
-from saccade.core.types import ImageKey
+from saccade.core.types import ImageKey, Tower
 from saccade.media.content import digest, looks_like_video, name_pixels
 from saccade.media.documents import Documents, MeasuredFile, OpenedPage, has_renderer
 from saccade.media.encoders import Encoders, question
@@ -89,8 +88,10 @@ class Media:
         self._options = options
         self._arena = arena
         self._metrics = metrics
-        self.encoders = Encoders(role, arena, metrics) if role.role == "language" else None
-        self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
+        self.encoders: Encoders | None = None
+        if role.role == "language":
+            self.encoders = Encoders(role, arena, metrics, options.fetch_timeout)
+        self.files = Uploads(FileStore(options.files_folder, options.files_bytes))
         self._fetcher = Fetcher(options, metrics)
         own = spec.sample.own if spec.sees_images else None
         pool = DecodePool(arena, options, metrics, stocks, own)
@@ -291,6 +292,11 @@ class Media:
             del self._held[key], self._spent[key]
 
     # ---- the engine's side
+
+    def trust(self, tower: Tower) -> None:
+        """Take embeddings from encoders, if there are any, that this tower made."""
+        if self._encoders is not None:
+            self._encoders.trust(tower)
 
     async def bring(self, key: ImageKey, slot: PixelSlot) -> bytes | None:
         """Bring a held image into its slot. Returns `None` if an encoder gives the embedding, else

@@ -148,8 +148,8 @@ class GenerationScheduler:
     def _join(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
         self.waiting.add(sequence)
-        self.gallery.join(sequence)
         if sequence.images_end:
+            self.gallery.join(sequence)
             self._room.match(sequence)
             self.gallery.ask_early(sequence)
 
@@ -506,7 +506,8 @@ class GenerationScheduler:
         """
         flight = self._flights.popleft()
         assert flight.plan.step == result.step, "results come in the order of plans"
-        self.gallery.step_ended(flight.plan, flight.planned)
+        if self.gallery.pace is not None:
+            self.gallery.step_ended(flight.plan, flight.planned)
         deltas = self._take_images(result)
         if self.arrivals is not None:
             self.arrivals.applied(flight, result, self._flights)
@@ -606,7 +607,7 @@ class GenerationScheduler:
             self._leave_queue(sequence)
         sequence.finish()
         del self._ids[sequence.request.id]
-        if not aside:
+        if sequence.images_end and not aside:
             self.gallery.leave(sequence)
         if sequence.idle:
             self.idle_work.end(sequence)

@@ -185,7 +185,7 @@ def test_an_upload_has_the_limits_of_a_picture_and_of_the_disk(served: Served) -
         files.create(file=("cat.png", png("red") + bytes(600_000)), purpose="vision")
     assert caught.value.status_code == 413
     files.create(file=("a.jsonl", bytes(MIB - 16_000)), purpose="evals")
-    with pytest.raises(openai.APIStatusError, match="--files-mb") as caught:
+    with pytest.raises(openai.APIStatusError, match="--files-dir FOLDER:SIZE") as caught:
         files.create(file=("cat.png", png("red")), purpose="vision")
     assert (caught.value.status_code, caught.value.code) == (413, "file_storage_full")
 

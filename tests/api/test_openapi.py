@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
-import runpy
 from collections.abc import Iterator
-from html import escape
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from saccade.api.about.docs_examples import BASE, BODIES, as_curl, as_python
+from saccade.api.about.examples import BODIES
 from saccade.api.about.field_words import COMMON, OWN
 from saccade.api.about.openapi import describe
 from saccade.core.types import MAX_BIAS, MAX_STOP_CHARACTERS, MAX_STOPS
@@ -154,25 +149,7 @@ def test_each_body_of_an_example_is_answered(served: Served) -> None:
         assert answer.status_code == 200, (path, answer.text)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/health"])
-def test_an_example_in_python_runs_as_it_stands(served: Served, path: str, tmp_path: Path) -> None:
-    method = "post" if path in BODIES else "get"
-    program, said = tmp_path / "example.py", io.StringIO()
-    program.write_text(as_python(method, path).replace(BASE, served.address))
-    with contextlib.redirect_stdout(said):
-        runpy.run_path(str(program))
-    assert ("Hello!" if path in BODIES else "ready") in said.getvalue()
-
-
-def test_the_page_shows_a_call_of_every_route(served: Served) -> None:
-    page = served.http.get("/docs").text
-    assert page.count("Example call") == len(OPERATIONS)
-    assert as_curl("get", "/health") in page and "httpx.delete" in page
-
-
-def test_the_page_begins_with_what_the_server_is_and_a_call(served: Served) -> None:
-    page = served.http.get("/docs").text
-    first = page[: page.index("<h2>")]
-    assert "A server for models that read text, images, PDFs and videos." in first
-    assert escape(as_curl("post", "/v1/chat/completions")) in first
-    assert "or a stream of events" in page
+def test_each_operation_with_a_body_shows_its_example() -> None:
+    for path, method, operation in OPERATIONS:
+        for media in operation.get("requestBody", {}).get("content", {}).values():
+            assert path == "/v1/files" or media["example"] == BODIES[path], (method, path)

@@ -4,12 +4,14 @@ out.
 
 from __future__ import annotations
 
-import base64
 import hashlib
+import json
+import re
 from typing import Any
 
 import pytest
 
+from saccade.api.about.docs import FILES, FOLDER
 from saccade.core.types import Tier
 from tests.helpers.echo import CACHED
 from tests.helpers.served import TOKENIZER, Served
@@ -114,18 +116,34 @@ def test_the_api_describes_itself(served: Served) -> None:
         assert answer in resolve(document, told)["properties"]
 
 
-def test_the_description_can_be_read_as_a_page_that_fetches_nothing(served: Served) -> None:
-    answer = served.http.get("/docs")
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "script-src" not in policy
-    assert not any(word in answer.text for word in ("<script", "src=", 'href="http', "url("))
-    document = served.http.get("/openapi.json").json()
-    for path in document["paths"]:
-        assert f"<code>{path}</code>" in answer.text
-    assert all(f'id="{name}"' in answer.text for name in document["components"]["schemas"])
-    style = answer.text.partition("<style>")[2].partition("</style>")[0]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert f"'sha256-{digest}'" in policy
+def test_the_description_can_be_read_as_a_page_that_fetches_from_this_server_alone(
+    served: Served,
+) -> None:
+    index = served.http.get("/docs")
+    assert index.headers["content-type"] == "text/html; charset=utf-8"
+    named = re.findall(r'(?:src|href)="([^"]*)"', index.text)
+    assert {f"/{name}" for name in named if name != "data:,"} | {"/docs"} == set(FILES)
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon[a-z]+=", index.text)
+    for path in FILES:
+        answer = served.http.get(path)
+        assert answer.status_code == 200
+        policy = dict(
+            each.split(" ", 1) for each in answer.headers["content-security-policy"].split("; ")
+        )
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert served.http.get("/openapi.json").json()["info"]["description"]
+
+
+def test_the_viewer_is_as_its_authors_published_it_and_in_the_wheel() -> None:
+    recorded = json.loads((FOLDER / "vendor.json").read_bytes())
+    assert set(recorded) == {path.name for path in FOLDER.glob("swagger-ui*.*s")}
+    for name, facts in recorded.items():
+        assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == facts["sha256"], name
+    version = recorded["swagger-ui-bundle.js"]["version"].encode()
+    assert version in (FOLDER / "swagger-ui-bundle.js").read_bytes()
+    assert (FOLDER / "swagger-ui.LICENSE").stat().st_size > 1000
+    assert "api/about/swagger/*" in (FOLDER.parents[3] / "pyproject.toml").read_text()
 
 
 def test_responses_are_described(served: Served) -> None:

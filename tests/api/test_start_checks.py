@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,7 +103,7 @@ def test_a_chat_that_is_not_answered_fails_the_check(
         def close(self) -> None: ...
 
     monkeypatch.setattr(parity, "ReferenceChild", NoReference)
-    options = ServeOptions(answers=AnswerOptions(check_parity=True))
+    options = ServeOptions(model=ModelOptions(parity="generate"))
 
     async def work(front: RequestManager, _: httpx.AsyncClient) -> None:
         engine: Any = front._engine
@@ -131,9 +130,9 @@ def test_an_unproven_architecture_is_served_only_if_allowed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spec: Any = SimpleNamespace(unproven="SomeForCausalLM")
-    with pytest.raises(ConfigError, match=r"SomeForCausalLM is none of .* start with --allow-unp"):
+    with pytest.raises(ConfigError, match=r"SomeForCausalLM is none of .* start with --parity unp"):
         check_proven(spec, Path("model"), ModelOptions())
-    check_proven(spec, Path("model"), replace(ModelOptions(), allow_unproven=True))
+    check_proven(spec, Path("model"), ModelOptions(parity="unproven"))
     assert "SomeForCausalLM is unproven" in caplog.text
 
 

@@ -14,6 +14,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from saccade.commands import SERVE_OPTIONS, app, check_spelling
+from saccade.core.claims import DiskFolder
 from saccade.core.config import (
     GIB,
     MIB,
@@ -134,9 +135,6 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ({"mm_attention_backend": "triton"}, "--tune mm_attention_backend=triton.*--device cuda"),
         ({"mm_attention_backend": "cudnn"}, "--tune mm_attention_backend=cudnn.*--device cuda"),
         ({"mm_attention_backend": "fa4"}, "--tune mm_attention_backend=fa4.*--device cuda"),
-        ({"vit_graph_buckets": (128,)}, "--tune vit_graph_buckets=128.*cuda"),
-        ({"cuda_graph_max_bs": 8}, "--tune cuda_graph_max_bs=8.*--device cuda"),
-        ({"piecewise_graph_tokens": 8}, "--tune piecewise_graph_tokens=8.*--device cuda"),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_name(
@@ -160,7 +158,6 @@ def test_what_cannot_work_is_refused_by_its_name(
         (ParallelOptions, "tp_size", 0, "at least 1"),
         (MediaOptions, "media_workers", 0, "at least 1"),
         (MediaOptions, "decode_timeout", 0.0, "above 0"),
-        (MediaOptions, "files_mb", -1, "at least 0"),
         (ServerOptions, "port", 65536, "at most 65535"),
         (ServerOptions, "max_body_mb", 0, "at least 1"),
         (ConnectionOptions, "shutdown_grace", -1.0, "at least 0"),
@@ -181,15 +178,13 @@ def test_a_value_out_of_bounds_is_refused_by_its_name(
 
 def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
     line = (
-        "serve demo --served-model-name a --served-model-name b --tune vit_graph_buckets=128,256 "
+        "serve demo --served-model-name a --served-model-name b --tune max_encode_patches=128 "
         "--tune all_reduce=gloo"
     )
     _, bound, _ = app.parse_args(line.split(), exit_on_error=False, print_error=False)
     assert bound.args == ("demo",)
     tuning = Tuning(bound.arguments["tune"], SERVE_OPTIONS)
-    assert tuning.of(EngineOptions(threads=3)) == EngineOptions(
-        threads=3, vit_graph_buckets=(128, 256)
-    )
+    assert tuning.of(EngineOptions(threads=3)) == EngineOptions(threads=3, max_encode_patches=128)
     assert tuning.of(ParallelOptions()).all_reduce == "gloo"
     assert bound.arguments["server"].served_model_name == ("a", "b")
     with pytest.raises(CycloptsError, match='"auto", "int8", "int4", "none"'):
@@ -202,10 +197,11 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
         ("page_siz=8", r"^--tune page_siz=8: give NAME=VALUE; the names are .*\bpage_size\b"),
         ("page_size", "^--tune page_size: give NAME=VALUE"),
         ("page_size=x", "^--tune page_size=x: Expected `int`"),
-        ("vit_graph_buckets=8,x", "^--tune vit_graph_buckets=8,x: Expected `int`"),
         ("all_reduce=mpi", "^--tune all_reduce=mpi: Invalid enum value 'mpi'"),
         ("port=1", "^--tune port=1: .*names are"),
         ("max_responses=9", "^--tune max_responses is gone: 10,000 responses are kept"),
+        ("vit_graph_buckets=128,256", "^--tune vit_graph_buckets is gone: graphs are made for"),
+        ("encoder_timeout=3", "^--tune encoder_timeout is gone: .*--tune fetch_timeout=SECONDS"),
     ],
 )
 def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
@@ -221,6 +217,12 @@ def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
         ("--step-timeout --port 1", "now: --tune step_timeout=VALUE"),
         ("--disable-vit-graph", "--disable-vit-graph is gone: use --disable-cuda-graph"),
         ("--encoders-file x", "--encoders-file is gone: use --encoders FILE"),
+        ("--gguf-file=Q8_0", "--gguf-file is gone: name the file behind the model"),
+        ("--files-mb 8", "--files-mb is gone: use --files-dir FOLDER:SIZE"),
+        ("--kv-cache-disk-mb 8", "--kv-cache-disk-mb is gone: use --kv-cache-dir FOLDER:SIZE"),
+        ("--embedding-cache-disk-mb=8", "is gone: use --embedding-cache-dir FOLDER:SIZE"),
+        ("--allow-unproven", "--allow-unproven is gone: use --parity unproven"),
+        ("--check-parity", "--check-parity is gone: use --parity generate"),
         ("--speculative-tokens 3", "--speculative-tokens is gone: 7 tokens are guessed at most"),
         ("--embedding-cache-shared d", "--embedding-cache-dir d --embedding-cache-shared"),
     ],
@@ -237,7 +239,8 @@ def test_options_of_today_are_spelled_right() -> None:
 
 def test_serve_has_few_options() -> None:
     every = sum(len(fields(kind)) for kind in SERVE_OPTIONS) - len(tuning_values(SERVE_OPTIONS))
-    assert every + len(("--tune",)) <= 61
+    assert every + len(("--tune",)) <= 56
+    assert len(tuning_values(SERVE_OPTIONS)) <= 25
 
 
 WHOLE = tuple(size for size in VIT_GRAPH_SIZES if size <= 2048)
@@ -317,9 +320,6 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 60 * GIB)
     derived = decide(spec, gpu)
     assert derived.encoder == EncoderConfig("flash", WHOLE) and derived.encode_patches == 16384
-    assert decide(spec, gpu, vit_graph_buckets=(512, 128, 512)).encoder == EncoderConfig(
-        "flash", (128, 512)
-    )
     assert decide(spec, gpu, disable_cuda_graph=True).encoder == EncoderConfig("flash")
     hopper = replace(gpu, arch=90)
     assert decide(spec, hopper).encoder == EncoderConfig("triton", WHOLE)
@@ -332,13 +332,6 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
         decide(spec, hopper, mm_attention_backend="fa4")
     assert decide(spec, gpu, mm_attention_backend="sdpa").encoder == EncoderConfig("sdpa")
     assert decide(spec, disable_cuda_graph=True, max_encode_patches=64).encode_patches == 64
-    for options, word in (
-        ({"vit_graph_buckets": (130,)}, "130: must be 4, .* or a multiple"),
-        ({"vit_graph_buckets": (128, 0)}, "0: must be 4"),
-        ({"vit_graph_buckets": (128,), "disable_cuda_graph": True}, "set"),
-    ):
-        with pytest.raises(ConfigError, match=rf"--tune vit_graph_buckets=.*{word}"):
-            decide(spec, gpu, **options)
 
 
 def test_the_language_model_has_graphs_on_a_gpu(spec: FamilySpec) -> None:
@@ -346,24 +339,19 @@ def test_the_language_model_has_graphs_on_a_gpu(spec: FamilySpec) -> None:
     assert decide(spec).graphs == StepGraphSizes()
     assert decide(spec, gpu, max_running_requests=20).graphs.rows == (1, 2, 4, 8, 16, 20)
     assert decide(spec, gpu).graphs.rows[-3:] == (240, 248, 256)
-    few = decide(spec, gpu, cuda_graph_max_bs=3)
+    few = decide(spec, gpu, max_running_requests=3)
     assert few.graphs.rows == (1, 2, 3)
     none = decide(spec, gpu, disable_cuda_graph=True)
     assert none.graphs == StepGraphSizes()
     derived = decide(spec, gpu).graphs
     assert derived.mixed_rows == (0, 4, 16, 64, 256) and derived.mixed_tokens[-2:] == (3072, 4096)
-    told = decide(spec, gpu, piecewise_graph_tokens=4096, max_running_requests=5).graphs
+    told = decide(spec, gpu, max_running_requests=5).graphs
     assert told.mixed_rows == (0, 4, 5) and told.mixed_tokens[-3:] == (2048, 3072, 4096)
     full = Hardware("cuda", "", 64 * GIB, 4 * GIB)
     fewer = decide(spec, full, mem_fraction_static=0.98).graphs.mixed_tokens
     assert 0 < len(fewer) < len(derived.mixed_tokens), "memory is short"
     short = decide(spec, gpu, chunked_prefill_size=100).graphs
     assert short.mixed_tokens == (32, 64, 100), "no step has more tokens of prompts"
-    assert not decide(spec, gpu, piecewise_graph_tokens=0).graphs.mixed_tokens
-    with pytest.raises(
-        ConfigError, match="--tune cuda_graph_max_bs=3: --disable-cuda-graph is set"
-    ):
-        decide(spec, gpu, disable_cuda_graph=True, cuda_graph_max_bs=3)
 
 
 def test_graphs_memory_is_not_given_to_pages(spec: FamilySpec) -> None:
@@ -387,9 +375,51 @@ def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:
             arena_bytes(MediaOptions(arena_mb=few), spec)
 
 
+@pytest.mark.parametrize(
+    ("given", "path", "nbytes"),
+    [
+        ("/a/b", "/a/b", None),
+        ("/a/b:64MiB", "/a/b", 64 * MIB),
+        ("a:2G", "a", 2 * GIB),
+        ("a:1TiB", "a", 1024 * GIB),
+        ("a:0M", "a", 0),
+        (":8M", "", 8 * MIB),
+        ("/a:1/b", "/a:1/b", None),
+        ("/a:64/", "/a:64/", None),
+        ("a:b", "a:b", None),
+    ],
+)
+def test_a_folder_may_have_a_size(given: str, path: str, nbytes: int | None) -> None:
+    assert DiskFolder.read("--kv-cache-dir", given) == DiskFolder(path, nbytes)
+
+
+@pytest.mark.parametrize(
+    "size", ["64", "64MB", "64 GiB", "1.5GiB", "-1GiB", "1,5G", "64gib", "1KiB"]
+)
+@pytest.mark.parametrize("option", ["--embedding-cache-dir", "--kv-cache-dir", "--files-dir"])
+def test_a_size_that_cannot_be_read_is_no_part_of_a_folders_name(
+    option: str, size: str, tmp_path: Path
+) -> None:
+    kind: Any = MediaOptions if option == "--files-dir" else CacheOptions
+    field = option.removeprefix("--").replace("-", "_")
+    with pytest.raises(ConfigError, match=f"^{option} .*give the size in MiB, GiB or TiB"):
+        kind(**{field: f"{tmp_path}:{size}"})
+    assert not list(tmp_path.parent.glob(f"{tmp_path.name}:*"))
+
+
 def test_space_on_disk_needs_a_folder() -> None:
-    with pytest.raises(ConfigError, match=r"--embedding-cache-disk-mb.*--embedding-cache-dir"):
-        CacheOptions(embedding_cache_disk_mb=5)
+    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: name a folder$"):
+        CacheOptions(embedding_cache_dir=":5GiB")
+    with pytest.raises(ConfigError, match=r"^--kv-cache-dir /kv:0GiB: give it room"):
+        CacheOptions(kv_cache_dir="/kv:0GiB")
+    with pytest.raises(ConfigError, match="say where, with --embedding-cache-dir"):
+        CacheOptions(embedding_cache_shared=True)
+
+
+def test_uploaded_files_may_have_a_size_in_the_usual_folder() -> None:
+    usual, small = MediaOptions(), MediaOptions(files_dir=":8MiB")
+    assert small.files_folder == usual.files_folder
+    assert (usual.files_bytes, small.files_bytes) == (4096 * MIB, 8 * MIB)
 
 
 def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None:
@@ -397,8 +427,7 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
         spec,
         max_encode_patches=1,
         max_running_requests=1,
-        embedding_cache_dir=str(tmp_path),
-        embedding_cache_disk_mb=5,
+        embedding_cache_dir=f"{tmp_path}:5MiB",
     )
     parallel = resolve_parallel(ParallelOptions(), spec, "cpu")
     facts = LoadFacts(("patch_embed=folded",), "6 matrices", 1)
@@ -431,8 +460,8 @@ def test_the_folder_for_embeddings_is_a_folder(spec: FamilySpec, tmp_path: Path)
 def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
     spec: FamilySpec, tmp_path: Path
 ) -> None:
-    def budget(**options: Any) -> int:
-        config = decide(spec, embedding_cache_dir=str(tmp_path), **options)
+    def budget(size: str = "") -> int:
+        config = decide(spec, embedding_cache_dir=f"{tmp_path}{size}")
         return config.embeddings.disk_bytes
 
     (tmp_path / SHARED.marker).touch()
@@ -441,11 +470,11 @@ def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
         (tmp_path / model / ("0" * 40 + ".safetensors")).write_bytes(bytes(64 * MIB))
     free = shutil.disk_usage(tmp_path).free  # others may write meanwhile
     assert abs(budget() - (free + 64 * MIB) // 4) < 8 * MIB
-    assert budget(embedding_cache_disk_mb=5) == 5 * MIB
+    assert budget(":5MiB") == 5 * MIB
 
 
 def test_no_space_on_disk_is_no_tier_on_disk(spec: FamilySpec, tmp_path: Path) -> None:
-    config = decide(spec, embedding_cache_dir=str(tmp_path / "new"), embedding_cache_disk_mb=0)
+    config = decide(spec, embedding_cache_dir=f"{tmp_path / 'new'}:0M")
     assert config.embeddings.folder is None and not (tmp_path / "new").exists()
 
 

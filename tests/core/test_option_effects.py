@@ -23,7 +23,6 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "embedding_cache_device_mb": NO_IMAGES,
         "embedding_cache_host_mb": NO_IMAGES,
         "embedding_cache_dir": NO_IMAGES,
-        "embedding_cache_disk_mb": NO_IMAGES,
         "embedding_cache_shared": NO_IMAGES,
         "max_encode_patches": NO_IMAGES,
     },
@@ -45,11 +44,8 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "max_total_tokens": LANGUAGE,
         "speculative": LANGUAGE,
         "attention_backend": LANGUAGE,
-        "cuda_graph_max_bs": LANGUAGE,
-        "piecewise_graph_tokens": LANGUAGE,
         "disable_radix_cache": LANGUAGE,
         "kv_cache_dir": LANGUAGE,
-        "kv_cache_disk_mb": LANGUAGE,
         "kv_cache_host_mb": LANGUAGE,
     },
 }
@@ -60,7 +56,7 @@ OPTIONS = {
 }
 CHANGES_ANSWERS = {
     *("dtype", "load_format", "quantization", "quantization_tower", "kv_cache_dtype", "revision"),
-    *("gguf_file", "mmproj", "chat_template", "family_option", "context_length"),
+    *("mmproj", "chat_template", "family_option", "context_length"),
 }
 
 

@@ -68,7 +68,7 @@ def test_a_pdf_of_a_hundred_pages_costs_its_work_once_and_nothing_after_a_restar
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     hundred, folder = pages(100), str(tmp_path / "embeddings")
-    disk = ("--embedding-cache-dir", folder, "--embedding-cache-disk-mb", "256")
+    disk = ("--embedding-cache-dir", f"{folder}:256MiB")
     answers = []
     with serving(checkpoint("qwen3_vl"), tmp_path, *FLAGS, *ROOM, *disk) as server:
         for question in ("what is on page 7?", "and on page 8?", "what is on page 7?"):

@@ -71,7 +71,7 @@ def test_answers_with_every_option_of_the_tower_are_those_of_transformers(tmp_pa
 @pytest.mark.slow
 def test_a_restarted_server_answers_a_chat_from_disk(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3_vl")
-    disk = ("--embedding-cache-dir", str(tmp_path / "disk"), "--embedding-cache-disk-mb", "64")
+    disk = ("--embedding-cache-dir", f"{tmp_path / 'disk'}:64MiB")
     with serving(folder, tmp_path, *COMMON, *disk) as server:
         before = chat(connect(server), ROUNDS)
         assert server.metric("saccade_images_encoded_total") == ROUNDS

@@ -192,7 +192,7 @@ def test_an_encoder_that_is_not_to_be_trusted_costs_nobody_an_answer(
         for number, (twist, kind) in enumerate(kinds.items()):
             image = picture(96, 64, seed=100 + number)
             crooked = Crooked(encoder, twist)
-            wait = ("--tune", "encoder_timeout=1.5")
+            wait = ("--tune", "fetch_timeout=1.5")
             with language(folder, tmp_path, [crooked.url], *wait) as server:
                 text, found = ask(server, image)
                 assert crooked.asked and server.metric(ASKED, outcome=kind) == 1, twist

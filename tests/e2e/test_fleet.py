@@ -107,10 +107,7 @@ def test_a_server_that_is_killed_under_load(model: str | Path, tmp_path: Path) -
 
 IMAGES = 40
 BUDGET = 1 * MIB
-STORE = (
-    "--embedding-cache-shared",
-    *("--embedding-cache-disk-mb", "1", "--embedding-cache-device-mb", "0"),
-)
+STORE = (*("--embedding-cache-shared", "--embedding-cache-device-mb", "0"),)
 """No embedding stays on the device, and no page: every request needs its image from the store."""
 
 
@@ -126,7 +123,13 @@ def sizes(store: Path) -> list[int]:
 
 @contextmanager
 def writer(folder: Path, logs: Path, store: Path) -> Iterator[Server]:
-    caches = ("--tune", "disable_radix_cache=true", *STORE, "--embedding-cache-dir", str(store))
+    caches = (
+        "--tune",
+        "disable_radix_cache=true",
+        *STORE,
+        "--embedding-cache-dir",
+        f"{store}:1MiB",
+    )
     options = (*OPTIONS, *caches)
     with serving(folder, logs, *options, status=KILLED) as server:
         try:

@@ -191,3 +191,13 @@ def test_a_session_of_saccade_chat_says_where_its_image_was_found(
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
     told = [line.split(")")[1] for line in done.stdout.splitlines() if "image 1 (" in line]
     assert [each.split(",")[0].split(";")[0] for each in told] == [" new", " seen: whole prompt"]
+
+
+def test_the_description_is_shown_within_its_own_policy(browser: Browser, server: Server) -> None:
+    browser.complaints.clear()
+    browser.open(f"{server.url}/docs")
+    chat = "document.getElementById('operations-chat-post_chat_completions')"
+    browser.wait_for(f"!!{chat}")
+    browser.run(f"{chat}.querySelector('button').click()")
+    browser.wait_for("document.body.innerText.includes('Which colour is the square?')")
+    assert browser.complaints == []

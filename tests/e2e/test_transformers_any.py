@@ -86,8 +86,8 @@ def test_an_unproven_architecture_is_served_where_it_is_allowed(tmp_path: Path) 
     refused = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert refused.returncode != 0
     assert "VipLlavaForConditionalGeneration is none of the architectures" in refused.stderr
-    assert "--allow-unproven" in refused.stderr
-    with serving(folder, tmp_path, *OPTIONS, "--allow-unproven") as server:
+    assert "--parity unproven" in refused.stderr
+    with serving(folder, tmp_path, *OPTIONS, "--parity", "unproven") as server:
         assert "unproven  a few prompts were compared" in server.log.read_text()
         models = httpx.get(f"{server.url}/v1/models").json()["data"]
         assert models[0]["unproven"] is True
@@ -106,7 +106,7 @@ def test_the_start_says_who_computes_and_what_is_slower(server: Server) -> None:
 
 @pytest.mark.slow
 def test_a_server_whose_answers_are_transformers_own_starts(folder: Path, tmp_path: Path) -> None:
-    with serving(folder, tmp_path, *OPTIONS, "--check-parity") as server:
+    with serving(folder, tmp_path, *OPTIONS, "--parity", "generate") as server:
         assert httpx.get(f"{server.url}/health").is_success
 
 
@@ -129,12 +129,12 @@ def after_the_engine_has_loaded(self, folder, *more):
 parity.ReferenceChild.__init__ = after_the_engine_has_loaded
 main()
 """
-    words = ("serve", str(wrong), *OPTIONS, "--check-parity", "--port", "0")
+    words = ("serve", str(wrong), *OPTIONS, "--parity", "generate", "--port", "0")
     ended = subprocess.run(
         [sys.executable, "-c", swap, *words], capture_output=True, text=True, timeout=250
     )
     assert ended.returncode != 0
-    assert "--check-parity: token 1 of the answer to" in ended.stdout + ended.stderr
+    assert "--parity generate: token 1 of the answer to" in ended.stdout + ended.stderr
 
 
 def reference_words(

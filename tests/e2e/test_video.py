@@ -181,7 +181,7 @@ def test_a_seen_clip_costs_nothing_after_a_restart(tmp_path: Path) -> None:
     set_threads()
     load("qwen3_vl", tmp_path / "model")
     minute, folder = clip_file(frames=480), str(tmp_path / "embeddings")
-    told = (*COMMON, "--embedding-cache-dir", folder, "--embedding-cache-disk-mb", "64")
+    told = (*COMMON, "--embedding-cache-dir", f"{folder}:64MiB")
     answers = []
     for pairs in (60, 0):
         with serving(tmp_path / "model", tmp_path, *told) as server:

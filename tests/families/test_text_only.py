@@ -53,8 +53,6 @@ def test_nothing_is_kept_for_images(folder: Path) -> None:
     for role in ("encode", "language"):
         with pytest.raises(ConfigError, match=f"--role {role}: this model has no vision tower"):
             check_role(role, spec, AnswerOptions())
-    with pytest.raises(ConfigError, match="--tune vit_graph_buckets=64: this model has no vision"):
-        resolve(ModelOptions(), EngineOptions(vit_graph_buckets=(64,)), spec, "bfloat16", machine)
 
 
 def test_an_image_is_refused_before_its_bytes_are_looked_at(

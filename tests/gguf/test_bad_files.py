@@ -235,7 +235,9 @@ def test_a_file_is_chosen_by_its_name_or_what_tells_it_from_others() -> None:
     assert choose(NAMES, "A-Q4_K_M.gguf", "x") == "A-Q4_K_M.gguf"
     assert choose(NAMES[3:4] + NAMES[:1], None, "x") == "A-Q4_K_M.gguf"
     for wanted in ("Q4_K", "Q2_K", None):
-        with pytest.raises(CheckpointError, match=r"with --gguf-file \(there are: A-Q4_K_M"):
+        with pytest.raises(
+            CheckpointError, match=r"name one, as in x:A-Q4_K_M\.gguf \(there are: A-Q4_K_M"
+        ):
             choose(NAMES, wanted, "x")
 
 
@@ -243,11 +245,11 @@ def test_options_that_name_no_file_are_refused(files: Files, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="--mmproj nothing: there is no such file"):
         resolve_checkpoint(str(files.model), ModelOptions(mmproj="nothing"))
     with pytest.raises(CheckpointError, match="is a file already"):
-        resolve_checkpoint(str(files.model), ModelOptions(gguf_file="Q8_0"))
+        resolve_checkpoint(f"{files.model}:Q8_0", ModelOptions())
     with pytest.raises(CheckpointError, match=r"absent\.gguf: there is no such file"):
         resolve_checkpoint(str(tmp_path / "absent.gguf"), ModelOptions())
     with pytest.raises(CheckpointError, match=r"has no \*\.gguf file"):
-        resolve_checkpoint(str(checkpoint("qwen3_vl")), ModelOptions(gguf_file="Q8_0"))
+        resolve_checkpoint(f"{checkpoint('qwen3_vl')}:Q8_0", ModelOptions())
 
 
 def test_a_folder_and_a_file_beside_its_tower_are_enough(
@@ -256,7 +258,17 @@ def test_a_folder_and_a_file_beside_its_tower_are_enough(
     folder = link(files)
     whole = resolve_checkpoint(str(folder), ModelOptions())
     assert resolve_checkpoint(str(folder / "tiny-Q8_0.gguf"), ModelOptions()) == whole
-    assert resolve_checkpoint(str(folder), ModelOptions(gguf_file="Q8_0")) == whole
+    assert resolve_checkpoint(f"{folder}:Q8_0", ModelOptions()) == whole
+    assert resolve_checkpoint(f"{folder}:tiny-Q8_0.gguf", ModelOptions()) == whole
+
+
+def test_a_folder_with_a_colon_in_its_name_is_a_folder(
+    files: Files, link: Callable[..., Path]
+) -> None:
+    folder = link(files)
+    named = folder.rename(folder.with_name("both:Q8_0"))
+    found = resolve_checkpoint(str(named), ModelOptions())
+    assert found == resolve_checkpoint(f"{named}:Q8_0", ModelOptions())
 
 
 @pytest.fixture
@@ -284,8 +296,7 @@ def test_of_a_hub_repository_the_chosen_file_and_the_tower_are_fetched(
     names = ["README.md", "tiny-Q8_0.gguf", "tiny-Q4_0.gguf", "mmproj-tiny-F16.gguf"]
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: names)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
-    chosen = ModelOptions(gguf_file="Q8_0", revision="main")
-    found = resolve_checkpoint("someone/tiny-GGUF", chosen)
+    found = resolve_checkpoint("someone/tiny-GGUF:Q8_0", ModelOptions(revision="main"))
     assert found == resolve_checkpoint(str(folder), ModelOptions())
     assert wanted == [("main", ["tiny-Q8_0.gguf", "mmproj-tiny-F16.gguf"])]
     with pytest.raises(CheckpointError, match=r"someone/tiny-GGUF: several of its \*\.gguf files"):

@@ -75,7 +75,7 @@ def build_front(
     spec, metrics = load_spec(FOLDER), Metrics()
     media = Media(
         spec,
-        MediaOptions(media_workers=1, files_dir=files, files_mb=1, max_image_bytes=500_000),
+        MediaOptions(media_workers=1, files_dir=f"{files}:1MiB", max_image_bytes=500_000),
         Arena.create(ARENA_BYTES),
         metrics,
         stocks=image_stocks(),

@@ -146,7 +146,7 @@ def test_the_budget_counts_content_once_and_refuses_what_is_over(tmp_path: Path)
     store = FileStore(tmp_path, 14 * BLOCK)  # twice a folder, a content, and ten notes
     kept = [store.save(DATA, str(n), "vision", None) for n in range(9)]
     other = store.save(b"x" * 15, "x", "vision", None)
-    with pytest.raises(TooLarge, match="--files-mb") as caught:
+    with pytest.raises(TooLarge, match="--files-dir FOLDER:SIZE") as caught:
         store.save(b"y", "y", "vision", None)
     assert caught.value.code == "file_storage_full"
     assert len(store.entries()) == 10
@@ -164,7 +164,7 @@ def on_disk(folder: Path) -> int:
 def test_the_budget_counts_all_that_lies_on_disk(tmp_path: Path) -> None:
     store = FileStore(tmp_path, 1 << 20)
     kept: list[Any] = []
-    with pytest.raises(TooLarge, match="--files-mb"):
+    with pytest.raises(TooLarge, match="--files-dir FOLDER:SIZE"):
         while len(kept) < 1000:
             kept.append(store.save(str(len(kept)).encode(), "n" * 200, "vision", None))
     assert len(kept) == (1 << 20) // (3 * BLOCK), "a folder, a content and a note for each"
@@ -230,7 +230,7 @@ def test_one_of_several_owners_may_fill_its_share_only(tmp_path: Path) -> None:
     budget = 24 * BLOCK  # four uploads with a folder, a content and a note for each, and a half
     store = FileStore(tmp_path, budget)
     kept = [store.save(DATA + bytes([n]), "a", "vision", None, "me", 0.5) for n in range(4)]
-    with pytest.raises(TooLarge, match=r"this key's 4 files .* 50% .*--files-mb") as caught:
+    with pytest.raises(TooLarge, match=r"this key's 4 files .* 50% .*--files-dir") as caught:
         store.save(b"one more", "a", "vision", None, "me", 0.5)
     assert caught.value.code == "file_storage_full"
     with pytest.raises(TooLarge, match="this key's 4 files"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -160,7 +160,7 @@ def test_sizes_that_do_not_divide_are_refused_with_those_that_do(
 
 @pytest.mark.more
 def test_the_vision_tower_is_shared_as_its_sizes_allow(tmp_path: Path) -> None:
-    def mode(wish: EncoderMode | Literal["auto"], hidden: int, heads: int) -> str:
+    def mode(hidden: int, heads: int) -> str:
         vision = {
             "depth": 1,
             "deepstack_visual_indexes": [0],
@@ -168,19 +168,11 @@ def test_the_vision_tower_is_shared_as_its_sizes_allow(tmp_path: Path) -> None:
             "num_heads": heads,
         }
         spec = load_spec(make_checkpoint(tmp_path / f"{hidden}-{heads}", "qwen3_vl", vision=vision))
-        return resolve_parallel(ParallelOptions(2, mm_encoder_tp_mode=wish), spec, "cpu").encoder
+        return resolve_parallel(ParallelOptions(2), spec, "cpu").encoder
 
-    assert mode("auto", 512, 4) == "weights"
-    assert mode("auto", 48, 4) == "data", "slices of 24 values are too narrow"
-    assert mode("weights", 48, 4) == "weights"
-    assert mode("auto", 516, 3) == "data"
-    assert mode("data", 48, 3) == "data"
-    with pytest.raises(
-        ConfigError,
-        match="mm_encoder_tp_mode=weights: 3 vision attention heads cannot be divided among 2 "
-        "ranks; use data",
-    ):
-        mode("weights", 48, 3)
+    assert mode(512, 4) == "weights"
+    assert mode(48, 4) == "data", "slices of 24 values are too narrow"
+    assert mode(516, 3) == "data", "three heads cannot be divided among two ranks"
 
 
 def test_a_way_of_adding_up_that_the_device_has_not_is_refused(

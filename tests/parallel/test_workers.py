@@ -115,7 +115,7 @@ def test_a_step_that_takes_too_long_is_reported(checkpoint: Callable[..., Path])
     ("family", "options"),
     [
         ("qwen3_vl", {"tp_size": 2, "all_reduce": "shm"}),
-        ("qwen3_vl", {"tp_size": 2, "all_reduce": "gloo", "mm_encoder_tp_mode": "weights"}),
+        ("qwen3_vl", {"tp_size": 2, "all_reduce": "gloo"}),
         ("qwen3_vl_moe", {"ep_size": 2}),
         ("qwen3_vl_moe", {"tp_size": 2, "ep_size": 4, "all_reduce": "gloo"}),
     ],

@@ -125,7 +125,7 @@ def salts(url: str) -> str:
     return count(answers)
 
 
-@attack("2,400 uploads of a byte, then lists", "--files-mb", "1")
+@attack("2,400 uploads of a byte, then lists", "--files-dir", "FILES:1MiB")
 def many_files(url: str) -> str:
     answers, longest = [], 0.0
     with httpx.Client(base_url=url, timeout=60) as client:

@@ -65,7 +65,8 @@ def test_memory_for_embeddings_is_named_as_the_server_names_it() -> None:
         for options in (MachineOptions, CacheOptions)
     )
     elsewhere = {"embedding_cache_dir", "embedding_cache_shared", "kv_cache_dir"}
-    assert machine - {"disable_radix_cache"} == (served & machine) == served - elsewhere
+    disk = {"embedding_cache_disk_mb", "kv_cache_disk_mb"}  # of a folder: FOLDER:SIZE
+    assert machine - {"disable_radix_cache"} - disk == (served & machine) == served - elsewhere
     options = MachineOptions(
         embedding_cache_device_mb=3, embedding_cache_host_mb=2, embedding_cache_disk_mb=1
     )

@@ -13,6 +13,7 @@ import msgspec
 
 from saccade import __version__
 from saccade.api.about import page
+from saccade.api.about.examples import BODIES as EXAMPLES
 from saccade.api.about.field_words import add_words
 from saccade.api.about.openapi_form import finish, streams
 from saccade.api.batches.fields import TOLD, BatchJob, BatchPage, BatchRequest
@@ -38,6 +39,10 @@ from saccade.edge.refusal import ErrorResponse, speaks_anthropic
 from saccade.front.content import ChatMessage
 from saccade.front.refused_words import RefusedWords, SpokenAnswer
 
+_ABOUT = (
+    "A server for models that read text, images, PDFs and videos. It speaks the APIs of OpenAI and "
+    "Anthropic, and it keeps the work on an image: sent again, an image costs a hash."
+)
 _REF = "#/components/schemas/{name}"
 _BODIES: dict[str, tuple[str, BodySchema[Any] | None, str]] = {
     "/v1/chat/completions": ("ChatCompletionRequest", chat_fields.CHAT, "ChatCompletion"),
@@ -171,7 +176,7 @@ def describe() -> dict[str, Any]:
     paths |= {path: {"post": _operation(path, kind.__name__, "")} for path, kind in _CHANGES}
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "Saccade", "version": __version__},
+        "info": {"title": "Saccade", "version": __version__, "description": _ABOUT},
         "security": [{"key": []}, {}],
         "paths": paths,
         "components": {
@@ -357,11 +362,11 @@ def _answers(answer: str, error: str = "ErrorResponse") -> dict[str, Any]:
 
 
 def _operation(path: str, body: str, answer: str) -> dict[str, Any]:
-    schema = {"schema": {"$ref": _REF.format(name=body)}}
+    media = {"schema": {"$ref": _REF.format(name=body)}, "example": EXAMPLES[path]}
     error = "MessageError" if speaks_anthropic(path) else "ErrorResponse"
     answers = _answers(answer, error)
     return {
-        "requestBody": {"required": True, "content": {"application/json": schema}},
+        "requestBody": {"required": True, "content": {"application/json": media}},
         "responses": streams(answers) if path in _STREAMS else answers,
     }
 

@@ -113,18 +113,18 @@ def state_route(door: RequestHandler, started: int) -> Route:
 
 def page_routes() -> list[Route]:
     """Build a route for each of the page's files, which are read once."""
-    return [Route(path, _Served(file).answer) for path, file in FILES.items()]
+    return [Route(path, ServedFile(file, POLICY).answer) for path, file in FILES.items()]
 
 
-class _Served:
-    """One file, as at the server's start."""
+class ServedFile:
+    """One file, as at the server's start. `policy`: its Content-Security-Policy."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, policy: str) -> None:
         self._body = path.read_bytes()
         self._kind = KINDS[path.suffix]
         self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
         self._headers = {
-            "content-security-policy": POLICY,
+            "content-security-policy": policy,
             "x-content-type-options": "nosniff",
             "referrer-policy": "no-referrer",
             "cross-origin-opener-policy": "same-origin",

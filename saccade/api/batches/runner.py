@@ -264,7 +264,7 @@ class BatchRunner:
                     break
                 if held.result_bytes > self._files.budget:
                     raise TooLarge(
-                        f"the results have over {self._files.budget / MIB:.0f} MiB (--files-mb)"
+                        f"the results have over {self._files.budget / MIB:.0f} MiB (--files-dir)"
                     )
                 if time.time() > held.batch.expires_at:
                     over = "expired"

@@ -91,10 +91,12 @@ class ReferenceChild:
         except Disconnected:
             self._child.wait_sync(LAST_SECONDS)
             raise CheckpointError(
-                f"--check-parity: the process with transformers' own model {self._child.ending}"
+                f"--parity generate: the process with transformers' own model {self._child.ending}"
             ) from None
         if answer.error:
-            raise CheckpointError(f"--check-parity: transformers does not answer: {answer.error}")
+            raise CheckpointError(
+                f"--parity generate: transformers does not answer: {answer.error}"
+            )
         return answer
 
     def close(self) -> None:
@@ -115,10 +117,12 @@ def compare(ours: Sequence[int], expected: Expected, dtype: str, what: str) -> N
             continue
         if expected.leads[place] > SLACK[dtype]:
             raise CheckpointError(
-                f"--check-parity: token {place + 1} of the answer to {what} is {own}; "
+                f"--parity generate: token {place + 1} of the answer to {what} is {own}; "
                 f"transformers' own generate draws {theirs}, {expected.leads[place]:.3g} ahead of "
                 "the next: this model is not served, for its answers would be wrong"
             )
         return  # what follows is the answer to another text
     if len(ours) < len(expected.tokens):
-        raise CheckpointError(f"--check-parity: the answer to {what} ends after {len(ours)} tokens")
+        raise CheckpointError(
+            f"--parity generate: the answer to {what} ends after {len(ours)} tokens"
+        )

@@ -1,4 +1,4 @@
-"""The process that answers with transformers' own `generate`, for `--check-parity`. Started by
+"""The process that answers with transformers' own `generate`, for `--parity generate`. Started by
 `parity.py`.
 """
 

@@ -370,7 +370,7 @@ class FileStore:
             raise TooLarge(
                 f"the file has {nbytes / MIB:.1f} MiB and takes {needed / MIB:.3f} of disk; of the "
                 f"{self.budget / MIB:.0f} MiB for uploaded files {ledger.nbytes / MIB:.3f} are in "
-                f"use: {remedy}, or start the server with a larger --files-mb",
+                f"use: {remedy}, or start the server with a larger size in --files-dir FOLDER:SIZE",
                 "file",
                 "file_storage_full",
             )
@@ -383,7 +383,7 @@ class FileStore:
                 f"the file takes {needed / MIB:.3f} MiB of disk; this key's {files} files take "
                 f"{nbytes / MIB:.3f}, and one of several keys may have {share:.0%} of what there "
                 f"is: {self.budget * share / MIB:.3f} of {self.budget / MIB:.0f} MiB "
-                f"(--files-mb), {int(MOST_FILES * share)} of {MOST_FILES} files: delete some, or "
+                f"(--files-dir), {int(MOST_FILES * share)} of {MOST_FILES} files: delete some, or "
                 "upload with expires_after",
                 "file",
                 "file_storage_full",

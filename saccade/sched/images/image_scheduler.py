@@ -386,8 +386,8 @@ class ImageScheduler:
 
     def step_ended(self, plan: Plan, planned: float) -> None:
         """Record that the oldest plan in flight, handed out at `planned`, has been executed."""
-        if self.pace is not None:
-            self.pace.ended(plan, planned, bool(self._patches_encoding()))
+        assert self.pace is not None, "a tower keeps its pace on a GPU alone"
+        self.pace.ended(plan, planned, bool(self._patches_encoding()))
 
     # ---- pixels
 

@@ -1,15 +1,9 @@
-"""An example call of each route, for `/docs`: as curl and as Python send it.
-
-Owns the bodies; a test sends each of them to a server. Knows nothing of the page.
-"""
+"""An example body for each route of `/openapi.json`. A test sends each of them to a server."""
 
 from __future__ import annotations
 
-import json
-import shlex
 from typing import Any
 
-BASE = "http://127.0.0.1:8000"
 _PIXELS = (
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAX0lEQVR4nO3PQQ0AIBDAMMC/50MEj4ZkVbDtWX87Ou"
     "BVA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA9oFUoUB"
@@ -84,25 +78,3 @@ BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"messages": _CHAT},
     "/detokenize": {"tokens": [72, 105]},
 }
-
-
-def as_curl(method: str, path: str) -> str:
-    """Return the example call as a line for a shell."""
-    verb = "" if method == "get" else f" -X {method.upper()}"
-    words = f"curl{verb} {BASE}{path}"
-    if (method, path) == ("post", "/v1/files"):
-        return f"curl {BASE}{path} -F purpose=vision -F file=@image.png"
-    if method == "post" and (body := BODIES.get(path)) is not None:
-        kind = "-H 'content-type: application/json'"
-        return f"curl {BASE}{path} {kind} -d {shlex.quote(json.dumps(body))}"
-    return words
-
-
-def as_python(method: str, path: str) -> str:
-    """Return the example call with httpx, as a whole program."""
-    given = ""
-    if (method, path) == ("post", "/v1/files"):
-        given = ', data={"purpose": "vision"}, files={"file": open("image.png", "rb")}'
-    elif method == "post" and (body := BODIES.get(path)) is not None:
-        given = f", json={body!r}, timeout=60"
-    return f'import httpx\nprint(httpx.{method}("{BASE}{path}"{given}).text)'
