@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     names = [each.name for each in folder.iterdir()]
     left = sorted(name for name in names if not any(fnmatch(name, kept) for kept in KEPT))
     if left:
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         reporter.ensure_newline()
         reporter.write_line(f"left in the temporary folder: {', '.join(left)}", red=True)
         if session.exitstatus == pytest.ExitCode.OK:
