@@ -53,7 +53,7 @@ TOGETHER = {
 }
 """Servers of `tests/e2e/conftest.py`, and who asks them."""
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "tests.helpers.leftovers"]
 
 if TYPE_CHECKING:
     from saccade_bench.fixtures.tiny import Reference
@@ -154,6 +154,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         if name not in made:
             made[name] = make_checkpoint(tmp_path_factory.mktemp(family), family, **options)
         return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def gguf_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`gguf_checkpoint(family, tie=False)`: a folder of which GGUF files are made."""
+    from tests.gguf.files import make_gguf_checkpoint
+
+    @cache
+    def make(family: str, tie: bool = False) -> Path:
+        return make_gguf_checkpoint(tmp_path_factory.mktemp("gguf"), family, tie=tie)
 
     return make
 

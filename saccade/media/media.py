@@ -293,11 +293,6 @@ class Media:
 
     # ---- the engine's side
 
-    def trust(self, tower: Tower) -> None:
-        """Take embeddings from encoders, if there are any, that this tower made."""
-        if self._encoders is not None:
-            self._encoders.trust(tower)
-
     async def bring(self, key: ImageKey, slot: PixelSlot) -> bytes | None:
         """Bring a held image into its slot. Returns `None` if an encoder gives the embedding, else
         what `decode` returns.

@@ -4,6 +4,7 @@ that the files hold, and start-up says what the files do not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
@@ -14,7 +15,6 @@ from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.server import serving
 from saccade_bench.fixtures.tiny import picture, reference
 from tests.e2e.test_serve import ask, image_part, reference_text, text_part, user
-from tests.gguf.files import checkpoint
 from tests.helpers.breadth import broad
 
 pytestmark = pytest.mark.more
@@ -22,10 +22,13 @@ pytestmark = pytest.mark.more
 
 @pytest.mark.parametrize("family", broad(("qwen2_5_vl", "qwen3_vl", "qwen3_5"), keep=["qwen3_vl"]))
 def test_files_are_served_and_answer_as_transformers(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    gguf_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    files = write_files(checkpoint(family), tmp_path, Kind.Q8_0)
+    files = write_files(gguf_checkpoint(family), tmp_path, Kind.Q8_0)
     judge = reference(files.rounded)
     a, b = picture(64, 90, seed=1), picture(130, 77, seed=2)
     named = ("--mmproj", str(files.mmproj), "--served-model-name", "tiny")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -32,7 +32,6 @@ from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.harness import Crew, Harness, set_threads
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
-from tests.gguf.files import checkpoint
 from tests.helpers.adapters import LANGUAGE, Trained, endless, train
 from tests.helpers.paths import strange_paths
 from tests.helpers.processor import COMPILED
@@ -237,12 +236,15 @@ def test_no_page_is_shared_by_two_adapters(model: Model) -> None:
 @pytest.mark.first
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "qwen3_vl"])
 def test_a_model_of_gguf_files_takes_adapters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+    gguf_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
 ) -> None:
     """Such a file has some matrices' rows in another order."""
     set_threads()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    files = write_files(checkpoint(family), tmp_path / "files", Kind.Q8_0)
+    files = write_files(gguf_checkpoint(family), tmp_path / "files", Kind.Q8_0)
     whole = endless(files.rounded)
     touched = rf"({LANGUAGE}|{TOWER['qwen3_vl' if family == 'qwen3_5' else family]}|{LINEAR})"
     made = {"a": train(tmp_path / "a", whole, 1, touched, r=8, lora_alpha=8)}

@@ -5,7 +5,6 @@ to the tokens that are read.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,12 +14,11 @@ import pytest
 from saccade.core.plan import Plan
 from saccade.core.types import PromptReading, Request
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.begun_step import Step
-from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome
 from saccade_bench.fixtures.tiny import Reference, picture
-from tests.engine.test_scores import Subject
+from tests.engine.interrupting import preempt_each_once, run_two_begun
+from tests.engine.test_scores import FAMILIES, Subject
 
 TOLERANCE = 2e-4
 LABELS = (7, 300, 41)
@@ -71,22 +69,9 @@ def subject(checkpoint: Callable[..., Path], reference: Callable[..., Reference]
 
 
 @pytest.mark.first
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_read_as_transformers(
-    family: str,
-    checkpoint: Callable[..., Path],
-    reference: Callable[..., Reference],
-) -> None:
-    subject = Subject(checkpoint(family), reference(family))
-    harness = Harness(subject.net)
-    check(subject, harness, harness.run(requests_of(subject, harness)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
-def test_gemma_is_read_as_transformers(
-    name: str,
-    checkpoint: Callable[..., Path],
-    reference: Callable[..., Reference],
+    name: str, checkpoint: Callable[..., Path], reference: Callable[..., Reference]
 ) -> None:
     subject = Subject(checkpoint(name), reference(name))
     harness = Harness(subject.net)
@@ -107,38 +92,14 @@ def test_chunks_leave_readings_alone(
 def test_preemption_reads_nothing_twice(subject: Subject) -> None:
     harness = Harness(subject.net, chunk_tokens=16, page_size=2, kv_pages=96)
     preempted: set[str] = set()
-
-    def interrupt(_: Plan) -> None:
-        """Once for each, in the middle of its prompt."""
-        scheduler = harness.scheduler
-        for sequence in tuple(scheduler.running):
-            id, run = sequence.request.id, sequence.run
-            if run and id not in preempted and run.computed > 8:
-                preempted.add(id)
-                scheduler._preempt(sequence)
-                scheduler.waiting.put_back(sequence)
-
+    interrupt = preempt_each_once(harness, preempted)
     check(subject, harness, harness.run(requests_of(subject, harness), interrupt))
     assert {"state", "labels", "all"} <= preempted
 
 
 def test_two_plans_in_flight_leave_readings_alone(subject: Subject) -> None:
     harness = Harness(subject.net, chunk_tokens=7)
-    assert isinstance(harness.worker, Worker)
-    outcomes = {name: Outcome() for name in ASKED}
-    for request in requests_of(subject, harness):
-        harness.scheduler.add(request)
-    flights: deque[Step] = deque()
-    while not harness.scheduler.idle or flights:
-        harness._answer_notices()
-        plan = harness.scheduler.plan() if len(flights) < 2 else None
-        if plan and not plan.empty:
-            flights.append(harness.worker.begin(plan))
-            if len(flights) < 2:
-                continue
-        for delta in harness.scheduler.apply(flights.popleft().result()):
-            harness._note(outcomes[delta.id], delta)
-    check(subject, harness, outcomes)
+    check(subject, harness, run_two_begun(harness, requests_of(subject, harness)))
 
 
 def test_ranks_read_as_one(subject: Subject) -> None:

@@ -4,7 +4,6 @@ shared among ranks; they come once, in order, and take nothing from the prefix c
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,16 +13,18 @@ from tokenizers import Tokenizer
 
 from saccade.core.types import Request
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.begun_step import Step
 from saccade.runtime.sampling import scores
-from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import Reference, picture
+from tests.engine.interrupting import preempt_each_once, run_two_begun
 from tests.families.forwarding import load
+from tests.helpers.breadth import broad
 
 TOLERANCE = 2e-4
 TOP = 3
+QUICK = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = broad((*QUICK, "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4"), keep=QUICK)
 PROMPTS = {
     "text": ("the quick brown fox jumps over the lazy dog; how many", ()),
     "two pictures": ("first @ then @ which is blue?", ((64, 96), (90, 120))),
@@ -84,22 +85,9 @@ def subject(checkpoint: Callable[..., Path], reference: Callable[..., Reference]
 
 
 @pytest.mark.first
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_scores_as_transformers(
-    family: str,
-    checkpoint: Callable[..., Path],
-    reference: Callable[..., Reference],
-) -> None:
-    subject = Subject(checkpoint(family), reference(family))
-    harness = Harness(subject.net)
-    subject.check(harness, harness.run(subject.requests(harness)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
-def test_gemma_scores_as_transformers(
-    name: str,
-    checkpoint: Callable[..., Path],
-    reference: Callable[..., Reference],
+    name: str, checkpoint: Callable[..., Path], reference: Callable[..., Reference]
 ) -> None:
     subject = Subject(checkpoint(name), reference(name))
     harness = Harness(subject.net)
@@ -126,38 +114,14 @@ def test_preemption_sends_no_score_twice(subject: Subject, prefix_cache: bool) -
     )
     requests = subject.requests(harness)
     preempted: set[str] = set()
-
-    def interrupt(_: object) -> None:
-        """Once for each, in the middle of its prompt."""
-        scheduler = harness.scheduler
-        for sequence in tuple(scheduler.running):
-            id, run = sequence.request.id, sequence.run
-            if run and id not in preempted and run.computed > 8:
-                preempted.add(id)
-                scheduler._preempt(sequence)
-                scheduler.waiting.put_back(sequence)
-
+    interrupt = preempt_each_once(harness, preempted)
     subject.check(harness, harness.run(requests, interrupt))
     assert preempted == set(PROMPTS)
 
 
 def test_two_plans_in_flight_leave_scores_alone(subject: Subject) -> None:
     harness = Harness(subject.net, chunk_tokens=7)
-    assert isinstance(harness.worker, Worker)
-    outcomes = {name: Outcome() for name in PROMPTS}
-    for request in subject.requests(harness):
-        harness.scheduler.add(request)
-    flights: deque[Step] = deque()
-    while not harness.scheduler.idle or flights:
-        harness._answer_notices()
-        plan = harness.scheduler.plan() if len(flights) < 2 else None
-        if plan and not plan.empty:
-            flights.append(harness.worker.begin(plan))
-            if len(flights) < 2:
-                continue
-        for delta in harness.scheduler.apply(flights.popleft().result()):
-            harness._note(outcomes[delta.id], delta)
-    subject.check(harness, outcomes)
+    subject.check(harness, run_two_begun(harness, subject.requests(harness)))
 
 
 def test_ranks_score_as_one(subject: Subject) -> None:

@@ -20,7 +20,7 @@ from saccade.gguf.folder import resolve_checkpoint, write_folder
 from saccade_bench.fixtures.gguf_files import Files, write_files
 from saccade_bench.fixtures.tiny import Reference, picture, reference
 from tests.families.forwarding import Session, load
-from tests.gguf.files import GGUF_FAMILIES, checkpoint
+from tests.gguf.files import GGUF_FAMILIES
 
 SIZES = [(150, 97), (200, 333)]
 
@@ -40,11 +40,13 @@ def prompt(theirs: Reference, images: int) -> list[int]:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Files]:
+def made(
+    gguf_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Files]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def make(family: str, kind: Kind, *, tie: bool = False, **fields: Any) -> Files:
-        return write_files(checkpoint(family, tie), tmp_path / "out", kind, **fields)
+        return write_files(gguf_checkpoint(family, tie), tmp_path / "out", kind, **fields)
 
     return make
 

@@ -23,7 +23,6 @@ from saccade.gguf.header import read_header
 from saccade.runtime.weights.gguf_tensors import open_gguf
 from saccade_bench.fixtures.gguf_files import Files, write_files
 from tests.families.forwarding import load
-from tests.gguf.files import checkpoint
 
 HUGE = 10**9
 ROOM = 256 << 20
@@ -31,8 +30,8 @@ ROOM = 256 << 20
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return write_files(checkpoint("qwen3_vl"), tmp_path_factory.mktemp("good"), Kind.Q8_0)
+def files(gguf_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return write_files(gguf_checkpoint("qwen3_vl"), tmp_path_factory.mktemp("good"), Kind.Q8_0)
 
 
 @pytest.fixture(autouse=True)
@@ -165,8 +164,10 @@ def changed(path: Path, tensors: bool = True, **fields: Any) -> header.GgufFile:
     return replace(file, metadata=metadata, tensors=file.tensors if tensors else {})
 
 
-def test_files_that_do_not_belong_together_are_refused(files: Files, tmp_path: Path) -> None:
-    second = write_files(checkpoint("qwen2_5_vl"), tmp_path, Kind.F32)
+def test_files_that_do_not_belong_together_are_refused(
+    files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    second = write_files(gguf_checkpoint("qwen2_5_vl"), tmp_path, Kind.F32)
     with pytest.raises(CheckpointError, match=r"a tower of qwen2\.5vl_merger.*not go with qwen3vl"):
         write_folder([files.model], second.mmproj)
     with pytest.raises(CheckpointError, match=r"holds no vision tower"):
@@ -241,7 +242,9 @@ def test_a_file_is_chosen_by_its_name_or_what_tells_it_from_others() -> None:
             choose(NAMES, wanted, "x")
 
 
-def test_options_that_name_no_file_are_refused(files: Files, tmp_path: Path) -> None:
+def test_options_that_name_no_file_are_refused(
+    files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match="--mmproj nothing: there is no such file"):
         resolve_checkpoint(str(files.model), ModelOptions(mmproj="nothing"))
     with pytest.raises(CheckpointError, match="is a file already"):
@@ -249,7 +252,7 @@ def test_options_that_name_no_file_are_refused(files: Files, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"absent\.gguf: there is no such file"):
         resolve_checkpoint(str(tmp_path / "absent.gguf"), ModelOptions())
     with pytest.raises(CheckpointError, match=r"has no \*\.gguf file"):
-        resolve_checkpoint(f"{checkpoint('qwen3_vl')}:Q8_0", ModelOptions())
+        resolve_checkpoint(f"{gguf_checkpoint('qwen3_vl')}:Q8_0", ModelOptions())
 
 
 def test_a_folder_and_a_file_beside_its_tower_are_enough(

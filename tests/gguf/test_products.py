@@ -26,7 +26,6 @@ from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.harness import set_threads
 from tests.families.forwarding import CPU
-from tests.gguf.files import checkpoint
 from tests.helpers.processor import needs_int8, needs_vnni
 from tests.runtime.test_quantized import answers, load, logits, projections
 
@@ -34,7 +33,7 @@ Pair = Callable[[str], tuple[Path, Path]]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(gguf_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """(the folder that stands for the files, the same weights as safetensors) by format."""
     set_threads()
 
@@ -43,7 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
         base = tmp_path_factory.mktemp(kind)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(base))
-            files = write_files(checkpoint("qwen3_vl"), base, Kind[kind], Kind.F32)
+            files = write_files(gguf_checkpoint("qwen3_vl"), base, Kind[kind], Kind.F32)
             return write_folder([files.model], files.mmproj), files.rounded
 
     return made

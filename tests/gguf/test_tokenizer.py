@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import unicodedata
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from saccade.core.errors import CheckpointError
 from saccade.gguf.header import GgufFile, read_header
 from saccade.gguf.tokenizer import make_tokenizer, tokenizer_settings
 from saccade_bench.fixtures.gguf_files import write_files
-from tests.gguf.files import checkpoint
 
 PIECES = (
     *(
@@ -90,11 +90,13 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5"])
 def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    gguf_checkpoint: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, GgufFile]:
     """A checkpoint of either `pre`, and its file's header."""
     family: str = request.param
-    folder = checkpoint(family)
+    folder = gguf_checkpoint(family)
     files = write_files(folder, tmp_path_factory.mktemp("out"), Kind.Q8_0)
     return folder, read_header(files.model)
 

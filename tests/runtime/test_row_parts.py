@@ -137,7 +137,7 @@ def test_a_texts_steps_enter_what_they_ask_for(make: Callable[..., Harness]) -> 
 
     def note(frame: FrameType, event: str, _: object) -> None:
         path = Path(frame.f_code.co_filename)
-        if event == "call" and "runtime" in path.parts and "tests" not in path.parts:
+        if event == "call" and path.is_relative_to(RUNTIME):
             entered.add(path.stem)
 
     sys.setprofile(note)

@@ -91,7 +91,6 @@ class RandomModel:
 
     net: FamilyNet
     spec: FamilySpec
-    folder: Path
     read_bytes: int
 
 
@@ -104,14 +103,15 @@ def make_model(
     fp8: bool = False,
 ) -> RandomModel:
     """layers: of the language model; 0: all. fp8: its matrices are in 8 bits."""
-    folder = Path(tempfile.mkdtemp(prefix="saccade-check-")) / "model"
-    make_checkpoint(preset, folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    if layers:
-        config["text_config"]["num_hidden_layers"] = layers
-        path.write_text(json.dumps(config))
-    spec = load_spec(folder)
+    with tempfile.TemporaryDirectory(prefix="saccade-check-") as name:
+        folder = Path(name) / "model"
+        make_checkpoint(preset, folder)
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        if layers:
+            config["text_config"]["num_hidden_layers"] = layers
+            path.write_text(json.dumps(config))
+        spec = load_spec(folder)
     model = family_model(spec)
     weights = RandomWeights(dtype, device, model.projection if fp8 else None)
     net = model.build(weights, WHOLE, WHOLE)
@@ -119,7 +119,7 @@ def make_model(
     table = text["vocab_size"] * text["hidden_size"] * dtype.itemsize
     tied = config["tie_word_embeddings"]
     # Of a token embedding that is not the head too, a step reads its tokens' rows alone.
-    return RandomModel(net, spec, folder, weights.nbytes - (0 if tied else table))
+    return RandomModel(net, spec, weights.nbytes - (0 if tied else table))
 
 
 ARENA_BYTES = 64 << 20

@@ -39,7 +39,7 @@ class Preset:
     family: Family
     text: dict[str, Any]
     vision: dict[str, Any]
-    tied: bool
+    tied: bool = False
     words: int = REAL_WORDS
     weights: bool = False
 
@@ -114,27 +114,32 @@ def _experts(count: int, top: int, width: int) -> dict[str, Any]:
 
 
 WINDOWS = {"fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112}
-SMALL_VOCAB = 1024
+NEWER = {"vocab_size": 248320, "head_dim": 256}
+FEW = {"vocab_size": 1024}
+SMALL = _text(512, 8, 8, 2, 1536) | FEW
+TINY = _text(64, 3, 4, 2, 96) | FEW
+HEADS_OF_64, HEADS_OF_16 = {"head_dim": 64}, {"head_dim": 16}
+INTERNVL = _tile_tower(24, 1024, 16, 4096)
+LARGE_TOWER = (27, 1152, 16, 4304)
+SMALL_TOWER = _tower(6, 256, 4, 1024, 512)
+TINY_TOWER = _tower(3, 64, 2, 96, 64, num_position_embeddings=36)
+
+
+def _deepstack(*layers: int) -> dict[str, Any]:
+    return {"deepstack_visual_indexes": [*layers]}
+
+
+def _made(family: Family, text: dict[str, Any], vision: dict[str, Any]) -> Preset:
+    """A preset with few words and random weights, to be served as it is."""
+    return Preset(family, text, vision, words=FEW_WORDS, weights=True)
+
 
 PRESETS: dict[str, Preset] = {
     "internvl3-1b": Preset(
-        "internvl",
-        _text(896, 24, 14, 2, 4864, vocab=151674, head_dim=64),
-        _tile_tower(24, 1024, 16, 4096),
-        tied=False,
+        "internvl", _text(896, 24, 14, 2, 4864, vocab=151674, head_dim=64), INTERNVL
     ),
-    "internvl3-2b": Preset(
-        "internvl",
-        _text(1536, 28, 12, 2, 8960, vocab=151674),
-        _tile_tower(24, 1024, 16, 4096),
-        tied=False,
-    ),
-    "internvl3-8b": Preset(
-        "internvl",
-        _text(3584, 28, 28, 4, 18944, vocab=151674),
-        _tile_tower(24, 1024, 16, 4096),
-        tied=False,
-    ),
+    "internvl3-2b": Preset("internvl", _text(1536, 28, 12, 2, 8960, vocab=151674), INTERNVL),
+    "internvl3-8b": Preset("internvl", _text(3584, 28, 28, 4, 18944, vocab=151674), INTERNVL),
     "qwen2.5-vl-3b": Preset(
         "qwen2_5_vl",
         _text(2048, 36, 16, 2, 11008),
@@ -145,224 +150,126 @@ PRESETS: dict[str, Preset] = {
         "qwen2_5_vl",
         _text(3584, 28, 28, 4, 18944, vocab=152064),
         _tower(32, 1280, 16, 3420, 3584, **WINDOWS),
-        tied=False,
     ),
     "qwen3-vl-2b": Preset(
         "qwen3_vl",
         _text(2048, 28, 16, 8, 6144, head_dim=128),
-        _tower(24, 1024, 16, 4096, 2048, deepstack_visual_indexes=[5, 11, 17]),
+        _tower(24, 1024, 16, 4096, 2048) | _deepstack(5, 11, 17),
         tied=True,
     ),
     "qwen3-vl-4b": Preset(
         "qwen3_vl",
         _text(2560, 36, 32, 8, 9728, head_dim=128),
-        _tower(24, 1024, 16, 4096, 2560, deepstack_visual_indexes=[5, 11, 17]),
+        _tower(24, 1024, 16, 4096, 2560) | _deepstack(5, 11, 17),
         tied=True,
     ),
     "qwen3-vl-8b": Preset(
         "qwen3_vl",
         _text(4096, 36, 32, 8, 12288, head_dim=128),
-        _tower(27, 1152, 16, 4304, 4096, deepstack_visual_indexes=[8, 16, 24]),
-        tied=False,
+        _tower(*LARGE_TOWER, 4096) | _deepstack(8, 16, 24),
     ),
     "qwen3-vl-30b-a3b": Preset(
         "qwen3_vl_moe",
         _text(2048, 48, 32, 4, 6144, head_dim=128, **_experts(128, 8, 768)),
-        _tower(27, 1152, 16, 4304, 2048, deepstack_visual_indexes=[8, 16, 24]),
-        tied=False,
+        _tower(*LARGE_TOWER, 2048) | _deepstack(8, 16, 24),
     ),
     "qwen3-vl-235b-a22b": Preset(
         "qwen3_vl_moe",
         _text(4096, 94, 64, 4, 12288, head_dim=128, **_experts(128, 8, 1536)),
-        _tower(27, 1152, 16, 4304, 4096, deepstack_visual_indexes=[8, 16, 24]),
-        tied=False,
+        _tower(*LARGE_TOWER, 4096) | _deepstack(8, 16, 24),
     ),
     "qwen3.5-2b": Preset(
         "qwen3_5",
-        _text(2048, 24, 8, 2, 6144, vocab=248320, head_dim=256, **_delta(16, 16, 128)),
+        _text(2048, 24, 8, 2, 6144) | NEWER | _delta(16, 16, 128),
         _tower(24, 1024, 16, 4096, 2048),
         tied=True,
         words=NEWER_WORDS,
     ),
     "qwen3.5-9b": Preset(
         "qwen3_5",
-        _text(4096, 32, 16, 4, 12288, vocab=248320, head_dim=256, **_delta(16, 32, 128)),
-        _tower(27, 1152, 16, 4304, 4096),
-        tied=False,
+        _text(4096, 32, 16, 4, 12288) | NEWER | _delta(16, 32, 128),
+        _tower(*LARGE_TOWER, 4096),
         words=NEWER_WORDS,
     ),
     "qwen3.5-27b": Preset(
         "qwen3_5",
-        _text(5120, 64, 24, 4, 17408, vocab=248320, head_dim=256, **_delta(16, 48, 128)),
-        _tower(27, 1152, 16, 4304, 5120),
-        tied=False,
+        _text(5120, 64, 24, 4, 17408) | NEWER | _delta(16, 48, 128),
+        _tower(*LARGE_TOWER, 5120),
         words=NEWER_WORDS,
     ),
     "qwen3.5-35b-a3b": Preset(
         "qwen3_5_moe",
-        _text(
-            2048,
-            40,
-            16,
-            2,
-            512,
-            vocab=248320,
-            head_dim=256,
-            shared_expert_intermediate_size=512,
-            **_delta(16, 32, 128),
-            **_experts(256, 8, 512),
-        ),
-        _tower(27, 1152, 16, 4304, 2048),
-        tied=False,
+        _text(2048, 40, 16, 2, 512, shared_expert_intermediate_size=512)
+        | NEWER
+        | _delta(16, 32, 128)
+        | _experts(256, 8, 512),
+        _tower(*LARGE_TOWER, 2048),
         words=NEWER_WORDS,
     ),
-    "small-qwen2.5-vl": Preset(
+    "small-qwen2.5-vl": _made(
         "qwen2_5_vl",
-        _text(512, 8, 8, 2, 1536, SMALL_VOCAB, **_rope((8, 12, 12))),
+        SMALL | _rope((8, 12, 12)),
         _tower(6, 256, 4, 704, 512, fullatt_block_indexes=[2, 5], window_size=112),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
     ),
-    "small-qwen3-vl": Preset(
-        "qwen3_vl",
-        _text(512, 8, 8, 2, 1536, SMALL_VOCAB, head_dim=64, **_rope((12, 10, 10))),
-        _tower(6, 256, 4, 1024, 512, deepstack_visual_indexes=[1, 2, 4]),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
+    "small-qwen3-vl": _made(
+        "qwen3_vl", SMALL | HEADS_OF_64 | _rope((12, 10, 10)), SMALL_TOWER | _deepstack(1, 2, 4)
     ),
-    "small-qwen3.5": Preset(
+    "small-qwen3.5": _made(
         "qwen3_5",
-        _text(
-            512,
-            8,
-            8,
-            2,
-            1536,
-            SMALL_VOCAB,
-            head_dim=64,
-            **_delta(4, 8, 64),
-            **_rope((3, 3, 2), partial_rotary_factor=0.25),
-        ),
-        _tower(6, 256, 4, 1024, 512),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
+        SMALL | HEADS_OF_64 | _delta(4, 8, 64) | _rope((3, 3, 2), partial_rotary_factor=0.25),
+        SMALL_TOWER,
     ),
-    "small-qwen3-vl-moe": Preset(
+    "small-qwen3-vl-moe": _made(
         "qwen3_vl_moe",
-        _text(
-            512,
-            8,
-            8,
-            2,
-            1536,
-            SMALL_VOCAB,
-            head_dim=64,
-            **_rope((12, 10, 10)),
-            **_experts(32, 4, 256),
-        ),
-        _tower(6, 256, 4, 1024, 512, deepstack_visual_indexes=[1, 2, 4]),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
+        SMALL | HEADS_OF_64 | _rope((12, 10, 10)) | _experts(32, 4, 256),
+        SMALL_TOWER | _deepstack(1, 2, 4),
     ),
     # Two layers of qwen3-vl-30b-a3b, with few words: experts of their real size.
-    "cut-qwen3-vl-30b-a3b": Preset(
+    "cut-qwen3-vl-30b-a3b": _made(
         "qwen3_vl_moe",
-        _text(2048, 2, 32, 4, 6144, SMALL_VOCAB, head_dim=128, **_experts(128, 8, 768)),
-        _tower(2, 256, 4, 1024, 2048, deepstack_visual_indexes=[1]),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
+        _text(2048, 2, 32, 4, 6144, head_dim=128) | FEW | _experts(128, 8, 768),
+        _tower(2, 256, 4, 1024, 2048) | _deepstack(1),
     ),
-    "tiny-qwen2-vl": Preset(
+    "tiny-qwen2-vl": _made(
         "qwen2_vl",
-        _text(64, 2, 4, 2, 96, SMALL_VOCAB, **_rope((2, 3, 3))),
+        _text(64, 2, 4, 2, 96) | FEW | _rope((2, 3, 3)),
         {"depth": 2, "embed_dim": 64, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64},
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
     ),
-    "tiny-qwen2.5-vl": Preset(
+    "tiny-qwen2.5-vl": _made(
         "qwen2_5_vl",
-        _text(64, 2, 4, 2, 96, SMALL_VOCAB, **_rope((2, 3, 3))),
+        _text(64, 2, 4, 2, 96) | FEW | _rope((2, 3, 3)),
         _tower(3, 64, 2, 96, 64, fullatt_block_indexes=[1], window_size=56),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
     ),
-    "tiny-qwen3-vl": Preset(
-        "qwen3_vl",
-        _text(64, 3, 4, 2, 96, SMALL_VOCAB, head_dim=16, **_rope((4, 2, 2))),
-        _tower(3, 64, 2, 96, 64, deepstack_visual_indexes=[0, 1], num_position_embeddings=36),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
+    "tiny-qwen3-vl": _made(
+        "qwen3_vl", TINY | HEADS_OF_16 | _rope((4, 2, 2)), TINY_TOWER | _deepstack(0, 1)
     ),
-    "tiny-qwen3.5": Preset(
+    "tiny-qwen3.5": _made(
         "qwen3_5",
-        _text(
-            64,
-            4,
-            4,
-            2,
-            96,
-            SMALL_VOCAB,
-            head_dim=16,
-            **_delta(2, 4, 16),
-            **_rope((2, 1, 1), partial_rotary_factor=0.5),
-        ),
-        _tower(3, 64, 2, 96, 64, num_position_embeddings=36),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
+        _text(64, 4, 4, 2, 96)
+        | FEW
+        | HEADS_OF_16
+        | _delta(2, 4, 16)
+        | _rope((2, 1, 1), partial_rotary_factor=0.5),
+        TINY_TOWER,
     ),
-    "tiny-qwen3.5-moe": Preset(
+    "tiny-qwen3.5-moe": _made(
         "qwen3_5_moe",
-        _text(
-            64,
-            4,
-            4,
-            2,
-            48,
-            SMALL_VOCAB,
-            head_dim=16,
-            shared_expert_intermediate_size=48,
-            **_delta(2, 4, 16),
-            **_rope((2, 1, 1), partial_rotary_factor=0.5),
-            **_experts(8, 2, 40),
-        ),
-        _tower(3, 64, 2, 96, 64, num_position_embeddings=36),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
+        _text(64, 4, 4, 2, 48, shared_expert_intermediate_size=48)
+        | FEW
+        | HEADS_OF_16
+        | _delta(2, 4, 16)
+        | _rope((2, 1, 1), partial_rotary_factor=0.5)
+        | _experts(8, 2, 40),
+        TINY_TOWER,
     ),
-    "tiny-qwen3-vl-moe": Preset(
+    "tiny-qwen3-vl-moe": _made(
         "qwen3_vl_moe",
-        _text(
-            64,
-            3,
-            4,
-            2,
-            96,
-            SMALL_VOCAB,
-            head_dim=16,
-            **_rope((4, 2, 2)),
-            **_experts(8, 2, 40),
-        ),
-        _tower(3, 64, 2, 96, 64, deepstack_visual_indexes=[0, 1], num_position_embeddings=36),
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
+        TINY | HEADS_OF_16 | _rope((4, 2, 2)) | _experts(8, 2, 40),
+        TINY_TOWER | _deepstack(0, 1),
     ),
-    "tiny-internvl": Preset(
+    "tiny-internvl": _made(
         "internvl",
-        _text(64, 2, 4, 2, 96, SMALL_VOCAB),
+        _text(64, 2, 4, 2, 96) | FEW,
         _tile_tower(2, 64, 2, 96) | {"image_size": [112, 112]},
-        tied=False,
-        words=FEW_WORDS,
-        weights=True,
     ),
 }

@@ -59,18 +59,15 @@ convert_hf_to_gguf.main()
 """
 
 
-def convert(
-    source: Path, folder: Path, out: Path, kind: str, pre: str = "qwen2", heads: bool = True
-) -> Path:
+def convert(source: Path, folder: Path, out: Path, kind: str, pre: str) -> Path:
     """The language model in `kind` (f32, f16, bf16 or q8_0), the tower in 16 bits; OUT is returned.
-    heads: with what drafts further tokens (Qwen3.5). Raises CalledProcessError, with what the
-    converter said, where it cannot.
+    Raises CalledProcessError, with what the converter said, where it cannot.
     """
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         read = as_published(folder, Path(scratch) / folder.name)
         for name, words in (
-            ("model.gguf", ["--outtype", kind, *([] if heads else ["--no-mtp"])]),
+            ("model.gguf", ["--outtype", kind]),
             ("mmproj-model.gguf", ["--outtype", "f16", "--mmproj"]),
         ):
             command: list[str | Path] = [sys.executable, "-c", RUN, source, pre, read, *words]
