@@ -31,15 +31,17 @@ class Registered:
 
     runs: True if the backend works with these kernels, on a device, for queries in a dtype.
     captured: a step may be a graph, because everything that changes between steps is read on the
-    device, in `plan` as well. package: the library's name, if it comes from another distribution.
-    find: tells whether it is installed. install: the way to get it. kept: the cache may have
-    another dtype than queries. knows: what layers may ask beyond causal attention, from
+    device, in `plan` as well. steady: rows with one token each take the same calls in every step,
+    as far as a layer's window reaches. package: the library's name, if it comes from another
+    distribution. find: tells whether it is installed. install: the way to get it. kept: the cache
+    may have another dtype than queries. knows: what layers may ask beyond causal attention, from
     `core.family.BEHAVIOURS`.
     """
 
     make: Callable[[PagedShape], AttentionBackend]
     runs: Callable[[Ops, torch.device, torch.dtype], bool]
     captured: bool
+    steady: Callable[[PagedShape], bool] = lambda _: False
     package: str = ""
     find: Callable[[], object] | None = None
     install: str = ""
@@ -89,7 +91,13 @@ def _halves(_: Ops, place: torch.device, dtype: torch.dtype) -> bool:
 ALL = frozenset(["latents", "ranges"])
 BACKENDS: dict[AttentionName, Registered] = {
     "triton": Registered(_triton, lambda ops, *_: ops.kind == "triton", captured=True, knows=ALL),
-    "x86": Registered(_x86, lambda ops, *_: ops.kind == "x86", captured=False, knows=ALL),
+    "x86": Registered(
+        _x86,
+        lambda ops, *_: ops.kind == "x86",
+        captured=False,
+        steady=lambda shape: shape.halves,
+        knows=ALL,
+    ),
     "sdpa": Registered(
         SdpaAttention, lambda ops, *_: ops.kind != "triton", captured=False, knows=ALL
     ),

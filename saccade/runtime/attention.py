@@ -109,13 +109,15 @@ def attention_for(
             f"--attention-backend {name}: it reads no cache of 8 bits; use --kv-cache-dtype auto"
         )
     made: dict[tuple[int, ...], AttentionBackend] = {}
+    steady = not states
     for cache in caches.values():
         heads, dim = cache.keys.shape[1:]
         if (heads, dim) not in made:
             shape = PagedShape(heads, dim, page_size, keys.dtype, dtype)
             made[heads, dim] = BACKENDS[name].make(shape)
+            steady &= BACKENDS[name].steady(shape)
     backends = {layer: made[cache.keys.shape[1:]] for layer, cache in caches.items()}
-    return PagedAttention(caches, page_size, backends, ops, states)
+    return PagedAttention(caches, page_size, backends, ops, states, steady=steady)
 
 
 class PagedAttention:
@@ -128,8 +130,13 @@ class PagedAttention:
         backends: Mapping[int, AttentionBackend],
         ops: Ops,
         states: StateLayers = NO_STATES,
+        *,
+        steady: bool = False,
     ) -> None:
-        """Take a backend for each layer. Layers with equal heads share one."""
+        """Take a backend for each layer. Layers with equal heads share one.
+
+        steady: as `attention_backends.Registered` says, of all layers.
+        """
         self.recurrence = StateRecurrence(states, ops)
         self._has_states = bool(states)
         self._caches = caches
@@ -139,6 +146,19 @@ class PagedAttention:
         self._ops = ops
         self._whole_images = any(cache.shape.both_ways for cache in caches.values())
         self._out_slots = torch.empty(0, dtype=torch.int64)
+        windows = [cache.shape.window for cache in caches.values()]
+        self._reach = min((each for each in windows if each is not None), default=None)
+        self.steady = steady
+
+    def repeats(self, batch: Batch) -> bool:
+        """Return True if all batches of this size with a token to each row take the same calls.
+
+        These read from the batch's memory where rows stand, so it need not be planned again.
+        """
+        single = len(batch.tokens) == len(batch.slots)
+        if not (self.steady and single) or len(batch.splice_rows):
+            return False
+        return self._reach is None or int(batch.kv_lengths.max()) <= self._reach
 
     def plan(self, batch: Batch) -> None:
         if self._has_states:

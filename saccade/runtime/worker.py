@@ -29,6 +29,7 @@ from saccade.runtime.begun_step import MaskSource, Step
 from saccade.runtime.cuda.step_graphs import StepGraphs, StepMemory
 from saccade.runtime.cuda.warm import compile_few, rows_are_exact, warm_up
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
+from saccade.runtime.recorded_steps import RecordedSteps
 from saccade.runtime.row_parts import Draws, StatePart
 from saccade.runtime.sampling.finite import NO_TOKEN, finite_rows, quieten
 from saccade.runtime.sampling.head import HeadGuesser
@@ -111,6 +112,9 @@ class Worker:
             net, self._attention, self._batcher, self.images.embeddings, config
         )
         """As in `Begun`, where it is known."""
+        self.recorded: RecordedSteps | None = None
+        if everyone.size == 1 and self._attention.steady:
+            self.recorded = RecordedSteps(net, self._attention)
         self._renewal = Renewal(*source, config, everyone) if source else None
         self._graphs = self._capture(sizes, metrics) if sizes.count else None
 
@@ -211,6 +215,8 @@ class Worker:
                 made = self._adapters.make(change)
         if "adapter" not in change.kind:
             let_go(self.images.like)
+        if self.recorded is not None:  # weights and pages may lie elsewhere
+            self.recorded = RecordedSteps(self._net, self._attention)
         return replace(made, asleep=self._memory.asleep)
 
     def _renew(self, folder: Path | None = None) -> Changed:
@@ -291,12 +297,17 @@ class Worker:
         batch, draws = self._batcher.build(plan, self.images.embeddings, frame)
         if adapters:
             batch = replace(batch, adapters=adapters)
+        extras = any(row.extras for row in rows)
+        logits: torch.Tensor | None = None
         if self._graphs and frame:
             states = self._graphs.run(frame, batch.embeddings)  # [tokens of the frame, hidden]
+        elif self.recorded and not extras and (found := self.recorded.run(batch)) is not None:
+            states, *rest = found
+            logits = rest[0] if rest else None
         else:
             self._attention.plan(batch)
             states = self._net.forward(batch, self._attention)  # [T, hidden]
-        if any(row.extras for row in rows):
+        if extras:
             self._tell_extras(rows, frame, states, step)
         if not all(row.sample for row in rows):
             # Whatever is no number in a sequence reaches the state of its last token.
@@ -304,7 +315,8 @@ class Worker:
             step.check(finite, self._batcher.places(rows, frame))
         drawn = draws.slots
         if draws.rows:
-            logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
+            if logits is None:
+                logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V]
             drawn = self._draw(logits, draws, _masked(plan), masks, step)
         if self._net.head is not None and self._guesses:
             guess = HeadGuesser(self._net.head, self._attention, self._batcher)

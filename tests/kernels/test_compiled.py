@@ -20,7 +20,7 @@ from saccade.kernels.reference.paged import PagedRows, paged_attention_reference
 from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
 from saccade.kernels.x86.jit import SHARED_VALUES
 from saccade.kernels.x86.long_attention import softmax_to_bfloat16
-from saccade.kernels.x86.paged import BLOCK_KEYS, decode_paged, scratch_values
+from saccade.kernels.x86.paged import BLOCK_KEYS, decode_paged
 
 if not placement.has_numba():
     pytest.skip("only for x86-64", allow_module_level=True)
@@ -78,8 +78,7 @@ class Case:
             PAGE,
             len(q),
         )
-        scratch = torch.full((scratch_values(*q.shape),), torch.nan)
-        return decode_paged(q, self.cache, mine, self.scale, scratch)
+        return decode_paged(q, self.cache, mine, self.scale)
 
 
 @pytest.mark.more

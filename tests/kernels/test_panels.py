@@ -82,7 +82,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_thread(bits: int) -> No
     together = product(x)
     for count in (1, 2, 3, 8, 13, 64):
         assert torch.equal(product(x[:count]), together[:count]), count
-    assert native._parallel() is not None, "PyTorch's own threads do the work"
+    assert native.parallel() is not None, "PyTorch's own threads do the work"
     torch.set_num_threads(1)
     assert torch.equal(product(x), together)
 

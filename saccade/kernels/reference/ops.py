@@ -8,8 +8,8 @@ file alone. The methods are operations made from other operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -35,6 +35,17 @@ from saccade.kernels.reference.patchify import centre_patches
 from saccade.kernels.reference.rotary import rotate_
 from saccade.kernels.x86 import vnni_layout
 
+Work = Callable[[], tuple[torch.Tensor, ...]]
+
+
+class Recorded(Protocol):
+    """Work that can be repeated over the memory that it was done with, `results` included."""
+
+    @property
+    def results(self) -> tuple[torch.Tensor, ...]: ...
+
+    def replay(self) -> None: ...
+
 
 class Ops:
     """PyTorch's operations. Stateless: any number of networks may share one.
@@ -52,6 +63,13 @@ class Ops:
     stacks = False
     samples = False
     looks_up = False
+
+    def record(self, _work: Work, /) -> Recorded | None:
+        """Do the work, and return what repeats it.
+
+        Returns `None` if it cannot be repeated. The work may have been done in part.
+        """
+        return None
 
     # ---- products (`matrix.Products`)
 

@@ -95,6 +95,11 @@ class PagedShape:
     dtype: torch.dtype
 
     @property
+    def halves(self) -> bool:
+        """Return True if queries and cache are in bfloat16, which x86's kernels take."""
+        return self.kept == self.dtype == torch.bfloat16
+
+    @property
     def scale(self) -> float:
         return float(self.head_dim**-0.5)
 

@@ -9,7 +9,6 @@ the layout of rows and keys for the code, and its calls.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -212,7 +211,7 @@ def attend(
 def _run(function: Function, said: Mapping[str, int], heads: int, blocks: int) -> None:
     told = {**said, "next": 0, "heads": heads, "blocks": blocks}
     call = Call(*(told[field] for field in FIELDS))
-    run_on_threads(function, ctypes.addressof(call), heads * blocks)
+    run_on_threads(function, call, heads * blocks)
 
 
 def _aligned(values: int) -> torch.Tensor:

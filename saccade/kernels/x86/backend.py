@@ -13,18 +13,15 @@ import torch
 from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 from saccade.kernels.reference.sdpa import Attend, HostRows, SdpaAttention
 from saccade.kernels.x86 import attention
-from saccade.kernels.x86.paged import decode_paged, scratch_values
+from saccade.kernels.x86.paged import decode_paged
 
 
 class X86Attention(SdpaAttention):
-    """Attention where neighbours with one token each share a call. Owns the memory that it works
-    in.
-    """
+    """Attention where neighbours with one token each share a call."""
 
     def __init__(self, shape: PagedShape) -> None:
         super().__init__(shape)
-        self._compiled = shape.kept == shape.dtype == torch.bfloat16
-        self._scratch = torch.empty(0)
+        self._compiled = shape.halves
         self._like = torch.empty(0, shape.head_dim, dtype=shape.dtype)
         kind = attention.best_kind()
         if self._compiled and kind and attention.runs(shape.dtype, shape.head_dim):
@@ -46,10 +43,7 @@ class X86Attention(SdpaAttention):
         )
 
         def attend(q: torch.Tensor, kv: PagedCache) -> torch.Tensor:
-            wanted = scratch_values(*q.shape)
-            if self._scratch.numel() < wanted:
-                self._scratch = torch.empty(wanted)
-            return decode_paged(q, kv, mine, self._shape.scale * kv.key_scale, self._scratch)
+            return decode_paged(q, kv, mine, self._shape.scale * kv.key_scale)
 
         return end, attend
 

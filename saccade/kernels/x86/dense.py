@@ -7,7 +7,6 @@ instructions are `dense_code.py`'s.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from functools import cache
 
@@ -66,7 +65,7 @@ def few_rows_linear(
         tile_setting(count).data_ptr(),
     )
     name = "rows_of_a_tile" if count <= TILE_ROWS else "rows_of_two"
-    run_on_threads(functions()[name], ctypes.addressof(said), outputs // PANEL)
+    run_on_threads(functions()[name], said, outputs // PANEL)
     return result
 
 

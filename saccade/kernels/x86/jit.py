@@ -54,9 +54,7 @@ class Kernel:
         has.
         """
         block = (ctypes.c_int64 * (2 + len(numbers)))(0, items, *numbers)
-        run_on_threads(
-            self._function, ctypes.addressof(block), items if values >= SHARED_VALUES else 1
-        )
+        run_on_threads(self._function, block, items if values >= SHARED_VALUES else 1)
 
 
 @cache

@@ -11,25 +11,37 @@ import ctypes
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 
-def run_on_threads(function: Any, call: int, pieces: int) -> None:
-    """Run function(call) on as many threads as PyTorch has, at most one for each piece.
+class CallListener(Protocol):
+    """Hears of all machine code that runs while it stands in `LISTENERS`."""
 
-    function: a ctypes function that takes one address. call: the address.
+    def ran(self, function: Any, call: ctypes.Array[ctypes.c_int64], threads: int, /) -> None: ...
+
+
+LISTENERS: list[CallListener] = []
+
+
+def run_on_threads(function: Any, call: ctypes.Array[ctypes.c_int64], pieces: int) -> None:
+    """Run function(call's address) on as many threads as PyTorch has, at most one for each piece.
+
+    function: a ctypes function. call: its numbers, the first of which it changes.
     """
     threads = min(torch.get_num_threads(), pieces)
-    if threads > 1 and (parallel := _parallel()) is not None:
-        parallel(function, call, threads, 0)
+    if threads > 1 and (begin := parallel()) is not None:
+        begin(function, ctypes.addressof(call), threads, 0)
     else:
-        function(call)
+        threads = 1
+        function(ctypes.addressof(call))
+    for listener in LISTENERS:
+        listener.ran(function, call, threads)
 
 
 @cache
-def _parallel() -> Any:
+def parallel() -> Any:
     """Return GOMP_parallel(function, argument, threads, flags) from PyTorch's own OpenMP.
 
     Returns `None` if that has another interface. PyTorch's own library is asked: it knows which

@@ -14,7 +14,7 @@ from saccade.kernels.reference import layer, linear, norm, patchify, rotary
 from saccade.kernels.reference.activation import SLOPE, Activation
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.moe import Addresses, Experts, Routes, sort_visits
-from saccade.kernels.reference.ops import Ops
+from saccade.kernels.reference.ops import Ops, Recorded, Work
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation
 from saccade.kernels.x86.dense import few_rows_linear, multiplies
@@ -29,6 +29,7 @@ from saccade.kernels.x86.layer import (
 )
 from saccade.kernels.x86.moe import compiled_experts, read_width
 from saccade.kernels.x86.onednn_blocks import address, pack_and_look
+from saccade.kernels.x86.recording import NotRecorded, Recording
 
 FEW_ROWS = 32
 """So many rows and fewer read experts' matrices faster than they multiply them."""
@@ -150,6 +151,12 @@ class X86Ops(Ops):
     add_layer_norm = staticmethod(add_layer_norm)
     gate = staticmethod(gate)
     turn_and_cache = staticmethod(turn_and_cache)
+
+    def record(self, work: Work, /) -> Recorded | None:
+        try:
+            return Recording(work)
+        except NotRecorded:
+            return None
 
     def locate(self, up: Sequence[Matrix], down: Sequence[Matrix], /) -> Addresses | None:
         ups, downs = (

@@ -39,24 +39,19 @@ AHEAD = 8
 """Tokens by which reading is ahead of work: a core left alone waits a third of the time."""
 
 
-def scratch_values(rows: int, heads: int, dim: int) -> int:
-    """Return how many float32 values `decode_paged` works in, for queries with this many heads."""
-    return rows * heads * (2 * dim + BLOCK_KEYS + 3)
-
-
 def decode_paged(
-    q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float, scratch: torch.Tensor
+    q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float
 ) -> torch.Tensor:  # [R, Hq, D]
     """Attend with q [R, Hq, D], one token per row, to its sequence's keys and values.
 
-    A row's bits depend only on its own sequence. scratch: `scratch_values`, with any content.
+    A row's bits depend only on its own sequence.
     """
     q = q.contiguous()  # gated attention's lie between gates
     count, heads, dim = q.shape
     kv_heads = cache.keys.shape[1]
     tensors = (q, cache.keys, cache.values, rows.page_table, rows.lines, rows.kv_lengths)
     assert all(each.is_contiguous() for each in tensors)
-    assert scratch.numel() >= scratch_values(count, heads, dim)
+    scratch = torch.empty(count * heads * (2 * dim + BLOCK_KEYS + 3))
     out = torch.empty_like(q)
     parts = _parts(count, kv_heads)
     _attend(dim, heads // kv_heads)(

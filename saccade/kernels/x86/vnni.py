@@ -7,7 +7,6 @@ brings.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from functools import cache, partial
 from importlib.util import find_spec
@@ -46,4 +45,4 @@ def run(name: str, call: Mapping[str, int], pieces: int) -> None:
     call: FIELDS without `next`; those that it leaves out are 0.
     """
     said = Call(0, *(call.get(field, 0) for field in FIELDS[1:]))
-    run_on_threads(functions()[name], ctypes.addressof(said), pieces)
+    run_on_threads(functions()[name], said, pieces)

@@ -22,6 +22,7 @@ from saccade.kernels.reference.ops import Ops
 from saccade.nn.transfer import send
 from saccade.runtime.row_parts import DrawPart, Draws
 from saccade.runtime.sampling.draw_parts import DrawParts
+from saccade.runtime.sampling.few_rows import FEW_ROWS, ROUNDING, draw_few
 
 _MASK = (1 << 64) - 1
 NUCLEUS_TOKENS = 1024
@@ -29,8 +30,6 @@ NUCLEUS_TOKENS = 1024
 FEW_TOKENS = 64
 """The same where top-k leaves no more."""
 NOBODY: frozenset[int] = frozenset()
-ROUNDING = 1e-5
-"""Probability that rounding may move from one side of a bound to the other."""
 
 
 def uniform(seed: int, count: int) -> float:
@@ -262,6 +261,8 @@ class Sampler:
     ) -> torch.Tensor:
         """Return each row's best token, or a drawn one."""
         drawn = [row for row, params in enumerate(asked) if params.temperature > 0.0]
+        if drawn and len(asked) <= FEW_ROWS and not logits.is_cuda:
+            return self._choose_few(logits, draws, asked)
         if drawn and len(drawn) == len(asked):
             return self._draw(logits, asked, draws.slots, draws.uniforms)
         tokens = logits.argmax(dim=-1)
@@ -275,6 +276,31 @@ class Sampler:
             )
             tokens.index_copy_(0, index, found)
         return tokens
+
+    def _choose_few(
+        self, logits: torch.Tensor, draws: Draws, asked: Sequence[SamplingParams]
+    ) -> torch.Tensor:
+        """Do as `_choose`, row by row on the host. PyTorch draws where rounding could decide."""
+        tokens = np.zeros(len(asked), np.int64)
+        uncertain = []
+        points = draws.uniforms.tolist()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for row, (params, line) in enumerate(zip(asked, logits.numpy())):
+                if params.temperature == 0.0:
+                    tokens[row] = line.argmax()
+                elif (found := draw_few(line, params, points[row])) is None:
+                    uncertain.append(row)
+                else:
+                    tokens[row] = found
+        if uncertain:
+            index = self._send(uncertain)
+            tokens[uncertain] = self._draw(
+                logits.index_select(0, index),
+                [asked[row] for row in uncertain],
+                draws.slots.index_select(0, index),
+                draws.uniforms.index_select(0, index),
+            ).numpy()
+        return torch.from_numpy(tokens)
 
     def _pick(self, x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Select rows of `x`, or return `x` itself for all rows."""

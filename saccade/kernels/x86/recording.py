@@ -1,0 +1,176 @@
+"""Work of compiled kernels and PyTorch's operations, recorded while it is done and repeated without
+the Python between: kernels that follow each other run in one call into machine code.
+
+Owns the recorded calls, and the memory that they read and write. Knows nothing of layers. Work can
+be recorded if its calls depend on shapes alone. So a look from Python into a tensor ends it, as it
+ends the capture of a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from saccade.kernels.reference.ops import Work
+from saccade.kernels.x86 import recording_code
+from saccade.kernels.x86.jit_cache import LISTENERS, parallel
+from saccade.kernels.x86.machine_code import Function, compiled, source_text
+from saccade.kernels.x86.recording_code import ENTRY, HEADER, NAME
+
+LOOKS = frozenset(["tolist", "numpy", "__array__"])
+"""Of a tensor: they give Python its values without an operation."""
+LOOKING = frozenset([torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape])
+"""Of operations: they give Python a value, or a shape that depends on values."""
+EMPTY = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
+
+
+class NotRecorded(Exception):
+    """Work whose calls may depend on a tensor's values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation of PyTorch. results: the memory that gets its results; empty: it has its own."""
+
+    function: Callable[..., Any]
+    given: Sequence[Any]
+    named: Mapping[str, Any]
+    results: Sequence[torch.Tensor]
+
+    def __call__(self) -> None:
+        made = self.function(*self.given, **self.named)
+        if self.results:
+            for kept, new in zip(self.results, _tensors(made), strict=True):
+                kept.copy_(new)
+
+
+class Calls:
+    """Calls of machine code, one behind another."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Any, list[int], int]] = []
+        self._memory = (ctypes.c_int64 * 0)()
+
+    def add(self, function: Any, numbers: list[int], threads: int) -> None:
+        self._calls.append((function, numbers, threads))
+
+    def close(self) -> None:
+        """Lay out all calls (`recording_code.HEADER`, ENTRY), and behind them their numbers."""
+        begin = parallel()
+        table: list[ctypes.c_int64 | int]
+        table = [0, len(self._calls), 0 if begin is None else _address(begin)]
+        words = [number for _, numbers, _ in self._calls for number in numbers]
+        behind = len(HEADER) + len(self._calls) * len(ENTRY)
+        self._memory = (ctypes.c_int64 * (behind + len(words)))()
+        at = ctypes.addressof(self._memory) + 8 * behind
+        for function, numbers, threads in self._calls:
+            table += _address(function), at, threads
+            at += 8 * len(numbers)
+        self._memory[:] = [*table, *words]
+
+    def __call__(self) -> None:
+        _run()(ctypes.addressof(self._memory))
+
+
+class Recording(TorchDispatchMode):
+    """What `work` did, to be repeated by `replay`: the same calls over the same memory.
+
+    Tensors that exist before belong to their owners, who keep them where they are. `work` is done
+    once as it is recorded. Raises NotRecorded where a call may depend on a tensor's values.
+    """
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._kept: list[object] = []  # what addresses point to
+        self._parts: list[Operation | Calls] = []
+        self._thread = threading.get_ident()
+        LISTENERS.append(self)
+        try:
+            with _NoLooks(), self:
+                self.results = work()
+        finally:
+            LISTENERS.remove(self)
+        for part in self._parts:
+            if isinstance(part, Calls):
+                part.close()
+
+    def replay(self) -> None:
+        for part in self._parts:
+            part()
+
+    def ran(self, function: Any, call: ctypes.Array[ctypes.c_int64], threads: int, /) -> None:
+        if threading.get_ident() != self._thread:
+            return  # another's work
+        if not self._parts or not isinstance(self._parts[-1], Calls):
+            self._parts.append(Calls())
+        calls = self._parts[-1]
+        assert isinstance(calls, Calls)
+        calls.add(function, call[:], threads)
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        _types: Any,
+        given: Sequence[Any] = (),
+        named: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = named or {}
+        made = function(*given, **named)
+        tensors = _tensors(made)
+        self._kept.extend(tensors)
+        if not LOOKING.isdisjoint(function.tags) or (function._schema.returns and not tensors):
+            raise NotRecorded(f"{function} tells Python of a tensor's values")
+        if function._schema.is_mutable:
+            self._parts.append(Operation(function, given, named, ()))
+        elif function._schema.name.split("::")[1] not in EMPTY and not _views(tensors, given):
+            self._parts.append(Operation(function, given, named, tensors))
+        return made
+
+
+class _NoLooks(TorchFunctionMode):
+    """Raises NotRecorded where Python would see a tensor's values."""
+
+    def __torch_function__(
+        self,
+        function: Any,
+        _types: Any,
+        given: Sequence[Any] = (),
+        named: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function.__name__ in LOOKS:
+            raise NotRecorded(f"{function.__name__} tells Python of a tensor's values")
+        return function(*given, **(named or {}))
+
+
+def _tensors(made: object) -> list[torch.Tensor]:
+    if isinstance(made, torch.Tensor):
+        return [made]
+    several = made if isinstance(made, (list, tuple)) else ()
+    return [each for each in several if isinstance(each, torch.Tensor)]
+
+
+def _views(made: Sequence[torch.Tensor], given: Sequence[Any]) -> bool:
+    """Return True if all that was made lies in the memory of what was given."""
+    known = {_memory(each) for each in given if isinstance(each, torch.Tensor)}
+    return all(_memory(each) in known for each in made)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@cache
+def _run() -> Function:
+    return compiled((NAME,), recording_code.assembly, source_text(recording_code))[NAME]

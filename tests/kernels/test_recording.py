@@ -1,0 +1,92 @@
+"""Recorded work repeats kernels and PyTorch's operations over the same memory, and says so where it
+cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from saccade.kernels import device
+
+if not device.has_numba():
+    pytest.skip("no Numba", allow_module_level=True)
+
+from saccade.kernels.x86.layer import compiled_rms_norm, compiled_silu_gate
+from saccade.kernels.x86.recording import NotRecorded, Recording
+
+WEIGHT = torch.linspace(0.5, 1.5, 64).bfloat16()
+
+
+def rows(seed: int, count: int = 3) -> torch.Tensor:
+    return torch.randn(count, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def by_kernels(x: torch.Tensor) -> torch.Tensor:
+    total, normed = compiled_rms_norm(x, x, WEIGHT, 1e-6)
+    return compiled_silu_gate(compiled_rms_norm(total, normed, WEIGHT, 1e-6)[1])
+
+
+def by_both(x: torch.Tensor) -> torch.Tensor:
+    wide = torch.cat([x.float().t().t(), x.float().cos()], 1)[:, 32:96]
+    return by_kernels(wide.to(x.dtype).contiguous()) + x[:, :32]
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    sums = torch.zeros_like(x)
+    sums.index_add_(0, torch.tensor([0, 0, 1]), x)
+    sums[1:] *= 2
+    return sums.view(-1, 32)
+
+
+def of_views(x: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, 1)
+    return torch.where(left > right, left, right.reshape(3, 32).flip(0))
+
+
+@pytest.mark.parametrize("function", [by_kernels, by_both, in_place, of_views])
+def test_what_is_repeated_has_the_bits_of_what_is_done(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    x = rows(0)
+    with torch.inference_mode():
+        recording = Recording(lambda: (function(x),))
+        (found,) = recording.results
+        assert torch.equal(found, function(x))
+        for seed in range(1, 4):
+            x.copy_(rows(seed))
+            recording.replay()
+            assert torch.equal(found, function(x))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x.tolist(),
+        lambda x: x.float().numpy(),
+        lambda x: x[0, 0].item(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: int(x.argmax()),
+        lambda x: torch.equal(x, x),
+        lambda x: x.nonzero(),
+    ],
+)
+def test_work_that_looks_at_values_is_not_recorded(
+    look: Callable[[torch.Tensor], object],
+) -> None:
+    def work() -> tuple[torch.Tensor, ...]:
+        look(x)
+        return (by_kernels(x),)
+
+    x = rows(0)
+    with torch.inference_mode(), pytest.raises(NotRecorded):
+        Recording(work)
+    with torch.inference_mode():  # nothing listens on
+        assert len(Recording(lambda: (by_kernels(x),)).results) == 1
+
+
+def test_an_error_in_the_work_comes_out() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Recording(lambda: (torch.empty(1 // 0),))
