@@ -153,7 +153,9 @@ async def serve(
         scheduler = generation = build_scheduler(config, spec, *given, exact=begun.exact)
         language = LanguageHalf(generation, guides)
     engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
-    facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved), drafts, unguessed)
+    facts = LoadFacts(
+        load.family_option, loaded[0].quantised, len(saved), drafts, unguessed, begun.prepared
+    )
     decided = describe(config, load.parallel, spec, hardware, facts)
     settle()
     served = Tower(begun.tower, config.dtype, spec.embedding_width)

@@ -25,7 +25,7 @@ class LoadFacts:
 
     `options`: the family's own. `quantised`: the 8-bit matrices; empty if all are wider. `saved`:
     embeddings found on disk. `drafts`: a sequence's draft tokens in a step. `unguessed`: why
-    drafting is off.
+    drafting is off. `prepared`: as in `messages.Begun`.
     """
 
     options: tuple[str, ...]
@@ -33,6 +33,7 @@ class LoadFacts:
     saved: int
     drafts: int = 0
     unguessed: str = ""
+    prepared: str = ""
 
 
 def describe(
@@ -68,6 +69,7 @@ def describe(
         *(_describe_guesses(config, facts, state_bytes) if language else ()),
         ("vision tower", _describe_tower(config, spec)),
         *_describe_graphs(config),
+        *((("start-up", facts.prepared),) if facts.prepared else ()),
         *(_describe_images(config, spec, facts.saved, each) if spec.sees_images else ()),
     )
 

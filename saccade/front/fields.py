@@ -8,6 +8,7 @@ field but `type`, which tells parts apart.
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -53,13 +54,19 @@ _HALF_PAIR = re.compile(
 
 
 class Reader(Generic[V]):
-    """Reads values of one type."""
+    """Reads values of one type. What it needs is made at first use, for a server has 390."""
 
     def __init__(self, kind: Any) -> None:
         """Read values as `kind`: anything that msgspec decodes."""
         self._kind = kind
-        self._decoder: msgspec.json.Decoder[V] = msgspec.json.Decoder(kind)
-        self._schema = inspect.type_info(kind)
+
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[V]:
+        return msgspec.json.Decoder(self._kind)
+
+    @cached_property
+    def _schema(self) -> inspect.Type:
+        return inspect.type_info(self._kind)
 
     def json(self, raw: bytes | bytearray | msgspec.Raw, path: str) -> V:
         """Decode a JSON text. Raises InvalidRequest that names the field below `path`."""

@@ -333,7 +333,7 @@ class Begun:
     `store`: where embeddings lie that other servers write, too; "" for nowhere. `tower`: its
     fingerprint, where that was asked for. `pages`: (name, disk bytes) for KV pages that an earlier
     run has left, the oldest first. `exact`: whether rows are batch-invariant: equal to the bit
-    beside any number of others.
+    beside any number of others. `prepared`: how that and the kernels came to be known, for people.
     """
 
     saved: tuple[tuple[ImageKey, int], ...]
@@ -341,6 +341,7 @@ class Begun:
     tower: str = ""
     pages: tuple[tuple[bytes, int], ...] = ()
     exact: bool = False
+    prepared: str = ""
 
 
 ToEngine = (

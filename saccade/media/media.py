@@ -25,7 +25,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
-from saccade.core.types import ImageKey, Tower
+from saccade.core.types import ImageKey
 from saccade.media.content import digest, looks_like_video, name_pixels
 from saccade.media.documents import Documents, MeasuredFile, OpenedPage, has_renderer
 from saccade.media.encoders import Encoders, question

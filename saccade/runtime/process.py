@@ -56,6 +56,7 @@ from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.attention import pick_attention
 from saccade.runtime.begun_step import Step
 from saccade.runtime.memory import DTYPES
+from saccade.runtime.start_facts import describe_network
 from saccade.runtime.vision.streams import put_first
 from saccade.runtime.vision.tower import TowerWorker
 from saccade.runtime.weights.checkpoint_weights import TowerDigest, load_net, load_tower
@@ -118,7 +119,8 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     del make  # the network is the worker's to let go of
     settle()
     images = worker.images
-    engine.send(Begun(images.saved, images.store, images.tower, worker.kept, worker.exact))
+    found = images.saved, images.store, images.tower, worker.kept
+    engine.send(Begun(*found, worker.exact, worker.prepared))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()
@@ -241,7 +243,8 @@ def _load_worker(
 ) -> Callable[..., Worker]:
     net, digest = load_slice(load, shard, tally, told, folder, folder)
     again = partial(load_slice, load, shard, LoadTally(), untold, folder)
-    return partial(Worker, net, source=(again, folder, digest))
+    words = describe_network(load, folder)
+    return partial(Worker, net, source=(again, folder, digest), words=words)
 
 
 def load_slice(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from saccade.runtime.sampling.head import HeadGuesser
 from saccade.runtime.sampling.sampler import Sampler
 from saccade.runtime.sampling.scores import STATE_PARTS
 from saccade.runtime.sleep import GivenBack, let_go
+from saccade.runtime.start_facts import describe_steps, find_facts
 from saccade.runtime.states import StateMemory
 from saccade.runtime.tiers.page_memory import PageMemory, open_pages
 from saccade.runtime.vision.images import ImageExecutor, begin_captures
@@ -51,7 +53,7 @@ class Worker:
 
     The first rank draws every token, for all ranks. source: the loader of a network like `net` from
     another folder, the present folder, and the vision tower's digest. Where it is `None`, the
-    weights stay.
+    weights stay. words: those of `describe_network`.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Worker:
         mode: EncoderMode = "weights",
         metrics: Metrics | None = None,
         source: tuple[LoadNet, Path, str] | None = None,
+        words: str = "",
     ) -> None:
         self._net = net
         self._shard = everyone = shard.everyone
@@ -106,17 +109,21 @@ class Worker:
             encoder = self.images.encoder
             warm = net, self._attention, self._batcher, encoder, self._sampler, like
             warm_up(*warm, ranks=everyone.size)
-        elif net.ops.compiles == "decode":
-            compile_few(net, self._attention, self._batcher, self.images.encoder)
-        self.exact = net.ops.compiles == "decode" and rows_are_exact(
-            net, self._attention, self._batcher, self.images.embeddings, config
-        )
+        self.exact, self.prepared = False, ""
         """As in `Begun`, where it is known."""
+        if net.ops.compiles == "decode":
+            words = words and f"{words}\n{describe_steps(config)}"
+            self.exact, self.prepared = find_facts(words, partial(self._find_out, config))
         self.recorded: RecordedSteps | None = None
         if everyone.size == 1 and self._attention.steady:
             self.recorded = RecordedSteps(net, self._attention)
         self._renewal = Renewal(*source, config, everyone) if source else None
         self._graphs = self._capture(sizes, metrics) if sizes.count else None
+
+    def _find_out(self, config: EngineConfig) -> bool:
+        compile_few(self._net, self._attention, self._batcher, self.images.encoder)
+        shown = self.images.embeddings
+        return rows_are_exact(self._net, self._attention, self._batcher, shown, config)
 
     @property
     def kept(self) -> tuple[tuple[bytes, int], ...]:

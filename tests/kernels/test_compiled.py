@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +21,10 @@ from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.paged import PagedRows, paged_attention_reference, plain_cache
 from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
-from saccade.kernels.x86.jit import SHARED_VALUES
+from saccade.kernels.x86.kernel import SHARED_VALUES
 from saccade.kernels.x86.long_attention import softmax_to_bfloat16
-from saccade.kernels.x86.paged import BLOCK_KEYS, decode_paged
+from saccade.kernels.x86.paged import decode_paged
+from saccade.kernels.x86.paged_call import BLOCK_KEYS
 
 if not placement.has_numba():
     pytest.skip("only for x86-64", allow_module_level=True)
@@ -194,13 +198,34 @@ def test_only_bfloat16_is_compiled_for() -> None:
     assert pick_ops(torch.device("cpu"), torch.float32).kind == "reference"
 
 
-def test_kernels_are_kept_by_what_their_source_is(tmp_path: Path) -> None:
-    import numba
+LATER = """
+import sys
+import torch
+from saccade.kernels.x86 import kept_files
+from saccade.kernels.x86.ops import X86Ops
 
-    from saccade.kernels.x86 import jit
+print(X86Ops().gate(torch.full((2, 64), 1.5, dtype=torch.bfloat16), "silu").tolist()[1][5])
+print(len(kept_files.TALLY.made), "numba" in sys.modules)
+"""
 
-    assert jit._caches()
-    assert Path(numba.config.CACHE_DIR).name.startswith("kernels-")
+
+@pytest.mark.more
+def test_a_later_process_takes_kernels_from_disk_without_numba(tmp_path: Path) -> None:
+    def run() -> list[str]:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+        command = [sys.executable, "-c", LATER]
+        told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return told.stdout.split()
+
+    first = run()
+    assert first[1:] == ["1", "True"]
+    later = [first[0], "0", "False"]
+    assert run() == later
+    (kept,) = (tmp_path / "saccade" / "code").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:200] + bytes(8) + whole[208:])
+    assert run() == first, "what is torn is compiled again"
+    assert run() == later
 
 
 @pytest.mark.parametrize("keys", [1, 7, 300])

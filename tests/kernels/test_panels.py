@@ -15,7 +15,7 @@ from saccade.kernels.matrix import Int4Matrix
 from saccade.kernels.reference.int4 import dense, pack_int4, quantise_int4
 from saccade.kernels.reference.int8 import int8_linear, pack_int8, quantise_matrix
 from saccade.kernels.x86 import jit_cache as native
-from saccade.kernels.x86 import machine_code
+from saccade.kernels.x86 import kept_files
 from saccade.kernels.x86.vnni_layout import PANEL, pack_panels, panels_linear, panels_reference
 from tests.helpers.processor import needs_vnni
 from tests.helpers.tensors import noise
@@ -120,9 +120,9 @@ def test_code_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         made.append(b"code")
         return made[-1]
 
-    assert [machine_code._kept(what, make) for what in ("a", "a", "b")] == [b"code"] * 3
+    assert [kept_files.kept(what, make) for what in ("a", "a", "b")] == [b"code"] * 3
     assert len(made) == 2
     assert len(list((tmp_path / "saccade" / "code").iterdir())) == 2
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "saccade" / "code" / "none"))
     (tmp_path / "saccade" / "code" / "none").touch()
-    assert machine_code._kept("c", make) == b"code", "where nothing can be kept"
+    assert kept_files.kept("c", make) == b"code", "where nothing can be kept"

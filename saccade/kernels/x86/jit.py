@@ -1,7 +1,7 @@
-"""Kernels that Numba compiles for this machine's processor, and what they share: 16-bit numbers in
-32-bit registers, and how a kernel's items are dealt to threads.
+"""How Numba compiles kernels for this machine's processor, and what their instructions share:
+16-bit numbers in 32-bit registers, and how a kernel's items are dealt to threads.
 
-Imported only where they run (`ops.X86Ops`): elsewhere Numba may be missing.
+Imported only to compile (`kernel.py`): most processes find what they need on disk.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -9,75 +9,53 @@ Imported only where they run (`ops.X86Ops`): elsewhere Numba may be missing.
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import struct
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
-
-from saccade.kernels.x86.jit_cache import code_folder, run_on_threads
 
 ARITHMETIC = {"reassoc", "contract", "nsz"}
 """Sums may be made in any order, which is the same at every call."""
-SHARED_VALUES = 1 << 15
-"""Work on fewer values is not worth waking another thread for."""
-Body = Callable[[Any], None]
 Block = types.CPointer(types.int64)
 
 
-class Kernel:
-    """A compiled `body(block)`.
-
-    block: int64 numbers. The first is the next unclaimed item (`claim`), the second how many items
-    there are. Then follows what the caller gives: addresses, counts, `bits` of real numbers.
-    """
-
-    def __init__(self, body: Body) -> None:
-        compiled = numba.cfunc(
-            types.void(Block), cache=_caches(), fastmath=ARITHMETIC, error_model="numpy"
-        )(body)
-        self._compiled = compiled  # what it compiled lives as long
-        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
-
-    def __call__(self, items: int, values: int, *numbers: int) -> None:
-        """Do all `items`, which read and write about `values` values, with as many threads as torch
-        has.
-        """
-        block = (ctypes.c_int64 * (2 + len(numbers)))(0, items, *numbers)
-        run_on_threads(self._function, block, items if values >= SHARED_VALUES else 1)
+def compile_body(name: str, body: Callable[[Any], None]) -> bytes:
+    """Compile `body(block)` to an object file with a function `name`, which takes the block."""
+    compiled = numba.njit(
+        types.void(Block),
+        fastmath=ARITHMETIC,
+        error_model="numpy",
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+    )(body)
+    made = compiled.overloads[(Block,)]
+    with global_compiler_lock:
+        return _with_entry(name, made)
 
 
-@cache
-def bits(value: float) -> int:
-    """Return the bits of `value` in float32, from which `real` makes it again."""
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
-
-
-@cache
-def _caches() -> bool:
-    """Return whether compiled kernels are kept on disk. If so, tell Numba where.
-
-    Numba compares the time of a kernel's own file alone; ours share this one, so the folder's name
-    covers all of them.
-    """
-    digest = hashlib.sha256(torch.__version__.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        if path.stem == "jit" or path.stem.endswith("_cpu"):
-            digest.update(path.read_bytes())
-    folder = code_folder(f"kernels-{digest.hexdigest()[:16]}")
-    if folder is not None:
-        numba.config.CACHE_DIR = str(folder)
-    return folder is not None
+def _with_entry(name: str, made: Any) -> bytes:
+    """Return a compiled function's object file, with a `name` for C that calls it."""
+    library = made.library.codegen.create_library(name)
+    library.enable_object_caching()
+    module = library.create_ir_module(name)
+    native = made.target_context.declare_function(module, made.fndesc)
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64).as_pointer()])
+    function = ir.Function(module, kind, name)
+    builder = ir.IRBuilder(function.append_basic_block())
+    call = made.target_context.call_conv.call_function
+    call(builder, native, types.none, (Block,), function.args)  # it cannot fail
+    builder.ret_void()
+    library.add_ir_module(module)
+    library.add_linking_library(made.library)
+    library.finalize()
+    code: bytes = library._get_compiled_object()
+    return code
 
 
 @intrinsic

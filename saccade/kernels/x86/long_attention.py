@@ -4,37 +4,25 @@ cache has it. Knows tensors only.
 Imported only where it runs (`ops.X86Ops`).
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
 from functools import cache
+from types import ModuleType
 
-import numpy as np
 import torch
 
-from saccade.kernels.x86.jit import Kernel, claim, exponential, halves, narrow, reals
+from saccade.kernels.x86.kernel import Kernel
+
+
+def _code() -> ModuleType:
+    from saccade.kernels.x86 import long_attention_code  # brings Numba, which only compiling needs
+
+    return long_attention_code
 
 
 @cache
 def _weigh() -> Kernel:
-    """Compile the kernel. An item is a row."""
-
-    def weigh(block):
-        scores, tops, weights, keys = reals(block[2]), reals(block[3]), halves(block[4]), block[5]
-        row = claim(block)
-        while row < block[1]:
-            at, top, total = row * keys, tops[row], np.float32(0)
-            for key in range(at, at + keys):
-                each = exponential(scores[key] - top)
-                scores[key] = each
-                total += each
-            share = np.float32(1) / total
-            for key in range(at, at + keys):
-                weights[key] = narrow(scores[key] * share)
-            row = claim(block)
-
-    return Kernel(weigh)
+    return Kernel(_code, "weigh")
 
 
 def softmax_to_bfloat16(scores: torch.Tensor) -> torch.Tensor:

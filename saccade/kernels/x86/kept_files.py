@@ -1,0 +1,109 @@
+"""What this machine made once and keeps on disk: machine code, and what start-up measured, each
+under the words that it follows from.
+
+Owns the folder, which stays below a bound. A file begins with a digest over its words and content,
+so that one that is torn, or somebody else's, reads as absent. Whatever the disk refuses is made
+again by the next process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from saccade.kernels.x86.jit_cache import code_folder
+
+FOLDER = "code"
+MOST_BYTES = 64 << 20
+"""Past this the files that were used longest ago go. A model's take less than a megabyte."""
+DIGEST_BYTES = 32
+
+
+@dataclass(slots=True)
+class Tally:
+    """What this process has made, and what it has found. Names of files."""
+
+    made: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+
+
+TALLY = Tally()
+
+
+def kept(words: str, make: Callable[[], bytes]) -> bytes:
+    """Return what was made from `words` before, or make it now and keep it."""
+    content = look(words)
+    if content is None:
+        content = make()
+        keep(words, content)
+    return content
+
+
+def look(words: str) -> bytes | None:
+    """Return what is kept under `words`, or `None`."""
+    folder, name = code_folder(FOLDER), name_of(words)
+    if folder is None or (content := _read(folder / name)) is None:
+        return None
+    TALLY.found.append(name)
+    with suppress(OSError):
+        os.utime(folder / name)
+    return content
+
+
+def keep(words: str, content: bytes) -> None:
+    """Keep `content` under `words`, if there is a place."""
+    name = name_of(words)
+    TALLY.made.append(name)
+    folder = code_folder(FOLDER)
+    if folder is None:
+        return
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=folder) as apart:
+        whole = Path(apart) / name
+        whole.write_bytes(_digest(name, content) + content)
+        whole.replace(folder / name)
+    with suppress(OSError):
+        _bound(folder)
+
+
+def there(name: str) -> bool:
+    """Return True if the file with this name can be read whole."""
+    folder = code_folder(FOLDER)
+    return folder is not None and _read(folder / name) is not None
+
+
+def name_of(words: str) -> str:
+    return hashlib.sha256(words.encode()).hexdigest()
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        whole = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+    return content if digest == _digest(path.name, content) else None
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + content).digest()
+
+
+def _bound(folder: Path) -> None:
+    """Remove what was used longest ago until all is within the bound."""
+    found = sorted(((entry.stat(), entry.path) for entry in os.scandir(folder)), key=_used)
+    total = sum(stat.st_size for stat, _ in found)
+    for stat, path in found:
+        if total <= MOST_BYTES:
+            return
+        with suppress(OSError):  # a folder where another process writes
+            Path(path).unlink()
+            total -= stat.st_size
+
+
+def _used(entry: tuple[os.stat_result, str]) -> int:
+    return entry[0].st_mtime_ns

@@ -1,0 +1,129 @@
+"""The instructions of `moe.py`'s kernels, compiled by Numba when a machine first asks for them
+(`kernel.py`). A function here returns a kernel's body for some sizes.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from saccade.kernels.x86.jit import claim, exponential, fetch, longs, real, reals, words
+from saccade.kernels.x86.kernel import Body
+
+AHEAD_BYTES = 8192
+"""Reading is so far ahead of work (measured: decision 011)."""
+
+
+@numba.njit(inline="always")
+def _add_panel(size, matrix, pairs, x, sources, out, targets, column, first, last):
+    """Add `panel @ x[sources[v] ...]` to `out[targets[v] + column ...]` for visits v.
+
+    A visit makes `size` values. The panel's memory begins at `matrix`.
+    """
+    panel = words(matrix)
+    for pair in range(0, pairs, 4):
+        at = pair * size
+        for line in range(size // 4):
+            fetch(matrix + 4 * at + AHEAD_BYTES + 64 * line)
+        for v in range(first, last):
+            s, t = sources[v] + 2 * pair, targets[v] + column
+            x0, x1, x2, x3 = x[s], x[s + 1], x[s + 2], x[s + 3]
+            x4, x5, x6, x7 = x[s + 4], x[s + 5], x[s + 6], x[s + 7]
+            for o in range(size):
+                w0 = np.uint32(panel[at + o])
+                w1 = np.uint32(panel[at + size + o])
+                w2 = np.uint32(panel[at + 2 * size + o])
+                w3 = np.uint32(panel[at + 3 * size + o])
+                out[t + o] += (
+                    real(w0 << np.uint32(16)) * x0
+                    + real(w0 & np.uint32(0xFFFF0000)) * x1
+                    + real(w1 << np.uint32(16)) * x2
+                    + real(w1 & np.uint32(0xFFFF0000)) * x3
+                    + real(w2 << np.uint32(16)) * x4
+                    + real(w2 & np.uint32(0xFFFF0000)) * x5
+                    + real(w3 << np.uint32(16)) * x6
+                    + real(w3 & np.uint32(0xFFFF0000)) * x7
+                )
+
+
+def gated(outs: int) -> Body:
+    """Return the kernel's body. An item is a panel of an expert's gates and one of gated values.
+
+    outs: outputs per panel.
+    """
+
+    def gated(block):
+        x, gates, ups, shares = (
+            reals(block[2]),
+            reals(block[3]),
+            reals(block[4]),
+            reals(block[5]),
+        )
+        matrices, starts, sources, targets = (
+            longs(block[6]),
+            longs(block[7]),
+            longs(block[8]),
+            longs(block[9]),
+        )
+        inputs, width = block[10], block[11]
+        panels, size = width // outs, 2 * outs * inputs  # bytes of a panel
+        while True:
+            item = claim(block)
+            if item >= block[1]:
+                return
+            run, panel = item // panels, item % panels
+            first, last, column = starts[run], starts[run + 1], panel * outs
+            gate = matrices[run] + panel * size
+            up = matrices[run] + (panels + panel) * size
+            for v in range(first, last):
+                for o in range(outs):
+                    gates[targets[v] + column + o] = np.float32(0)
+                    ups[targets[v] + column + o] = np.float32(0)
+            _add_panel(outs, gate, inputs // 2, x, sources, gates, targets, column, first, last)
+            _add_panel(outs, up, inputs // 2, x, sources, ups, targets, column, first, last)
+            for v in range(first, last):
+                at = targets[v] + column
+                for o in range(outs):
+                    g = gates[at + o]
+                    gates[at + o] = g / (np.float32(1) + exponential(-g)) * ups[at + o] * shares[v]
+
+    return gated
+
+
+def down(outs: int) -> Body:
+    """Return the kernel's body. An item is a panel with `outs` outputs, for all experts one after
+    another.
+    """
+
+    def down(block):
+        gated, out = reals(block[2]), reals(block[3])
+        matrices, starts, sources, targets = (
+            longs(block[4]),
+            longs(block[5]),
+            longs(block[6]),
+            longs(block[7]),
+        )
+        runs, width = block[8], block[9]
+        while True:
+            panel = claim(block)
+            if panel >= block[1]:
+                return
+            for run in range(runs):
+                matrix = matrices[run] + panel * 2 * outs * width
+                first, last = starts[run], starts[run + 1]
+                _add_panel(
+                    outs,
+                    matrix,
+                    width // 2,
+                    gated,
+                    sources,
+                    out,
+                    targets,
+                    panel * outs,
+                    first,
+                    last,
+                )
+
+    return down
