@@ -1,6 +1,8 @@
-"""Answers with and without guesses, compared token for token, on random checkpoints.
+"""Answers with and without guesses, or cached, batched and cold ones, compared token for token, on
+random checkpoints.
 
-    python -m saccade_bench.same_answers [--seconds 240] [--answers 100000] [--seed 0] [--only NAME]
+    python -m saccade_bench.same_answers [--caches] [--seconds 240] [--answers 100000] [--seed 0]
+        [--only NAME]
 
 Each round makes a checkpoint of one family and one form of weights (float32, int8, int4, int8 on
 two ranks), and asks for answers: greedy and drawn, under grammars and the grammars of tool calls,
@@ -10,6 +12,11 @@ preemptions, one or two plans in flight. Then it asks again with guesses: those 
 right ones, wrong ones, and a mixture, each worth a row whatever it costs. Tokens, ends, errors and
 log-probabilities' tokens must be equal. Ends by itself; the last line says how many of how many
 were.
+
+With --caches, each round asks chats of a bfloat16 checkpoint cold: one request at a time, nothing
+cached. Then it asks them again where earlier rounds are cached, where all but the last page is,
+side by side, in small chunks, and with too few pages for all. Tokens and the bits of their
+log-probabilities must be equal.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +46,7 @@ from saccade.sched.sequence import Sequence
 from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
-from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny import SPECIAL, make_checkpoint, picture, reference
 
 FAMILIES = (
     "qwen2_vl",
@@ -55,6 +62,7 @@ HEADED, HEAD = FAMILIES[-2:], ("mtp=on",)
 INT8: dict[str, Any] = {"dtype": torch.bfloat16, "quantization": "int8"}
 FORMS: Mapping[str, dict[str, Any]] = {
     "float32": {"dtype": torch.float32},
+    "bfloat16": {"dtype": torch.bfloat16},
     "int8": INT8,
     "int4": {"dtype": torch.bfloat16, "quantization": "int4"},
     "int8 tp 2": INT8,
@@ -114,6 +122,17 @@ PROMPTS = 12
 CHOICES = 3
 MOST = 6
 """Guesses of a sequence in a step."""
+CACHED_FAMILIES = ("qwen3_vl", "qwen2_5_vl", "smolvlm", "internvl")
+CACHED_FORM = "bfloat16"
+CHATS, ROUNDS = 6, 3
+PICTURES = ((112, 140), (84, 56), (56, 196))
+"""Heights and widths of pictures before they are resized."""
+CIRCUMSTANCES: Mapping[str, dict[str, Any]] = {
+    "side by side": {},
+    "small chunks": {"chunk_tokens": 21},
+    "few pages": {"page_size": 4, "kv_pages": 70, "max_running": 6},
+}
+"""Limits of servers that are asked all chats' next rounds at once."""
 
 
 class Guesser(Drafter):
@@ -156,7 +175,7 @@ class Model:
     crew: ThreadCrew | None
     tokenizer: Tokenizer
     placeholder: str
-    pixels: Any
+    resize: Callable[[Any], Any]
     dtype: str
     matchers: Matchers
     grammars: tuple[str, ...]
@@ -178,7 +197,7 @@ class Model:
             crew,
             tokenizer,
             theirs.placeholder,
-            theirs.resize(picture(112, 140)),
+            theirs.resize,
             "float32" if form == "float32" else "bfloat16",
             Matchers(lexicon, spec.vocab_size, spec.eos_token_ids),
             tuple(grammars.compile(each).text for each in FORMATS),
@@ -193,10 +212,11 @@ class Model:
 
     def requests(self, harness: Harness, seed: int) -> list[Request]:
         rng, found = random.Random(seed), list[Request]()
+        pixels = self.resize(picture(112, 140))
         for index in range(PROMPTS):
             text = rng.choice(TEXTS)
             tokens = self.tokenizer.encode(text.replace("@", self.placeholder)).ids
-            images = [harness.image(self.pixels, f"{text}") for _ in range(text.count("@"))]
+            images = [harness.image(pixels, f"{text}") for _ in range(text.count("@"))]
             sampling = {"max_tokens": rng.randrange(8, 48), **rng.choice(SAMPLINGS)}
             held = rng.random()
             grammar = rng.choice(self.grammars) if held < 0.3 else ""
@@ -223,9 +243,85 @@ def told(outcome: Outcome) -> object:
     return outcome.tokens, outcome.finish, outcome.error, logprobs, len(outcome.scores)
 
 
+@dataclass(frozen=True)
+class Question:
+    """A round of a chat: its tokens, with a placeholder for each picture, and the pictures' names."""
+
+    id: str
+    tokens: list[int]
+    pictures: list[str]
+    max_tokens: int
+
+    def ask(self, harness: Harness, pixels: Mapping[str, Any]) -> Request:
+        images = [harness.image(pixels[name.split()[0]], name) for name in self.pictures]
+        wanted = {"max_tokens": self.max_tokens, "logprobs": 1}
+        return harness.request(self.id, self.tokens, images, **wanted)
+
+
+class Chats:
+    """Chats with pictures, and their cold answers."""
+
+    def __init__(self, model: Model, seed: int, pixels: Mapping[str, Any]) -> None:
+        self._pixels = pixels
+        self.rounds: list[list[Question]] = [[] for _ in range(ROUNDS)]
+        self.cold: dict[str, Outcome] = {}
+        rng, encode = random.Random(seed), model.tokenizer.encode
+        special = set(encode("".join(SPECIAL) + model.placeholder).ids)
+        harness = model.harness(0, {"prefix_cache": False})
+        for chat in range(CHATS):
+            tokens, pictures = list[int](), list[str]()
+            for number, asked in enumerate(self.rounds):
+                text = rng.choice(TEXTS)[: rng.randrange(8, 80)]
+                tokens = tokens + encode(text.replace("@", model.placeholder)).ids
+                # Some chats show pictures that other chats show, too.
+                pictures = pictures + [
+                    f"{rng.choice(list(pixels))} {rng.randrange(4)}" for _ in range(text.count("@"))
+                ]
+                most = rng.randrange(2, 20)
+                asked.append(Question(f"{chat}.{number}", tokens, pictures, most))
+                answer = self.ask(harness, asked[-1:])[asked[-1].id]
+                harness.scheduler.flush(embeddings=True)
+                self.cold[asked[-1].id] = answer
+                tokens = tokens + [each for each in answer.tokens if each not in special]
+
+    def ask(self, harness: Harness, questions: list[Question]) -> Mapping[str, Outcome]:
+        return harness.run([each.ask(harness, self._pixels) for each in questions])
+
+    def compare(self, found: Mapping[str, Outcome], name: str) -> Tally:
+        """Compare answers with the cold ones to the bit."""
+        tally = Tally()
+        for id, outcome in found.items():
+            cold = self.cold[id]
+            bits = [each.logprob for each in outcome.logprobs]
+            tally.compared += 1
+            if told(outcome) == told(cold) and bits == [each.logprob for each in cold.logprobs]:
+                tally.equal += 1
+                continue
+            print(f"DIFFERS {name} {id} after {outcome.cached_tokens} cached tokens")
+            print(f"  cold {told(cold)}\n  then {told(outcome)}", flush=True)
+        return tally
+
+
+def compare_cached(model: Model, seed: int, name: str) -> Tally:
+    """One round: chats' cold answers, then the same in other circumstances."""
+    pixels = {f"{h}x{w}": model.resize(picture(h, w)) for h, w in PICTURES}
+    chats, name = Chats(model, seed, pixels), f"{name} seed={seed}"
+    whole, harness = Tally(), model.harness(0, {"page_size": random.Random(seed).choice((4, 16))})
+    for times in ("earlier rounds cached", "all cached"):
+        for questions in chats.rounds:
+            for question in questions:
+                whole.add(chats.compare(chats.ask(harness, [question]), f"{name} {times}"))
+    for circumstance, limits in CIRCUMSTANCES.items():
+        harness = model.harness(0, limits)
+        for questions in chats.rounds:
+            whole.add(chats.compare(chats.ask(harness, questions), f"{name} {circumstance}"))
+        whole.preempted += harness.scheduler.counts.preemptions
+    return whole
+
+
 @dataclass
 class Tally:
-    """Answers with guesses compared so far."""
+    """Answers compared so far."""
 
     equal: int = 0
     compared: int = 0
@@ -271,6 +367,7 @@ def compare(model: Model, seed: int, name: str) -> Tally:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--caches", action="store_true", help="cached answers beside cold ones")
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--answers", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -278,7 +375,9 @@ def main() -> None:
     args = parser.parse_args()
     set_threads()
     end = time.monotonic() + args.seconds
-    names = [(family, form) for form in FORMS for family in FAMILIES]
+    names = [(family, form) for form in FORMS if form != CACHED_FORM for family in FAMILIES]
+    if args.caches:
+        names = [(family, CACHED_FORM) for family in CACHED_FAMILIES]
     names = [each for each in names if args.only in " ".join(each)]
     tallies = {name: Tally() for name in names}
     models: dict[tuple[str, str], Model] = {}
@@ -288,7 +387,7 @@ def main() -> None:
             name = names[seed % len(names)]
             if name not in models:
                 models[name] = Model.make(Path(folder) / "-".join(name), *name)
-            tally = compare(models[name], seed, " ".join(name))
+            tally = (compare_cached if args.caches else compare)(models[name], seed, " ".join(name))
             tallies[name].add(tally)
             whole.add(tally)
             seed += 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels.processor import has_bf16
 from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.x86.amx import has_amx
@@ -79,6 +80,25 @@ def test_a_product_is_the_same_at_every_call(dtype: torch.dtype) -> None:
     x, weight = noise(33, 64, seed=7).to(dtype), OPS.pack(noise(96, 64, seed=8).to(dtype))
     first, second = (OPS.dense_linear(x, weight, None, "gelu") for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.skipif(not has_bf16(), reason="the processor multiplies no bfloat16")
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(64, 192), (576, 1536), (1024, 3072), (1536, 576), (3072, 1024)]
+)
+def test_a_row_alone_has_the_bits_that_it_has_in_a_prompt(inputs: int, outputs: int) -> None:
+    """oneDNN adds up a lone row of some shapes in an order of its own."""
+    pytest.importorskip("numba")
+    from saccade.kernels.x86.ops import X86Ops
+
+    ops = X86Ops()
+    packed = ops.pack((noise(outputs, inputs, seed=2) / inputs**0.5).bfloat16())
+    x = noise(MOST_ROWS + 1, inputs, seed=1).bfloat16()
+    # Less the sums, what is left shows bits that rounding would hide.
+    less = -ops.dense_linear(x[:2], packed)[0]
+    together = ops.dense_linear(x, packed, less)
+    alone = torch.cat([ops.dense_linear(row[None], packed, less) for row in x])
+    assert torch.equal(alone, together)
 
 
 @pytest.mark.skipif(not has_amx("amx-bf16"), reason="no AMX")

@@ -4,7 +4,9 @@ row's bits are its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ from saccade.kernels.reference.paged import (
 from saccade.kernels.reference.segments import Segments, sdpa_segments
 from saccade.kernels.x86 import attention
 from saccade.kernels.x86.attention import (
+    FEW_TOKENS,
     Kind,
     attend,
+    attend_few,
     best_kind,
     lay_out_causal,
     lay_out_segments,
@@ -54,15 +58,16 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture
 def calls(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of rows of all calls of `attend`, which is of this kind."""
+    """The numbers of rows of all calls, which are of this kind."""
     made: list[int] = []
 
-    def note(q: torch.Tensor, *rest: object) -> torch.Tensor:
+    def note(usual: Callable[..., torch.Tensor], q: torch.Tensor, *rest: object) -> torch.Tensor:
         made.append(len(q))
-        return attend(q, *rest)  # type: ignore[arg-type]
+        return usual(q, *rest)
 
     monkeypatch.setattr(attention, "best_kind", lambda: kind)
-    monkeypatch.setattr(attention, "attend", note)
+    for usual in (attend, attend_few):
+        monkeypatch.setattr(attention, usual.__name__, partial(note, usual))
     return made
 
 
@@ -129,9 +134,44 @@ def test_prompts_see_what_was_before_them_on_any_pages(
     ours = backend(kv_heads, dim)
     ours.plan(rows)
     found = ours(q, cache)
-    assert calls == [38, QUERIES + 304], "neighbours share a call, what decodes has its own"
+    assert calls == [5, 33, 1, QUERIES + 302, 2], "neighbours share a call, few tokens another"
     wanted = paged_attention_reference(q.double(), cache, rows, dim**-0.5)
     torch.testing.assert_close(found.double(), wanted, atol=2 * ALLOWED, rtol=ALLOWED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (14, 1, 128), (2, 2, 40)])
+def test_a_token_has_the_same_bits_decoded_or_in_any_chunk(
+    heads: int, kv_heads: int, dim: int, kind: Kind, calls: list[int]
+) -> None:
+    """What a prompt's token and a drawn one attend to is one sum, whatever is cached before it."""
+    keys = KEYS + 3 * FEW_TOKENS
+    q, cache, rows = paged([(keys, keys)], heads, kv_heads, dim)
+    ours = backend(kv_heads, dim)
+    ours.plan(rows)
+    whole = ours(q, cache)
+    assert calls == [keys]
+    for count in (1, 2, 5, 9, 17, FEW_TOKENS):
+        ends = [count, 64, 65 + count, KEYS - 1, KEYS + count // 2, KEYS + 40, keys]
+        lines = torch.zeros(len(ends), dtype=torch.int64)
+        starts = torch.arange(0, (len(ends) + 1) * count, count, dtype=torch.int32)
+        lengths = torch.tensor(ends, dtype=torch.int32)
+        ours.plan(PagedRows(starts, lengths, lines, rows.page_table, 16, 0))
+        wanted = torch.cat([whole[end - count : end] for end in ends])
+        found = ours(torch.cat([q[end - count : end] for end in ends]), cache)
+        assert calls[-1] == len(found) and torch.equal(found, wanted), (count, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_sees_no_keys_gets_zeros(kind: Kind, calls: list[int]) -> None:
+    """Rows of padding are such, and so are what start-up measures."""
+    q, cache, rows = paged([(1, 20), (1, 40)], 4, 2, 64)
+    ours = backend(2, 64)
+    ours.plan(replace(rows, kv_lengths=torch.tensor([0, 40], dtype=torch.int32)))
+    found = ours(q, cache)
+    assert calls == [2] and not found[0].any()
+    ours.plan(rows)
+    assert torch.equal(found[1], ours(q, cache)[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

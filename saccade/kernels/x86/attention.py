@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from saccade.kernels.processor import has_bf16
+from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.x86 import attention_call
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.attention_call import (
@@ -183,11 +184,13 @@ def attend(
         "group": group,
         "fold": layout.fold,
         "chunks": chunks,
-        "near": int(near),
-        "factor": struct.unpack("<i", struct.pack("<f", scale * math.log2(math.e)))[0],
+        "own": int(near),
+        "page": 0,
+        "factor": _factor(scale),
         "keys": keys.data_ptr(),
         "values": values.data_ptr(),
         "rows": layout.rows.data_ptr(),
+        "pages": 0,
         "table": layout.table.data_ptr(),
         "nothing": NOTHING.data_ptr(),
         "tiles": tile_setting().data_ptr(),
@@ -206,6 +209,80 @@ def attend(
             _run(code["pack"], said, count, chunks)
         _run(code["attend"], said, count * group // layout.fold, len(layout.table))
     return out
+
+
+FEW_TOKENS = 32
+"""Rows of a sequence with so many tokens and fewer read its pages in place."""
+WAKING_VALUES = 1 << 15
+"""Work on fewer values is not worth waking another thread for."""
+
+
+def lay_out_few(
+    rows: Sequence[tuple[int, int, int, int]], group: int
+) -> torch.Tensor:  # [blocks, BLOCK] int64
+    """Return the table for rows with few tokens each, whose sequences' keys lie on pages.
+
+    rows: for each the first row, how many, the place of its first page in the page table, and how
+    many keys, whose last are these rows'. group: query heads that share a key head.
+    """
+    step = max(1, QUERIES // group)
+    return torch.tensor(
+        [
+            (first + start, min(step, count - start), page, keys, keys - count + start + 1)
+            for first, count, page, keys in rows
+            for start in range(0, count, step)
+        ]
+    )
+
+
+def attend_few(
+    q: torch.Tensor, cache: PagedCache, table: torch.Tensor, rows: PagedRows, scale: float
+) -> torch.Tensor:  # [T, Hq, D]
+    """Attend causally with q [T, Hq, D], few tokens of each sequence, to keys and values on pages.
+
+    A row has the bits that `attend` gives it. table: from `lay_out_few`, for these heads.
+    """
+    count, heads, dim = q.shape
+    kv_heads, kind = cache.keys.shape[1], best_kind()
+    assert kind is not None and runs(q.dtype, dim) and q.stride(2) == 1
+    out, group, width = torch.empty((count, heads, dim), dtype=HALF), heads // kv_heads, 2 * dim
+    call = Call(
+        0,
+        kv_heads,
+        group,
+        group,
+        len(table),
+        0,
+        1,
+        rows.page_size,
+        _factor(scale),
+        2 * q.stride(0),
+        2 * q.stride(1),
+        *(kv_heads * width, width) * 2,
+        heads * width,
+        width,
+        q.data_ptr(),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        out.data_ptr(),
+        0,
+        0,
+        0,
+        rows.page_table.data_ptr(),
+        table.data_ptr(),
+        NOTHING.data_ptr(),
+        tile_setting().data_ptr(),
+    )
+    pieces = kv_heads * len(table)
+    few = pieces * dim * QUERIES < WAKING_VALUES  # about: how long each is need not be known here
+    run_on_threads(functions(dim, kind)["attend"], ctypes.addressof(call), 1 if few else pieces)
+    return out
+
+
+@cache
+def _factor(scale: float) -> int:
+    """Return the bits of a float32: scores times it are exponents of 2."""
+    return int(struct.unpack("<i", struct.pack("<f", scale * math.log2(math.e)))[0])
 
 
 def _run(function: Function, said: Mapping[str, int], heads: int, blocks: int) -> None:

@@ -22,7 +22,8 @@ FIELDS = (
     "fold",  # so many of them stand side by side in the rows of a piece; a divisor of group
     "blocks",  # of rows; or how many chunks of keys there are
     "chunks",  # of keys, of one head
-    "near",  # 1: a piece packs its own keys, QUERIES at most, in a core's cache; else 0
+    "own",  # 1: a piece packs its own keys, KEYS at a time, in a core's cache; else 0
+    "page",  # tokens of a page; 0: `rows` says where keys lie
     "factor",  # the bits of a float32: scores times it are exponents of 2
     "q_row",  # bytes from one row to the next
     "q_head",
@@ -39,6 +40,7 @@ FIELDS = (
     "keys",  # packed: of each head, chunk, and 16 keys: [dim / 32] tiles of [pair, key, 2]
     "values",  # packed: of each head, chunk, and 32 keys: [dim / 16] tiles of [pair, dim, 2]
     "rows",  # int64 [chunks, CHUNK]: where each key lies in k and v; -1 where there is none
+    "pages",  # int32: the page table
     "table",  # int64 [blocks, 5], BLOCK says of what
     "nothing",  # zeros, as many as a head has
     "tiles",  # how AMX's tiles are configured
@@ -48,5 +50,6 @@ POINTERS = frozenset(FIELDS[FIELDS.index("q") :])
 BLOCK = ("first", "count", "chunk", "keys", "seen")
 """Of a piece: its first row, how many (each is there for every head of the fold), the first chunk
 of its keys, how many keys, and how many of them the first row sees (the next one more, and so on).
+On pages, `chunk` is the place of its first page in the page table.
 """
 Call = ctypes.c_int64 * len(FIELDS)

@@ -8,7 +8,7 @@ where llvmlite is installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from llvmlite import ir
@@ -25,12 +25,13 @@ from saccade.kernels.x86.attention_call import (
 from saccade.kernels.x86.attention_pack import (
     TILE,
     columns_of,
-    is_near,
+    make_find,
     make_pack,
     make_pack_chunk,
     masked_load,
     new_function,
     pack_one,
+    packs_its_own,
     steps_of,
     take_piece,
 )
@@ -67,7 +68,13 @@ EXPONENTIAL = (1.0000026, 0.69300383, 0.24144275, 0.052011464, 0.013534168)
 """2 to the x from 0 to 1, by powers of x: to 2.6e-6 of it."""
 SCORES_ROW, WEIGHTS_ROW = KEYS * 4 + LINE, KEYS * 2 + LINE
 """Bytes from one row to the next: a line more, or all would lie in a few sets of the cache."""
+LEAST_TOTAL = 1e-30
+"""What the weights of a row that sees no keys add up to: it gets zeros."""
 WIDE = ir.VectorType(I16, 2 * LANES)
+AT_ONCE = 8
+"""Rows that AVX512-BF16 multiplies at a time: with two vectors of columns, 16 sums."""
+BANDS = ((AT_ONCE // 2, 1), (AT_ONCE, 1), (2 * AT_ONCE, 2), (ABREAST, ABREAST // AT_ONCE))
+"""Rows that products are made for, and in how many bands of rows at a time."""
 
 
 class _Brain(ir.Type):
@@ -116,17 +123,21 @@ class _Attend:
     def __init__(self, module: Value, dim: int, kind: Kind, pack_chunk: Value) -> None:
         self._steps, self._columns = steps, columns = steps_of(dim), columns_of(dim)
         self._strides = q_row, out_row = steps * LINE, columns * LINE
-        products = {"amx": _tiles, "pairs": _pairs}[kind]
-        score = products(module, "score", steps, None, q_row, SCORES_ROW)
-        add = products(module, "add", None, columns, WEIGHTS_ROW, out_row)
-        self._products = score, add
+        self._scores, self._adds = (
+            _Products(module, kind, *what)
+            for what in (
+                ("score", steps, None, q_row, SCORES_ROW),
+                ("add", None, columns, WEIGHTS_ROW, out_row),
+            )
+        )
         self._weigh = [_weigh(module, columns, masked) for masked in (False, True)]
         take, give = _take(module, dim), _give(module, dim)
         sizes = (QUERIES * q_row, QUERIES * out_row, ABREAST * SCORES_ROW, ABREAST * WEIGHTS_ROW)
-        near_sizes = QUERIES // 16 * steps * TILE, QUERIES // 32 * columns * TILE
-        scratch = [*sizes, QUERIES * 4, QUERIES * LINE, *near_sizes]
+        own_sizes = KEYS // 16 * steps * TILE, KEYS // 32 * columns * TILE, KEYS * 8
+        scratch = [*sizes, QUERIES * 4, QUERIES * LINE, *own_sizes]
         task = Claims(module, "attend", FIELDS, POINTERS, scratch)
-        *rooms, near_keys, near_values = task.scratch
+        *rooms, own_keys, own_values, own_rows = task.scratch
+        self._task, self._pack, self._own_rows = task, (pack_chunk, make_find(module)), own_rows
         self._b, self._said, self._rooms = b, said, rooms = task.b, task.said, rooms
         if kind == "amx":
             b.call(known(module, "llvm.x86.ldtilecfg", VOID, PTR), [said["tiles"]])
@@ -156,18 +167,13 @@ class _Attend:
         b.call(
             take, [source, said["q_row"], said["q_head"], fold, queries, sums, tops, totals, count]
         )
-        key_head, near = b.sdiv(head, said["group"]), is_near(task)
-        with b.if_then(near):
-            loop = Loop(b, b.sdiv(b.add(told["keys"], number(CHUNK - 1)), number(CHUNK)))
-            which = key_head, b.add(told["chunk"], loop.index)
-            pack_one(task, pack_chunk, dim, which, loop.index, (near_keys, near_values))
-            loop.close()
+        self._key_head, self._own = b.sdiv(head, said["group"]), packs_its_own(task)
         self._packed = [
-            b.select(near, room, said[side])
-            for room, side in ((near_keys, "keys"), (near_values, "values"))
+            b.select(self._own, room, said[side])
+            for room, side in ((own_keys, "keys"), (own_values, "values"))
         ]
-        chunk = b.add(b.mul(key_head, said["chunks"]), told["chunk"])
-        self._all_keys(b.select(near, number(0), chunk))
+        self._dim = dim
+        self._all_keys()
         b.call(give, [target, said["out_row"], said["out_head"], fold, sums, totals, count])
         task.done()
 
@@ -176,17 +182,22 @@ class _Attend:
         b, told = self._b, self._told
         return _least(b, told["keys"], b.add(told["seen"], b.sdiv(row, self._said["fold"])))
 
-    def _all_keys(self, chunk: Value) -> None:
-        """Take all the block's rows, with all their keys, which begin with that chunk."""
+    def _all_keys(self) -> None:
+        """Take all the block's rows, with all their keys."""
         b, count = self._b, self._count
         most = self._seen(b.sub(count, number(1)))
+        chunk = b.add(b.mul(self._key_head, self._said["chunks"]), self._told["chunk"])
         outer = Loop(b, b.sdiv(b.add(most, number(KEYS - 1)), number(KEYS)))
         start = times(b, outer.index, KEYS)
+        width = _least(b, b.sub(most, start), number(KEYS))
+        with b.if_then(b.and_(self._own, b.icmp_signed(">", width, number(0)))):
+            self._pack_own(start, width)
         inner = Loop(b, b.sdiv(b.add(count, number(ABREAST - 1)), number(ABREAST)))
         first = times(b, inner.index, ABREAST)
         last = b.sub(_least(b, count, b.add(first, number(ABREAST))), number(1))
         need = b.sub(self._seen(last), start)
         here = b.add(chunk, times(b, outer.index, KEYS // CHUNK))
+        here = b.select(self._own, number(0), here)
         inside, behind = b.append_basic_block(), b.append_basic_block()
         b.cbranch(b.icmp_signed(">", need, number(0)), inside, behind)
         b.position_at_end(inside)
@@ -196,17 +207,36 @@ class _Attend:
         inner.close()
         outer.close()
 
+    def _pack_own(self, start: Value, width: Value) -> None:
+        """Pack `width` of the block's keys from `start` on, in the core's cache."""
+        b, said, told = self._b, self._said, self._told
+        pack_chunk, find = self._pack
+        width = _upwards(b, width, CHUNK)
+        paged = b.icmp_signed("!=", said["page"], number(0))
+        with b.if_then(paged):
+            pages = place(b, said["pages"], times(b, told["chunk"], 4))
+            b.call(find, [pages, said["page"], start, told["keys"], self._own_rows, width])
+        listed = place(b, said["rows"], times(b, b.add(times(b, told["chunk"], CHUNK), start), 8))
+        rows = b.select(paged, self._own_rows, listed)
+        loop = Loop(b, b.sdiv(width, number(CHUNK)))
+        mine = place(b, rows, times(b, loop.index, CHUNK * 8))
+        pack_one(self._task, pack_chunk, self._dim, self._key_head, mine, loop.index, self._packed)
+        loop.close()
+
     def _some_keys(self, chunk: Value, start: Value, first: Value, width: Value) -> None:
-        """Take ABREAST rows from `first` on, with `width` keys from `start` on."""
-        b, (score, add), (q_row, out_row) = self._b, self._products, self._strides
+        """Take ABREAST rows from `first` on, or those that are left, with `width` keys from `start`
+        on.
+        """
+        b, (q_row, out_row) = self._b, self._strides
+        rows = _least(b, b.sub(self._count, first), number(ABREAST))
         queries, sums, scores, weights, tops, totals = self._rooms
         sizes = CHUNK // 16 * self._steps * TILE, CHUNK // 32 * self._columns * TILE
         keys, values = (
             place(b, packed, times(b, chunk, size)) for packed, size in zip(self._packed, sizes)
         )
         pairs = b.sdiv(width, number(32))
-        b.call(score, [place(b, queries, times(b, first, q_row)), keys, scores, pairs])
-        each = Loop(b, number(ABREAST))
+        self._scores(b, rows, [place(b, queries, times(b, first, q_row)), keys, scores, pairs])
+        each = Loop(b, rows)
         row = b.add(first, each.index)
         valid = b.sub(self._seen(row), start)
         valid = _least(b, valid, width)
@@ -226,7 +256,7 @@ class _Attend:
                 with way:
                     b.call(function, arguments)
         each.close()
-        b.call(add, [weights, values, place(b, sums, times(b, first, out_row)), pairs])
+        self._adds(b, rows, [weights, values, place(b, sums, times(b, first, out_row)), pairs])
 
 
 def _take(module: Value, dim: int) -> Value:
@@ -238,7 +268,7 @@ def _take(module: Value, dim: int) -> Value:
     b, arguments = new_function(module, "take", PTR, I64, I64, I64, PTR, PTR, PTR, PTR, I64)
     source, stride, head, fold, queries, sums, tops, totals, count = arguments
     steps, columns = steps_of(dim), columns_of(dim)
-    loop = Loop(b, _upwards(b, count, ABREAST))
+    loop = Loop(b, _upwards(b, count, AT_ONCE))
     # Rows beyond are the last one again: they are scored, and thrown away.
     row = _least(b, loop.index, b.sub(count, number(1)))
     start = place(b, source, _folded(b, row, stride, head, fold))
@@ -266,6 +296,8 @@ def _give(module: Value, dim: int) -> Value:
     loop = Loop(b, count)
     total = load(b, FLOATS, totals, times(b, loop.index, LINE), LINE)
     total = _across(b, total, b.fadd)
+    least = every(FLOATS, LEAST_TOTAL)
+    total = b.select(b.fcmp_ordered("<", total, least), least, total)
     share = b.fdiv(every(FLOATS, 1.0), total)
     start = place(b, target, _folded(b, loop.index, stride, head, fold))
     narrow = known(module, "llvm.x86.avx512bf16.cvtneps2bf16.512", BRAINS, FLOATS)
@@ -401,6 +433,46 @@ def _settle(
     b.ret_void()
 
 
+class _Products:
+    """Products of a band of rows with packed tiles, by the least work that covers the band.
+
+    Rows have the same bits in each: every number is added in the same order.
+    """
+
+    def __init__(
+        self,
+        module: Value,
+        kind: Kind,
+        name: str,
+        steps: int | None,
+        columns: int | None,
+        row: int,
+        out_row: int,
+    ) -> None:
+        sides = steps, columns, row, out_row
+        self._ways: list[tuple[int, Value]] = []  # most rows, and the function for so many
+        if kind == "amx":
+            self._ways = [(ABREAST, _tiles(module, name, *sides))]
+            return
+        for most, bands in BANDS:
+            function = _pairs(module, f"{name}_{most}", *sides, at_once=most // bands, bands=bands)
+            self._ways.append((most, function))
+
+    def __call__(self, b: Value, rows: Value, arguments: Sequence[Value]) -> None:
+        """Multiply the first `rows` rows, at most ABREAST, and perhaps more up to ABREAST."""
+        behind = b.append_basic_block()
+        for most, function in self._ways[:-1]:
+            few, more = b.append_basic_block(), b.append_basic_block()
+            b.cbranch(b.icmp_signed("<=", rows, number(most)), few, more)
+            b.position_at_end(few)
+            b.call(function, arguments)
+            b.branch(behind)
+            b.position_at_end(more)
+        b.call(self._ways[-1][1], arguments)
+        b.branch(behind)
+        b.position_at_end(behind)
+
+
 def _tiles(
     module: Value, name: str, steps: int | None, columns: int | None, row: int, out_row: int
 ) -> Value:
@@ -457,14 +529,18 @@ def _tiles(
     return b.function
 
 
-AT_ONCE = 8
-"""Rows that AVX512-BF16 multiplies at a time: with two vectors of columns, 16 sums."""
-
-
 def _pairs(
-    module: Value, name: str, steps: int | None, columns: int | None, row: int, out_row: int
+    module: Value,
+    name: str,
+    steps: int | None,
+    columns: int | None,
+    row: int,
+    out_row: int,
+    *,
+    at_once: int,
+    bands: int,
 ) -> Value:
-    """Do as `_tiles`, by AVX512-BF16."""
+    """Do as `_tiles`, by AVX512-BF16, for `bands` times `at_once` rows."""
     b, (rows, tiles, out, count) = new_function(module, name, PTR, PTR, PTR, I64)
     dot = known(
         module, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, FLOATS, MORE_BRAINS, MORE_BRAINS
@@ -477,7 +553,7 @@ def _pairs(
         for pair in range(4):
             line = b.add(times(b, loop.index, 4 * LINE), number(pair * LINE))
             each = [b.bitcast(load(b, INTS, one, line, LINE), MORE_BRAINS) for one in right]
-            for index in range(AT_ONCE):
+            for index in range(at_once):
                 where = b.add(times(b, loop.index, 16), number(index * row + 4 * pair))
                 both = b.bitcast(spread(b, load(b, I32, left, where, 4)), MORE_BRAINS)
                 for wide, one in enumerate(each):
@@ -487,11 +563,11 @@ def _pairs(
         return sums
 
     def cells(wide: int) -> list[int]:
-        return [index * out_row + one * LINE for index in range(AT_ONCE) for one in range(wide)]
+        return [index * out_row + one * LINE for index in range(at_once) for one in range(wide)]
 
-    band = Loop(b, number(ABREAST // AT_ONCE))
-    mine = place(b, rows, times(b, band.index, AT_ONCE * row))
-    target = place(b, out, times(b, band.index, AT_ONCE * out_row))
+    band = Loop(b, number(bands))
+    mine = place(b, rows, times(b, band.index, at_once * row))
+    target = place(b, out, times(b, band.index, at_once * out_row))
     if steps is not None:
         loop = Loop(b, count)
         sums = [every(FLOATS, 0.0)] * len(cells(2))

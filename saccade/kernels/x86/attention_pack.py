@@ -52,18 +52,18 @@ def new_function(module: Value, name: str, *kinds: Value) -> tuple[Value, list[V
 def take_piece(task: Claims, leave: Callable[[], object] = lambda: None) -> tuple[Value, Value]:
     """Take a piece and return its (head, block).
 
-    All heads of a near block follow each other: its rows stay in the cache.
+    All heads of a block that packs its own keys follow each other: its rows stay in the cache.
     """
     b, heads, blocks = task.b, task.said["heads"], task.said["blocks"]
     piece = task.take(b.mul(heads, blocks), leave)
-    near = is_near(task)
-    inner = b.select(near, heads, blocks)
+    own = packs_its_own(task)
+    inner = b.select(own, heads, blocks)
     high, low = b.sdiv(piece, inner), b.srem(piece, inner)
-    return b.select(near, low, high), b.select(near, high, low)
+    return b.select(own, low, high), b.select(own, high, low)
 
 
-def is_near(task: Claims) -> Value:
-    return task.b.icmp_signed("!=", task.said["near"], number(0))
+def packs_its_own(task: Claims) -> Value:
+    return task.b.icmp_signed("!=", task.said["own"], number(0))
 
 
 def masked_load(b: Value, module: Value, pointer: Value, there: int, of: int) -> Value:
@@ -83,7 +83,8 @@ def make_pack(module: Value, dim: int, pack_chunk: Value) -> None:
     task = Claims(module, "pack", FIELDS, POINTERS)
     head, chunk = take_piece(task)
     at = task.b.add(task.b.mul(head, task.said["chunks"]), chunk)
-    pack_one(task, pack_chunk, dim, (head, chunk), at, (task.said["keys"], task.said["values"]))
+    rows = place(task.b, task.said["rows"], times(task.b, chunk, CHUNK * 8))
+    pack_one(task, pack_chunk, dim, head, rows, at, (task.said["keys"], task.said["values"]))
     task.done()
 
 
@@ -91,17 +92,42 @@ def pack_one(
     task: Claims,
     pack_chunk: Value,
     dim: int,
-    which: tuple[Value, Value],
+    head: Value,
+    rows: Value,
     at: Value,
     targets: tuple[Value, Value],
 ) -> None:
-    """Pack that (head, chunk) into chunk `at` of the targets: keys, values."""
-    b, said, (head, chunk) = task.b, task.said, which
+    """Pack a head's keys that lie at `rows` into chunk `at` of the targets: keys, values."""
+    b, said = task.b, task.said
     sizes = CHUNK // 16 * steps_of(dim) * TILE, CHUNK // 32 * columns_of(dim) * TILE
     packed = [place(b, target, times(b, at, size)) for target, size in zip(targets, sizes)]
     k, v = (place(b, said[side], b.mul(head, said[f"{side}_head"])) for side in "kv")
-    rows = place(b, said["rows"], times(b, chunk, CHUNK * 8))
     b.call(pack_chunk, [rows, k, said["k_row"], v, said["v_row"], said["nothing"], *packed])
+
+
+def make_find(module: Value) -> Value:
+    """Make a function that finds where keys on pages lie.
+
+    Arguments: (pages, page size, first key, keys, rows, count). Writes `count` places from the
+    first key on, -1 beyond the sequence's keys.
+    """
+    kinds = PTR, I64, I64, I64, PTR, I64
+    b, (pages, size, first, keys, rows, count) = new_function(module, "find", *kinds)
+    last = b.sdiv(b.sub(keys, number(1)), size)
+    loop = Loop(b, count, [b.sdiv(first, size), b.srem(first, size)])
+    page, offset = loop.values
+    known_page = b.select(b.icmp_signed("<", page, last), page, last)
+    begins = b.mul(b.sext(load(b, I32, pages, times(b, known_page, 4), 4), I64), size)
+    there = b.icmp_signed("<", b.add(first, loop.index), keys)
+    where = b.select(there, b.add(begins, offset), number(-1))
+    b.store(where, place(b, rows, times(b, loop.index, 8)), align=8)
+    following = b.add(offset, number(1))
+    ended = b.icmp_signed("==", following, size)
+    loop.close(
+        [b.add(page, b.zext(ended, I64)), b.select(ended, number(0), following)],
+    )
+    b.ret_void()
+    return b.function
 
 
 def make_pack_chunk(module: Value, dim: int) -> Value:

@@ -30,9 +30,38 @@ class X86Attention(SdpaAttention):
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
         if not self._compiled:
             return super()._shared(host, first)
+        if attention.takes(self._like):
+            return self._few(host, first) or self._prompts(host, first)
+        return self._decoding(host, first)
+
+    def _few(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
+        """Do as `_shared`, for rows with few tokens each, on this processor's best way."""
+        begin, end, width = host.starts[first], first, host.rows.page_table.shape[1]
+        rows = []
+        while end < len(host.lengths):
+            count = host.starts[end + 1] - host.starts[end]
+            if count > attention.FEW_TOKENS:
+                break
+            page = host.lines[end] * width
+            rows.append((host.starts[end] - begin, count, page, host.lengths[end]))
+            end += 1
+        if end == first:
+            return None
+        lay_out = cache(partial(attention.lay_out_few, rows))
+
+        def attend(q: torch.Tensor, kv: PagedCache) -> torch.Tensor:
+            q = q if q.stride(2) == 1 else q.contiguous()
+            scale = self._shape.scale * kv.key_scale
+            table = lay_out(q.shape[1] // kv.keys.shape[1])
+            return attention.attend_few(q, kv, table, host.rows, scale)
+
+        return end, attend
+
+    def _decoding(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
+        """Do as `_shared`, for rows with one token each."""
         end, rows = host.decoding(first), host.rows
         if end == first:
-            return self._prompts(host, first)
+            return None
         mine = PagedRows(
             rows.q_starts[first : end + 1],
             rows.kv_lengths[first:end],
@@ -48,15 +77,13 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _prompts(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do as `_shared`, for rows with several tokens each."""
-        if not attention.takes(self._like):
-            return None
+        """Do as `_shared`, for rows with many tokens each."""
         table, size = host.rows.page_table.numpy(), self._shape.page_size
         begin, end = host.starts[first], first
         rows, places = [], []
         while end < len(host.lengths):
             count, keys = host.starts[end + 1] - host.starts[end], host.lengths[end]
-            if count < 2:
+            if count <= attention.FEW_TOKENS:
                 break
             rows.append((host.starts[end] - begin, count, keys))
             page, offset = np.divmod(np.arange(keys), size)

@@ -8,7 +8,7 @@ import ctypes
 
 import torch
 
-from saccade.kernels.reference.linear import pack
+from saccade.kernels.reference.linear import dense_linear, pack
 
 WIDTHS = (64, 32)
 """Outputs that lie together, by processor: of each pair of inputs, a word of two numbers for each
@@ -19,6 +19,8 @@ LOOKED_AT = 8
 
 _widths: dict[tuple[int, int], int] = {}
 """By shape, what every matrix of it that was packed has shown."""
+_rounds_alone: dict[tuple[int, int], bool] = {}
+"""By shape, whether a row alone is multiplied in another order than beside a second."""
 
 
 def pack_and_look(weight: torch.Tensor) -> torch.Tensor:
@@ -28,7 +30,25 @@ def pack_and_look(weight: torch.Tensor) -> torch.Tensor:
         shape = weight.shape[0], weight.shape[1]
         found = next((each for each in WIDTHS if _lies(weight, packed, each)), 0)
         _widths[shape] = found if _widths.get(shape, found) == found else 0
+        if shape not in _rounds_alone:
+            _rounds_alone[shape] = _differs_alone(packed)
     return packed
+
+
+def rounds_alone(weight: torch.Tensor) -> bool:
+    """Return True if oneDNN gives a row alone other bits than beside other rows (decision 012)."""
+    return _rounds_alone.get((weight.shape[0], weight.shape[1]), False)
+
+
+def _differs_alone(packed: torch.Tensor) -> bool:
+    """Compare a row alone with itself beside others.
+
+    The bias takes the sums away, so that what is left shows bits that rounding would hide.
+    """
+    row = torch.randn(1, packed.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+    rows = row.repeat(2, 1)
+    less = -dense_linear(rows, packed)[0]
+    return not torch.equal(dense_linear(row, packed, less)[0], dense_linear(rows, packed, less)[0])
 
 
 def panel_width(outputs: int, inputs: int) -> int:

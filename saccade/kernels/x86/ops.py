@@ -28,7 +28,7 @@ from saccade.kernels.x86.layer import (
     compiled_turn_and_cache,
 )
 from saccade.kernels.x86.moe import compiled_experts, read_width
-from saccade.kernels.x86.onednn_blocks import address, pack_and_look
+from saccade.kernels.x86.onednn_blocks import address, pack_and_look, rounds_alone
 from saccade.kernels.x86.recording import NotRecorded, Recording
 
 FEW_ROWS = 32
@@ -128,6 +128,8 @@ def dense_linear(
 ) -> torch.Tensor:
     if multiplies(x, weight):
         return activate(few_rows_linear(x, weight, bias), activation)
+    if x.dim() == 2 and len(x) == 1 and x.dtype == HALF and rounds_alone(weight):
+        return linear.dense_linear(torch.cat((x, x)), weight, bias, activation)[:1]
     return linear.dense_linear(x, weight, bias, activation)
 
 
