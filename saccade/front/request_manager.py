@@ -373,8 +373,8 @@ class RequestManager:
                 if isinstance(event, RequestError):
                     raise event
                 unfinished -= event.finish is not None
-                if turn is not None and (found := turn.hear(event)) is not None:
-                    self.next_prompts.claimed(turn, found)
+                if turn is not None:
+                    event = self.next_prompts.told(turn, event)
                 yield _silenced(event) if prepared[0].silent else event
             if turn is not None:
                 self.next_prompts.answered(turn, prepared[0], ready)

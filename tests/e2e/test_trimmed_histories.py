@@ -56,3 +56,14 @@ def test_a_trimmed_history_costs_what_an_untrimmed_one_does(server: Server) -> N
         run(server, habit)  # in which its rule is learned
         steps = run(server, habit, seed=1)[FIRST:]
         assert sum(step.computed for step in steps) <= most, habit
+
+
+def test_an_answer_tells_what_was_ready_and_where_its_prompt_broke_off(server: Server) -> None:
+    run(server, "keep-3")
+    before = server.metric("saccade_prepared_tokens_total", outcome="used")
+    steps = run(server, "keep-3", seed=2)
+    assert all(step.ahead > step.computed for step in steps[FIRST:]), "most of it was ready"
+    assert not any(step.ahead for step in steps[:FIRST])
+    assert steps[5].changed == "messages[5] changed: image became text"
+    used = server.metric("saccade_prepared_tokens_total", outcome="used") - before
+    assert used == sum(step.ahead for step in steps)

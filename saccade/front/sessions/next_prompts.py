@@ -26,7 +26,6 @@ from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import PromptEncoder
 from saccade.front.sessions.sessions import (
     ChatSession,
-    ExpectedPrompt,
     NextPrompt,
     Sessions,
     SessionTurn,
@@ -124,12 +123,15 @@ class NextPrompts:
                 del self._clients[session.tenant]
         self._tell()
 
-    def claimed(self, turn: SessionTurn, expected: ExpectedPrompt) -> None:
-        """Count what a request found ready."""
-        prepared, used = turn.report.prepared, turn.report.used
-        self._count("computed", prepared - expected.computed)
-        self._count("used", used)
-        self._count("wasted", prepared - used)
+    def told(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
+        """Take news of an answer, and return them with what its request found ready."""
+        if (report := turn.hear(event)) is None:
+            return event
+        if turn.found is not None:
+            self._count("computed", report.prepared - turn.found.computed)
+            self._count("used", report.used)
+            self._count("wasted", report.prepared - report.used)
+        return replace(event, ahead=report)
 
     def _drop(self, session: ChatSession) -> None:
         self.stop(session)

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from saccade.front.answer_update import AnswerUpdate
+from saccade.front.answer_update import NOTHING_AHEAD, AheadReport, AnswerUpdate
 from saccade.front.breakpoints import NO_WISH
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
 from saccade.front.prompt_encoder import GenerationRequest
@@ -40,21 +40,6 @@ MOST_WRONG = 2
 
 Tenant = tuple[str, str, str]
 """A salt, a client that takes turns, and an adapter: what no session crosses."""
-
-
-@dataclass(frozen=True, slots=True)
-class AheadReport:
-    """What a request found ready, and why its prompt broke off from the one before.
-
-    prepared: prompt tokens computed for it ahead of time. used: those that it begins with; the
-    others were in vain. changed: the first message unlike before, by the client's name for it, and
-    how. advice: what the client can do about it.
-    """
-
-    prepared: int = 0
-    used: int = 0
-    changed: str = ""
-    advice: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,31 +84,32 @@ class SessionTurn:
     """One request of a session, from its preparation to its answer.
 
     asked: the client's wish, without bytes. images: its images, by their sources. found: what was
-    predicted for it, if that was right. answer: as far as it has come.
+    predicted for it, if that was right. answer: as far as it has come. begun: some of it has.
     """
 
     session: ChatSession
     asked: GenerationRequest
     images: dict[int, OpenedImage]
     found: ExpectedPrompt | None = None
-    report: AheadReport = AheadReport()
+    report: AheadReport = NOTHING_AHEAD
     answer: list[AnswerEvent] = field(default_factory=list)
+    begun: bool = False
 
     @property
     def chat(self) -> Chat:
         return self.asked.chat
 
-    def hear(self, event: AnswerUpdate) -> ExpectedPrompt | None:
-        """Take news of the answer. Returns what was predicted, once it is known how much of it was
-        used.
-        """
+    def hear(self, event: AnswerUpdate) -> AheadReport | None:
+        """Take news of the answer. Returns what the request found ready, with the first news."""
         self.answer += event.parts
-        found, self.found = self.found, None
-        if found is not None:
+        if self.begun:
+            return None
+        self.begun = True
+        if (found := self.found) is not None:
             used = max(0, min(event.cached.total, found.length) - found.base)
             prepared = max(found.computed, used)
             self.report = replace(self.report, prepared=prepared, used=used)
-        return found
+        return self.report
 
 
 @dataclass(frozen=True, slots=True)
