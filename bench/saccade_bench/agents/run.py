@@ -77,21 +77,19 @@ def act(
     history: History = [{"role": "system", "content": SYSTEM}]
     draw, steps = random.Random(task.seed), []
     for shot, _ in zip(screenshots(task), range(task.steps)):
-        asked = f"what next? {' '.join(draw.choices(WORDS, k=3))}"
-        history.append(
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": asked},
-                    {"type": "image_url", "image_url": {"url": shot}},
-                ],
-            }
-        )
+        history.append(question(draw, shot))
         step = ask(url, model, habit.trim(history), task, client)
         history.append({"role": "assistant", "content": step.text})
         steps.append(step)
         act()
     return steps
+
+
+def question(draw: random.Random, shot: str) -> Json:
+    """Return a user's message with a screenshot."""
+    asked = f"what next? {' '.join(draw.choices(WORDS, k=3))}"
+    image = {"type": "image_url", "image_url": {"url": shot}}
+    return {"role": "user", "content": [{"type": "text", "text": asked}, image]}
 
 
 def ask(
