@@ -50,6 +50,13 @@ DECLARED: tuple[Metric, ...] = (
         "counter",
         "Images named in accepted requests, repeats included",
     ),
+    Metric("saccade_next_prompts_waiting", "gauge", "Sessions whose next prompts are computed"),
+    Metric(
+        "saccade_prepared_tokens_total",
+        "counter",
+        "Tokens of next prompts: computed while idle, and used or wasted since",
+        ("outcome",),
+    ),
     Metric("saccade_warm_waiting", "gauge", "Uploads that wait to be got ready"),
     Metric("saccade_warm_total", "counter", "Uploads got ready when idle, or not", ("outcome",)),
     Metric("saccade_images_fetched_total", "counter", "Images fetched over http(s)"),

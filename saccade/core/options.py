@@ -184,6 +184,9 @@ class CacheOptions:
     """The prompt and image caches: how large, how long, and where."""
 
     disable_radix_cache: bool = tuned(False, "Disable the reuse of KV from earlier prompts.")
+    prepare_next: bool = tuned(
+        True, "Compute an agent's next prompt while idle, once it is known how the agent trims."
+    )
     embedding_cache_device_mb: int | None = basic(None)
     """MiB of device memory for image embeddings. Derived: a tenth of the memory that weights and KV
     cache leave free, or room for four of the largest images.
@@ -214,6 +217,11 @@ class CacheOptions:
         "MiB of each rank's host memory for KV that leaves the device. Derived: a tenth of free "
         "memory on a GPU. On a CPU it is 0, because KV is already in host memory.",
     )
+
+    @property
+    def prepares_next(self) -> bool:
+        """Return True if next prompts are computed ahead."""
+        return self.prepare_next and not self.disable_radix_cache
 
     def __post_init__(self) -> None:
         sizes = "embedding_cache_device_mb", "embedding_cache_host_mb"

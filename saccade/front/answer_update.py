@@ -57,6 +57,24 @@ NONE_CACHED = CachedTokens()
 
 
 @dataclass(frozen=True, slots=True)
+class AheadReport:
+    """What a request found ready, and why its prompt broke off from the one before.
+
+    prepared: prompt tokens computed for it ahead of time. used: those that it begins with; the
+    others were in vain. changed: the first message unlike before, by the client's name for it, and
+    how. advice: what the client can do about it.
+    """
+
+    prepared: int = 0
+    used: int = 0
+    changed: str = ""
+    advice: str = ""
+
+
+NOTHING_AHEAD = AheadReport()
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerUpdate:
     """New text and tokens of answer `choice` (0 to n - 1) since its last event. The last event has
     `finish`.
@@ -67,7 +85,8 @@ class AnswerUpdate:
     `found` and `caching` (the request's cache wishes, and their outcome) stand in a choice's first
     event, and so does `admitted`: `time.monotonic()` when the engine began. `scores`: the prompt's,
     in the first event of the first answer, before any token. `embedding`: as in `Delta`, until
-    `RequestManager.taken`. `readout`, `guesses`: as in `Delta`.
+    `RequestManager.taken`. `readout`, `guesses`: as in `Delta`. `ahead`: in the first event of a
+    request whose session is followed.
     """
 
     # the next words
@@ -89,3 +108,4 @@ class AnswerUpdate:
     embedding: tuple[int, int] | None = None
     readout: Readout | None = None
     guesses: tuple[Guesses, ...] = ()
+    ahead: AheadReport | None = None

@@ -30,6 +30,7 @@ from saccade.front.readout_cache import ReadoutCache
 from saccade.front.request_manager import RequestManager
 from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.front.score_prompts import find_scoring
+from saccade.front.sessions.sessions import Sessions
 from saccade.gguf.folder import resolve_checkpoint
 from saccade.media.media import Media
 from saccade.text.answer.answer_format import find_manner
@@ -83,6 +84,7 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
         defaults,
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
         find_manner(template.sources, options.tool_parser, options.reasoning_parser),
+        Sessions() if serving.caches.prepares_next else None,
     )
     link = EngineProcess(
         folder, options, engine, serving.parallel, arena, words, serving.caches, role.role

@@ -145,6 +145,11 @@ class Chat:
         return any(each is not None for each in (self.effort, self.verbosity, self.thinks))
 
     @property
+    def goes_on(self) -> bool:
+        """Return True if the chat holds an earlier answer."""
+        return len(self.messages) > 1 and any(m.role == "assistant" for m in self.messages)
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """Return images and videos, in the template's order."""
         return tuple(each for each in self.media if not isinstance(each, SentFile))

@@ -21,7 +21,9 @@ from saccade.front.compiler import Compiler
 from saccade.front.fields import too_long
 from saccade.front.prepared import Preparation, PreparedRequest, Prompt, Step
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
+from saccade.front.sessions.sessions import Sessions
 from saccade.front.steps.apply_rules import READABLE, ApplyRules
+from saccade.front.steps.follow_session import FollowSession
 from saccade.front.steps.form_answer import FormAnswer
 from saccade.front.steps.keep_prompt import KeepPrompt
 from saccade.front.steps.limit_answer import LimitAnswer
@@ -50,9 +52,11 @@ class InputProcessor:
         defaults: SamplingParams,
         compiler: Compiler | None = None,
         answer_format: AnswerFormat = SILENT,
+        sessions: Sessions | None = None,
     ) -> None:
         """Build the steps for one model. `compiler`: by default one for the tokenizer's own
-        vocabulary. `answer_format`: the model's way to write calls and reasoning.
+        vocabulary. `answer_format`: the model's way to write calls and reasoning. `sessions`: None
+        follows none.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -62,6 +66,7 @@ class InputProcessor:
         compiler = compiler or Compiler(
             tokenizer.backend.to_str(), spec.vocab_size, spec.eos_token_ids
         )
+        self.sessions = sessions
         # the steps
         tags = answer_format.reasoning or THINK
         self.limits = LimitAnswer(defaults, spec.vocab_size)
@@ -71,6 +76,7 @@ class InputProcessor:
         self._form = FormAnswer(answer_format, compiler, tokenizer, tags)
         self._marks = KeepPrompt(spec)
         self._rules = ApplyRules(tokenizer, self.limits)
+        self._session = None if sessions is None else FollowSession(sessions)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run long work in a thread and return its result, without holding up other requests."""
@@ -128,6 +134,8 @@ class InputProcessor:
             yield self.sources.open
         # The prompt as the engine gets it, and what depends on it.
         yield self._text.widen
+        if chat.media and chat.goes_on and self._session is not None:
+            yield self._session.follow
         if marked:
             yield self._marks.place
         if chat.has_switches:

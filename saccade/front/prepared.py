@@ -18,6 +18,7 @@ from saccade.core.token_rules import NO_RULES, TokenRules
 from saccade.core.types import Caching, Request, SamplingParams, Span
 from saccade.front.compiler import MakeConstraint
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
+from saccade.front.sessions.sessions import SessionTurn
 from saccade.media.opened import Opened, OpenedImage
 from saccade.media.sources.fairness import MemoryBudget
 from saccade.text.answer.reader import PLAIN, ReadAs
@@ -71,6 +72,8 @@ class Preparation:
     prediction: tuple[int, ...] = ()
     reading: ReadAs = PLAIN
     ignored: tuple[str, ...] = ()
+    # what comes before and after it
+    turn: SessionTurn | None = None
 
     def kept_of(self, tokens: int) -> int:
         """Return how many out of `tokens` tokens stay."""
@@ -109,6 +112,7 @@ class Preparation:
             prompt.landmarks,
             request.silent,
             self.ignored,
+            self.turn,
         )
 
 
@@ -124,6 +128,7 @@ class PreparedRequest:
     `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
     "messages[2].content[0]". `reading`: how the answers are read. `landmarks`: as in `Prompt`.
     `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch for.
+    `turn`: the request's place in its session, if it is followed.
     """
 
     request: Request
@@ -134,6 +139,7 @@ class PreparedRequest:
     landmarks: tuple[tuple[int, str], ...] = ()
     silent: bool = False
     ignored: tuple[str, ...] = ()
+    turn: SessionTurn | None = None
 
     def shown_tokens(self, video: bool) -> int:
         """Count the prompt tokens that stand for videos, or for still images."""

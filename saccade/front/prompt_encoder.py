@@ -188,6 +188,15 @@ class PromptEncoder:
         except TooManyTokens as error:
             raise too_long(param, str(error), context_length, True) from None
 
+    def known_tokens(
+        self, rendered: Rendered, known: int, request: GenerationRequest, context_length: int
+    ) -> list[int]:
+        """Tokenise a chat's text, and return the tokens of its first `known` characters."""
+        special = bool(request.add_special_tokens)
+        tokens = self.tokens_of(rendered, request.names["messages"], context_length, special)
+        ends = accumulate(self._literals.ends(rendered, special), max)
+        return tokens[: bisect_right([*ends], known)]
+
     def _check_tokens(self, tokens: tuple[int, ...], param: str) -> list[int]:
         if outside := [token for token in tokens if token >= self._spec.vocab_size]:
             raise InvalidRequest(

@@ -47,6 +47,8 @@ from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.readout_cache import ReadoutCache
 from saccade.front.score_prompts import CHATS, Scoring
+from saccade.front.sessions.next_prompts import NextPrompts
+from saccade.front.sessions.sessions import Sessions
 from saccade.front.standing import InFlight
 from saccade.front.warm_ups import WarmUps
 from saccade.ipc.messages import (
@@ -209,6 +211,14 @@ class RequestManager:
         )
         self.adapters = AdapterBook(EngineChanges(engine.send)) if adapters is None else adapters
         self.warm_ups = WarmUps(self.prepare, self.generate, self._spawn, metrics)
+        self.next_prompts = NextPrompts(
+            intake.sessions or Sessions(),
+            intake.prompts,
+            intake.spec,
+            self.generate,
+            self._spawn,
+            metrics,
+        )
         self._engine = engine
         self._ready: Ready | None = None
         self._answers: dict[str, _Answer] = {}
@@ -335,7 +345,7 @@ class RequestManager:
         Choices count through the `n` answers to each prepared request in turn. Closing the iterator
         early (`contextlib.aclosing`) aborts unfinished answers.
         """
-        self._check_started()
+        ready, turn = self._check_started(), prepared[0].turn
         for each in prepared:
             if each.request.adapter != NO_ADAPTER:
                 self.adapters.check(each.request.adapter)
@@ -350,6 +360,8 @@ class RequestManager:
         media = self.intake.media
         for image in opened:
             media.hold(image)
+        if turn is not None:
+            self.next_prompts.stop(turn.session)
         try:
             for answer in answers:
                 self._answers[answer.request.id] = answer
@@ -362,7 +374,11 @@ class RequestManager:
                 if isinstance(event, RequestError):
                     raise event
                 unfinished -= event.finish is not None
+                if turn is not None:
+                    event = self.next_prompts.told(turn, event)
                 yield _silenced(event) if prepared[0].silent else event
+            if turn is not None:
+                self.next_prompts.answered(turn, prepared[0], ready)
         finally:
             for answer in answers:
                 if self._forget(answer, "abort"):

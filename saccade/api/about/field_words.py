@@ -251,6 +251,10 @@ COMMON: dict[str, str] = {
     "cached_tokens": "Tokens that came from the prefix cache.",
     "cached_tokens_by_tier": "Where the cached tokens were: device, host, disk. Absent if all "
     "were on the device.",
+    "prepared_tokens": "Cached tokens that were computed before the request came, because the "
+    "server knew how the client trims. Absent if 0.",
+    "prepared_in_vain_tokens": "Tokens that were computed before the request came, and were not "
+    "used. Absent if 0.",
     "cache_write_tokens": "Tokens that were computed and that a breakpoint now keeps.",
     "image_tokens": "Tokens that stand for images.",
     "input_tokens": "Tokens in the prompt.",
@@ -259,6 +263,10 @@ COMMON: dict[str, str] = {
     "cache_read_input_tokens": "Tokens that came from the prefix cache.",
     "cache_read_input_tokens_by_tier": "Where the cached tokens were: device, host, disk. Absent "
     "if all were on the device.",
+    "prepared_input_tokens": "Tokens of those from the cache that were computed before the request "
+    "came. Absent if 0.",
+    "prepared_in_vain_input_tokens": "Tokens that were computed before the request came, and were "
+    "not used. Absent if 0.",
     "cache_missed_tokens": "Prompt tokens from that place on.",
     "logprobs": "Log-probabilities of the answer's tokens, if the request asks for them.",
     "top_logprobs": "How many of the likeliest tokens to list for each token. Requires logprobs.",

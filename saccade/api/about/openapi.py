@@ -280,6 +280,8 @@ def _anthropics() -> dict[str, Any]:
     usage = _object(dict.fromkeys((*tokens, "output_tokens"), number))
     by_tier = {"type": "object", "additionalProperties": number}
     usage["properties"]["cache_read_input_tokens_by_tier"] = by_tier
+    for name in ("prepared_input_tokens", "prepared_in_vain_input_tokens"):
+        usage["properties"][name] = number
     return {
         "Message": _object(message),
         "MessageBlock": _object({"type": text}),

@@ -9,14 +9,14 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.api.trace.image_trace import ImageCost, Trace, tiers_of
 from saccade.core.types import CacheMiss, CacheMissReason, Guesses, Tier, TokenLogprobs
-from saccade.front.answer_update import AnswerUpdate, Finish
+from saccade.front.answer_update import NOTHING_AHEAD, AnswerUpdate, Finish
 from saccade.front.prepared import PreparedRequest
 from saccade.text.answer.detokenize import Vocabulary
 from saccade.text.answer.reader import AnswerEvent, Reasoned, gather
@@ -26,7 +26,8 @@ from saccade.text.answer.tool_calls import CallArguments, CallEnded, CallStarted
 class PromptTokensDetails(Struct):
     """Prompt token counts: from the prefix cache, computed and now kept by a breakpoint, in images,
     and in videos (if any). cached_tokens_by_tier: the cached tokens' tiers, unless all are on the
-    device.
+    device. prepared_tokens: cached tokens that were computed before the request came.
+    prepared_in_vain_tokens: computed so, and not used.
     """
 
     cached_tokens: int
@@ -34,6 +35,18 @@ class PromptTokensDetails(Struct):
     image_tokens: int = 0
     video_tokens: int | UnsetType = UNSET
     cached_tokens_by_tier: dict[Tier, int] | UnsetType = UNSET
+    prepared_tokens: int | UnsetType = UNSET
+    prepared_in_vain_tokens: int | UnsetType = UNSET
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """Return what is told only where there is something to tell."""
+        told = {
+            "cached_tokens_by_tier": self.cached_tokens_by_tier,
+            "prepared_tokens": self.prepared_tokens,
+            "prepared_in_vain_tokens": self.prepared_in_vain_tokens,
+        }
+        return {name: value for name, value in told.items() if value}
 
 
 class CompletionTokensDetails(Struct):
@@ -319,11 +332,14 @@ class UsageCounter:
         self._cached = 0
         self._restored: Counter[Tier] = Counter()
         self._guesses: dict[int, tuple[Guesses, ...]] = {}
+        self._ahead = NOTHING_AHEAD
 
     def add(self, event: AnswerUpdate) -> None:
         self._completion += event.num_tokens
         if event.guesses:
             self._guesses[event.choice] = event.guesses
+        if event.ahead is not None:
+            self._ahead = event.ahead
         if event.choice % self._n == 0:
             self._cached += event.cached.total
             self._restored.update(dict(event.cached.restored))
@@ -353,6 +369,8 @@ class UsageCounter:
                 self._images,
                 self._videos,
                 tiers_of(self._cached, self._restored.items()) if self._restored else UNSET,
+                self._ahead.used or UNSET,
+                self._ahead.prepared - self._ahead.used or UNSET,
             ),
             CompletionTokensDetails(
                 sum(each.right for each in guesses), sum(each.wrong for each in guesses)

@@ -154,8 +154,7 @@ class MessageTeller:
         hour = sum(tokens for seconds, tokens in kept.items() if seconds >= HOUR)
         fresh = usage.prompt_tokens - prompt.cached_tokens - written
         output = usage.completion_tokens if self._most else 0
-        tiers = prompt.cached_tokens_by_tier or None
-        return MessageUsage(fresh, written, prompt.cached_tokens, output, hour, tiers)
+        return MessageUsage(fresh, written, prompt.cached_tokens, output, hour, prompt.beside)
 
 
 def _sse(event: dict[str, Any]) -> bytes:

@@ -10,12 +10,11 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
-from saccade.core.types import Tier
 from saccade.text.answer.reader import AnswerEvent, Reasoned
 from saccade.text.answer.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
 
@@ -28,11 +27,19 @@ Ending = Literal["stop", "length", "context"]
 """Why the tokens ended. context: before as many as the client allows, for it is full."""
 
 
+_BESIDE = {
+    "cached_tokens_by_tier": "cache_read_input_tokens_by_tier",
+    "prepared_tokens": "prepared_input_tokens",
+    "prepared_in_vain_tokens": "prepared_in_vain_input_tokens",
+}
+"""Names of a chat's usage in Anthropic's manner."""
+
+
 @dataclass(frozen=True, slots=True)
 class MessageUsage:
     """Token counts. `fresh`: prompt tokens neither read from the cache nor kept by a mark. hour:
-    those among `written` that are kept for an hour or more. tiers: those among `read`, by tier,
-    unless all are on the device.
+    those among `written` that are kept for an hour or more. beside: more about the prompt, as a
+    chat's usage tells it.
     """
 
     fresh: int
@@ -40,7 +47,7 @@ class MessageUsage:
     read: int
     output: int
     hour: int = 0
-    tiers: Mapping[Tier, int] | None = None
+    beside: Mapping[str, Any] = field(default_factory=dict)
 
     def told(self) -> dict[str, Any]:
         """Return the counts in the form of `usage`."""
@@ -52,7 +59,7 @@ class MessageUsage:
                 "ephemeral_1h_input_tokens": self.hour,
             },
             "cache_read_input_tokens": self.read,
-            **({"cache_read_input_tokens_by_tier": self.tiers} if self.tiers else {}),
+            **{_BESIDE[name]: value for name, value in self.beside.items()},
             "output_tokens": self.output,
         }
 
@@ -198,10 +205,10 @@ class WholeMessage:
     def told(self) -> dict[str, Any]:
         """Return the answer's body."""
         content = []
-        for block, (field, pieces) in zip(self._blocks, self._pieces, strict=True):
+        for block, (name, pieces) in zip(self._blocks, self._pieces, strict=True):
             text = "".join(pieces)
-            value = read_input(text) if field == "input" else text
-            content.append({**block, field: value})
+            value = read_input(text) if name == "input" else text
+            content.append({**block, name: value})
         return {**self._message, "content": content}
 
 

@@ -149,7 +149,7 @@ class ResponseTeller:
     def _end(self, how: Ended) -> list[ResponseEvent]:
         used = self._told.tally.usage
         prompt = used.prompt_tokens_details
-        tiers, guessed = prompt.cached_tokens_by_tier, used.completion_tokens_details
+        guessed = used.completion_tokens_details
         usage = {
             "input_tokens": used.prompt_tokens,
             "input_tokens_details": {
@@ -157,7 +157,7 @@ class ResponseTeller:
                 "cache_write_tokens": prompt.cache_write_tokens,
                 "image_tokens": prompt.image_tokens,
                 **({"video_tokens": prompt.video_tokens} if prompt.video_tokens else {}),
-                **({"cached_tokens_by_tier": tiers} if tiers else {}),
+                **prompt.beside,
             },
             "output_tokens": used.completion_tokens,
             "output_tokens_details": {

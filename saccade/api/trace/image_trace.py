@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from saccade.core.types import CacheMiss, CacheReport, Guesses, GuessSource, Missed, Tier
-from saccade.front.answer_update import AnswerUpdate, FoundImage, Level
+from saccade.front.answer_update import AheadReport, AnswerUpdate, FoundImage, Level
 from saccade.front.prepared import PreparedRequest
 from saccade.media.opened import OpenedImage
 
@@ -226,7 +226,7 @@ def _by_source(guesses: Iterable[Guesses]) -> list[Guesses]:
 class Trace(Struct):
     """The way of a request's images. `images`: in the messages' order. `ignored`: fields without a
     switch in this model. `videos`: a line for each. `guesses`: among the answers' tokens, a line
-    for each source.
+    for each source. `ahead`: what was computed before the request came, if its session is followed.
     """
 
     images: Sequence[ImageTrace]
@@ -235,6 +235,7 @@ class Trace(Struct):
     ignored: Sequence[str] | UnsetType = UNSET
     videos: Sequence[VideoTrace] | UnsetType = UNSET
     guesses: Sequence[Guesses] | UnsetType = UNSET
+    ahead: AheadReport | UnsetType = UNSET
 
 
 class Tracer:
@@ -251,11 +252,13 @@ class Tracer:
         self._admitted = 0.0
         self._found: tuple[FoundImage, ...] = ()
         self._prompt = CacheTrace(0)
+        self._ahead: AheadReport | None = None
         self._guesses: dict[tuple[int, GuessSource], Guesses] = {}
 
     def add(self, event: AnswerUpdate) -> None:
         self._last = time.monotonic()
         self._guesses |= {(event.choice, each.source): each for each in event.guesses}
+        self._ahead = self._ahead or event.ahead
         if event.finish is not None:
             self.finishes.append(event.finish)
         if self._first is None and event.scores is None:
@@ -354,4 +357,5 @@ class Tracer:
             self._prepared.ignored or UNSET,
             video_traces(self._found, opened, places) or UNSET,
             _by_source(self._guesses.values()) or UNSET,
+            self._ahead or UNSET,
         )

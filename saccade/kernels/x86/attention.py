@@ -275,7 +275,7 @@ def attend_few(
     )
     pieces = kv_heads * len(table)
     few = pieces * dim * QUERIES < WAKING_VALUES  # about: how long each is need not be known here
-    run_on_threads(functions(dim, kind)["attend"], ctypes.addressof(call), 1 if few else pieces)
+    run_on_threads(functions(dim, kind)["attend"], call, 1 if few else pieces)
     return out
 
 

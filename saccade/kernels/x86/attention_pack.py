@@ -95,7 +95,7 @@ def pack_one(
     head: Value,
     rows: Value,
     at: Value,
-    targets: tuple[Value, Value],
+    targets: Sequence[Value],
 ) -> None:
     """Pack a head's keys that lie at `rows` into chunk `at` of the targets: keys, values."""
     b, said = task.b, task.said

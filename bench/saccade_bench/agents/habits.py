@@ -1,0 +1,72 @@
+"""How agents shorten their history before they send it: habits that harnesses have.
+
+A habit looks at the whole history each time, as Anthropic's loop, cua, UI-TARS and Skyvern do.
+Knows nothing of servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Json = dict[str, Any]
+History = list[Json]
+
+STUB = "[screenshot taken earlier]"
+
+
+@dataclass(frozen=True)
+class Habit:
+    """keep: the newest images that stay; 0: all. batch: how many go at once. form: what is left of
+    an image that goes: a text, nothing, or nothing of its whole turn. first: images at the start
+    that always stay. reminder: a text behind each request that the next one lacks.
+    """
+
+    keep: int = 0
+    batch: int = 1
+    form: Literal["stub", "nothing", "turn"] = "stub"
+    first: int = 0
+    reminder: str = ""
+    stub: str = STUB
+
+    def trim(self, history: Sequence[Json]) -> History:
+        """Return what is sent of a history."""
+        shown = [i for i, message in enumerate(history) if images(message)]
+        surplus = max(0, len(shown) - self.first - self.keep) if self.keep else 0
+        surplus -= surplus % self.batch
+        gone = shown[self.first : self.first + surplus]
+        if self.form == "turn":
+            rest = shown[self.first + surplus :]
+            sent = [m for i, m in enumerate(history) if not gone or not gone[0] <= i < rest[0]]
+        else:
+            sent = [self._left(m) if i in gone else m for i, m in enumerate(history)]
+        tail = [{"role": "user", "content": self.reminder}] if self.reminder else []
+        return [*sent, *tail]
+
+    def _left(self, message: Json) -> Json:
+        stub = [{"type": "text", "text": self.stub}] if self.form == "stub" else []
+        content = [
+            each
+            for part in message["content"]
+            for each in (stub if part["type"] == "image_url" else [part])
+        ]
+        return {**message, "content": content}
+
+
+HABITS: Mapping[str, Habit] = {
+    "append": Habit(),
+    "keep-1": Habit(1),
+    "keep-3": Habit(3),
+    "keep-5": Habit(5),
+    "fours": Habit(3, batch=4),
+    "vanish": Habit(3, form="nothing"),
+    "window": Habit(5, form="turn"),
+}
+
+
+def images(message: Json) -> int:
+    """Count the images of a message."""
+    content = message["content"]
+    parts = content if isinstance(content, list) else []
+    return sum(part["type"] == "image_url" for part in parts)

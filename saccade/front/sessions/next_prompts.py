@@ -1,0 +1,239 @@
+"""The next prompts of sessions, computed while the engine is idle.
+
+Owns their queue and its bounds: one for each session, `MOST_OF_CLIENT` for a client, `MOST` in all.
+Clients take turns. One is computed at a time, by the engine's rules for idle work
+(`sched/parts/idle_work.py`), and ends at once when its session's next request comes. Knows nothing
+of how a client trims (`sessions.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from saccade.core.errors import RequestError
+from saccade.core.family import FamilySpec
+from saccade.core.metrics import Metrics
+from saccade.core.types import Caching, Image, Request, SamplingParams, Span
+from saccade.front.answer_update import AnswerUpdate
+from saccade.front.conversation import MessageText
+from saccade.front.prepared import PreparedRequest
+from saccade.front.prompt_encoder import PromptEncoder
+from saccade.front.sessions.sessions import (
+    ChatSession,
+    NextPrompt,
+    Sessions,
+    SessionTurn,
+    Tenant,
+    images_in,
+)
+from saccade.ipc.messages import Ready
+
+log = logging.getLogger("saccade")
+
+MOST, MOST_OF_CLIENT = 64, 8
+"""Sessions whose next prompts wait: each holds the bytes of its images."""
+MOST_BYTES = 64 << 20
+"""Of all their images."""
+LEAST_TOKENS = 32
+"""Of a next prompt to be computed: fewer are not worth a request."""
+POOL_SHARE = 0.5
+"""Of the KV cache, that one next prompt may take."""
+UNKNOWN = "\ufdd0"
+"""Stands for what the next message says."""
+
+Generate = Callable[[PreparedRequest], AsyncGenerator[AnswerUpdate, None]]
+Spawn = Callable[[Coroutine[None, None, None]], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """A next prompt to compute. last: the request before it, as prepared."""
+
+    turn: SessionTurn
+    prediction: NextPrompt
+    last: PreparedRequest
+    most_tokens: int
+    nbytes: int
+
+
+class NextPrompts:
+    """Computes next prompts in turn. `generate`, `spawn`: as in `WarmUps`."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        prompts: PromptEncoder,
+        spec: FamilySpec,
+        generate: Generate,
+        spawn: Spawn,
+        metrics: Metrics,
+    ) -> None:
+        self._sessions = sessions
+        sessions.drop = self._drop
+        self._prompts = prompts
+        self._spec = spec
+        self._generate = generate
+        self._spawn = spawn
+        self._metrics = metrics
+        self._clients: OrderedDict[Tenant, deque[_Job]] = OrderedDict()  # the next to serve first
+        self._nbytes = 0
+        self._serving = False
+        self._current: tuple[ChatSession, asyncio.Task[None]] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Count the prompts that wait, or are being computed."""
+        return sum(map(len, self._clients.values())) + (self._current is not None)
+
+    def answered(self, turn: SessionTurn, last: PreparedRequest, ready: Ready) -> None:
+        """Queue the prompt that follows an answered request, if it can be known."""
+        prediction = self._sessions.predict(turn)
+        if prediction is None:
+            return
+        session = turn.session
+        nbytes = sum(image.nbytes for image in images_in(prediction.messages, turn))
+        mine = self._clients.get(session.tenant, ())
+        full = self.waiting >= MOST or len(mine) >= MOST_OF_CLIENT
+        if full or self._nbytes + nbytes > MOST_BYTES or not self._sessions.trusts(session.tenant):
+            return
+        most = min(ready.context_length, int(POOL_SHARE * ready.kv_tokens))
+        job = _Job(turn, prediction, last, most, nbytes)
+        self._clients.setdefault(session.tenant, deque()).append(job)
+        self._nbytes += nbytes
+        self._tell()
+        if not self._serving:
+            self._serving = True
+            self._spawn(self._serve())
+
+    def stop(self, session: ChatSession) -> None:
+        """Stop what is computed for a session: its next request has come."""
+        if self._current is not None and self._current[0] is session:
+            self._current[1].cancel()
+        jobs = self._clients.get(session.tenant, ())
+        for job in [job for job in jobs if job.turn.session is session]:
+            self._clients[session.tenant].remove(job)
+            self._nbytes -= job.nbytes
+            if not self._clients[session.tenant]:
+                del self._clients[session.tenant]
+        self._tell()
+
+    def told(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
+        """Take news of an answer, and return them with what its request found ready."""
+        if (report := turn.hear(event)) is None:
+            return event
+        if turn.found is not None:
+            self._count("computed", report.prepared - turn.found.computed)
+            self._count("used", report.used)
+            self._count("wasted", report.prepared - report.used)
+        return replace(event, ahead=report)
+
+    def _drop(self, session: ChatSession) -> None:
+        self.stop(session)
+        if session.expected is not None:
+            self._count("wasted", session.expected.computed)
+            session.expected = None
+
+    def _count(self, outcome: str, tokens: int) -> None:
+        self._metrics.inc("saccade_prepared_tokens_total", tokens, outcome=outcome)
+
+    def _tell(self) -> None:
+        self._metrics.set("saccade_next_prompts_waiting", self.waiting)
+
+    async def _serve(self) -> None:
+        try:
+            while self._clients:
+                tenant, mine = next(iter(self._clients.items()))
+                job = mine.popleft()
+                self._clients.move_to_end(tenant)
+                if not mine:
+                    del self._clients[tenant]
+                self._nbytes -= job.nbytes
+                task = asyncio.ensure_future(self._compute(job))
+                self._current = job.turn.session, task
+                try:
+                    await asyncio.wait([task])
+                finally:
+                    task.cancel()
+                    self._current = None
+                    self._tell()
+        finally:
+            self._serving = False
+
+    async def _compute(self, job: _Job) -> None:
+        try:
+            made = await self._prompts.in_thread(lambda: self._request(job))
+            if made is None:
+                return
+            async with aclosing(self._generate(made)) as events:
+                async for event in events:
+                    expected = job.prediction.expected
+                    expected.computed = max(0, expected.length - event.cached.total)
+                    self._count("computed", expected.computed)
+                    break
+        except RequestError as error:
+            log.info("a next prompt was not computed: %s", error.message)
+        except Exception:  # nobody waits for it, and others do
+            log.exception("a next prompt was not computed")
+
+    def _request(self, job: _Job) -> PreparedRequest | None:
+        """Return the request that computes the known part of the next prompt, or None if that is
+        hardly more than what is computed.
+        """
+        turn, last, expected = job.turn, job.last.request, job.prediction.expected
+        opened = tuple(images_in(job.prediction.messages, turn))
+        tokens, spans = self._encode(job, [each.image for each in opened])
+        images = tuple(each.image for each in opened)
+        expected.base = _common((tokens, spans, images), (last.tokens, last.spans, last.images))
+        expected.length = len(tokens)
+        fresh = expected.length - expected.base
+        if fresh < LEAST_TOKENS or expected.length >= job.most_tokens:
+            return None
+        made = Request(
+            secrets.token_hex(12),
+            tokens,
+            spans,
+            images,
+            SamplingParams(max_tokens=1),
+            last.cache_salt,
+            last.arrival,
+            last.client,
+            caching=Caching(adapter=last.adapter, idle=True),
+        )
+        places = ("",) * len(opened)
+        return PreparedRequest(made, opened, places, silent=True)
+
+    def _encode(self, job: _Job, images: list[Image]) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        """Return the tokens before what is unknown, and spans over them."""
+        asked, chat = job.turn.asked, job.turn.chat
+        unknown = replace(job.prediction.next, content=(MessageText(UNKNOWN),))
+        chat = replace(chat, messages=(*job.prediction.messages, unknown))
+        rendered = self._prompts.render(chat, asked, job.most_tokens)
+        known = rendered.text.rfind(UNKNOWN)
+        tokens = self._prompts.known_tokens(rendered, known, asked, job.most_tokens)
+        found, spans = self._spec.expand_prompt(tokens, images, [None] * len(images))
+        return tuple(found), tuple(spans)
+
+
+Shown = tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]
+
+
+def _common(one: Shown, other: Shown) -> int:
+    """Return how many first tokens two prompts have in common, with their images."""
+    tokens, spans, images = one
+    tokens2, spans2, images2 = other
+    length = next(
+        (at for at, (a, b) in enumerate(zip(tokens, tokens2)) if a != b),
+        min(len(tokens), len(tokens2)),
+    )
+    for a, b in zip(spans, spans2):
+        if a.start >= length and b.start >= length:
+            break
+        if a.start != b.start or images[a.image].key != images2[b.image].key:
+            return min(length, a.start, b.start)
+    return length

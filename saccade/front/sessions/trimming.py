@@ -1,0 +1,228 @@
+"""How a client shortens its conversation: learned from two requests, applied to the next.
+
+    compare     what became of an earlier request's messages
+    learn       the rule behind it, if it is one that this file knows
+    TrimRule    cuts a conversation as the client will
+
+A rule takes images from the oldest on, by their distance from the end. Each leaves a stub in its
+place, or nothing, or its whole turn goes. Knows nothing of sessions, tokens, or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from saccade.front.conversation import Chat, Message, MessageText, Part
+from saccade.front.sessions.outline import MessageOutline, Outline
+
+LONGEST_STUB = 4096
+"""Characters of all texts that stand in the place of one image."""
+
+What = Literal["image became text", "image left out", "message left out", "text changed"]
+ADVICE: dict[What, str] = {
+    "image became text": "trim several images at once, and rarely",
+    "image left out": "trim several images at once, and rarely",
+    "message left out": "leave out several turns at once, and rarely",
+    "text changed": "put what changes, such as the time, into the last message",
+}
+Place = tuple[int, int]
+"""A message, and a part within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """An image that is gone. at: where it stood. stub: the new texts, by their places. None: its
+    message is gone too.
+    """
+
+    at: Place
+    stub: tuple[Place, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryChange:
+    """What became of an earlier request in the next.
+
+    place, what: the first difference, in the new one's messages. trimmed: the images that are
+    gone, in order. kept: how many images stayed. dropped: runs of messages that are gone. known:
+    how many of the earlier messages the new one goes on from. grown: its first message after them.
+    """
+
+    place: int | None = None
+    what: What | None = None
+    trimmed: tuple[Trimmed, ...] = ()
+    kept: int = 0
+    dropped: tuple[tuple[int, int], ...] = ()
+    known: int = 0
+    grown: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Return True if nothing of the earlier request changed."""
+        return self.place is None
+
+
+def compare(old: Outline, new: Outline) -> HistoryChange:
+    """Compare an earlier request with the next one of its session."""
+    at = to = 0
+    place: int | None = None
+    what: What | None = None
+    trimmed: list[Trimmed] = []
+    dropped: list[tuple[int, int]] = []
+    while at < len(old) and to < len(new):
+        stubs = None if old[at].name == new[to].name else _trimmed(old[at], new[to], at, to)
+        if old[at].name != new[to].name and not stubs:
+            back = _next_known(old, at, new[to])
+            if back is None:
+                break
+            if place is None:
+                place, what = to, "message left out"
+            dropped.append((at, back))
+            trimmed += [Trimmed(each, None) for each in images_of(old, at, back)]
+            at = back
+            continue
+        if stubs:
+            if place is None:
+                place, what = to, "image became text" if stubs[0].stub else "image left out"
+            trimmed += stubs
+        at, to = at + 1, to + 1
+    if at < len(old) and place is None:
+        place, what = to, "text changed" if to < len(new) else "message left out"
+    kept = sum(message.images for message in old[:at]) - len(trimmed)
+    return HistoryChange(place, what, tuple(trimmed), kept, tuple(dropped), at, to)
+
+
+def _trimmed(old: MessageOutline, new: MessageOutline, at: int, to: int) -> list[Trimmed] | None:
+    """Return the images that the new message lacks, or None unless it is otherwise the same."""
+    if old.said != new.said or old.images <= new.images:
+        return None
+    found: list[Trimmed] = []
+    place = 0
+    for number, part in enumerate(old.parts):
+        if place < len(new.parts) and new.parts[place] == part:
+            place += 1
+        elif not part.image:
+            return None
+        else:
+            after = old.parts[number + 1] if number + 1 < len(old.parts) else None
+            stands = place < len(new.parts) and not new.parts[place].image
+            stub = stands and new.parts[place] != after
+            found.append(Trimmed((at, number), ((to, place),) if stub else ()))
+            place += stub
+    return found if place == len(new.parts) else None
+
+
+def _next_known(old: Outline, at: int, new: MessageOutline) -> int | None:
+    """Return the next old message with images that the new one may be, whole or trimmed."""
+    for index in range(at + 1, len(old)):
+        same = old[index].name == new.name and old[at].name != new.name
+        if same or (old[index].images and _trimmed(old[index], new, index, 0)):
+            return index
+    return None
+
+
+def images_of(messages: Outline, start: int, end: int) -> Iterator[Place]:
+    """Yield where the images of some messages stand."""
+    for index in range(start, end):
+        for number, part in enumerate(messages[index].parts):
+            if part.image:
+                yield index, number
+
+
+@dataclass(frozen=True, slots=True)
+class TrimRule:
+    """Once more than `most` images would be there, only `keep` stay: the `first` and the newest.
+
+    stub: texts in an image's place. None: its turn goes, from `lead` messages before it up to
+    `lead` messages before the next image that stays. tail: last messages of a request that are
+    gone in the next.
+    """
+
+    most: int
+    keep: int
+    first: int = 0
+    stub: tuple[str, ...] | None = ()
+    lead: int = 0
+    tail: int = 0
+
+    def surplus(self, images: int, coming: int) -> int:
+        """Count the images of a conversation that go once `coming` new ones are there."""
+        total = images + coming
+        return min(total - self.keep, images - self.first) if total > self.most else 0
+
+    def cut(self, messages: Sequence[Message], coming: int) -> tuple[Message, ...]:
+        """Return a conversation as the client sends it with `coming` new images behind it."""
+        places = [
+            (index, number)
+            for index, message in enumerate(messages)
+            for number, part in enumerate(message.parts)
+            if not isinstance(part, MessageText)
+        ]
+        surplus = self.surplus(len(places), coming)
+        if surplus <= 0:
+            return (*messages,)
+        gone = places[self.first : self.first + surplus]
+        stub = self.stub
+        if stub is None:
+            rest = places[self.first + surplus :]
+            begin = gone[0][0] - self.lead
+            end = (rest[0][0] if rest else len(messages)) - self.lead
+            return (*messages[:begin], *messages[end:])
+        return tuple(
+            _stubbed(message, {part for at, part in gone if at == index}, stub)
+            for index, message in enumerate(messages)
+        )
+
+
+def _stubbed(message: Message, gone: set[int], stub: Sequence[str]) -> Message:
+    if not gone:
+        return message
+    parts: list[Part] = []
+    for number, part in enumerate(message.parts):
+        if number in gone:
+            parts += [MessageText(text) for text in stub]
+        else:
+            parts.append(part)
+    return replace(message, content=tuple(parts))
+
+
+def learn(old: Outline, found: HistoryChange, chat: Chat, images: int) -> TrimRule | None:
+    """Return the rule behind a comparison, or None where it shows none.
+
+    `chat`: the new request, which has `images` images.
+    """
+    before = [*images_of(old, 0, len(old))]
+    gone = [each.at for each in found.trimmed]
+    if not gone or any(message.images for message in old[found.known :]):
+        return None
+    first = before.index(gone[0])
+    if before[first : first + len(gone)] != gone or first + len(gone) > len(before):
+        return None
+    coming = images - found.kept
+    if coming <= 0:
+        return None
+    tail = len(old) - found.known
+    rule = TrimRule(len(before) + coming - 1, images, first, tail=tail)
+    if all(each.stub is None for each in found.trimmed):
+        lead = gone[0][0] - found.dropped[0][0]
+        rule = replace(rule, stub=None, lead=lead)
+        return rule if len(found.dropped) == 1 else None
+    stubs = {
+        None if each.stub is None else tuple(_text(chat, place) for place in each.stub)
+        for each in found.trimmed
+    }
+    stub = stubs.pop()
+    if stubs or stub is None or found.dropped or sum(map(len, stub)) > LONGEST_STUB:
+        return None
+    return replace(rule, stub=stub)
+
+
+def _text(chat: Chat, place: Place) -> str:
+    message = chat.messages[place[0]]
+    if isinstance(message.content, str):
+        return message.content
+    part = message.parts[place[1]]
+    assert isinstance(part, MessageText)
+    return part.text

@@ -1,0 +1,69 @@
+"""An agent that trims its history pays, from the fourth step on, what one that appends pays: the
+next prompt is computed between its steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from saccade_bench.agents.habits import HABITS
+from saccade_bench.agents.run import AgentStep, AgentTask, act, counters
+from saccade_bench.fixtures.server import Server, serving
+
+pytestmark = pytest.mark.more
+
+TASK = AgentTask(steps=10, size=(320, 180), max_tokens=12)
+FIRST = 3
+"""The fourth step."""
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5"])
+def server(
+    request: pytest.FixtureRequest,
+    checkpoint: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("agents")
+    options = ("--dtype", "float32", "--served-model-name", "tiny")
+    with serving(checkpoint(request.param), folder, *options) as server:
+        yield server
+
+
+def run(server: Server, habit: str, seed: int = 0) -> list[AgentStep]:
+    """Run an agent whose action takes as long as the server needs for idle work."""
+    with httpx.Client(timeout=120) as client:
+
+        def rest() -> None:
+            deadline = time.monotonic() + 60
+            while counters(server.url, client).get("saccade_next_prompts_waiting"):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+        task = replace(TASK, salt=habit, seed=seed)
+        return act(server.url, "tiny", HABITS[habit], task, rest, client)
+
+
+def test_a_trimmed_history_costs_what_an_untrimmed_one_does(server: Server) -> None:
+    plain = [step.computed for step in run(server, "append")][FIRST:]
+    most = 1.05 * sum(plain)
+    for habit in ("keep-1", "keep-3", "keep-5", "fours", "vanish", "window"):
+        run(server, habit)  # in which its rule is learned
+        steps = run(server, habit, seed=1)[FIRST:]
+        assert sum(step.computed for step in steps) <= most, habit
+
+
+def test_an_answer_tells_what_was_ready_and_where_its_prompt_broke_off(server: Server) -> None:
+    run(server, "keep-3")
+    before = server.metric("saccade_prepared_tokens_total", outcome="used")
+    steps = run(server, "keep-3", seed=2)
+    assert all(step.ahead > step.computed for step in steps[FIRST:]), "most of it was ready"
+    assert not any(step.ahead for step in steps[:FIRST])
+    assert steps[5].changed == "messages[5] changed: image became text"
+    used = server.metric("saccade_prepared_tokens_total", outcome="used") - before
+    assert used == sum(step.ahead for step in steps)

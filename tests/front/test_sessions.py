@@ -1,0 +1,216 @@
+"""What is learned of how a client trims, from requests alone, and what is never learned."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from saccade.core.types import Image, ImageKey
+from saccade.front.answer_update import AnswerUpdate, CachedTokens
+from saccade.front.content import message_from_object
+from saccade.front.conversation import Chat
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.sessions.sessions import (
+    MOST_SESSIONS,
+    MOST_WRONG,
+    Sessions,
+    SessionTurn,
+    Tenant,
+)
+from saccade.media.opened import OpenedImage, ReadTimes
+from saccade.media.sources.fairness import Requester
+from saccade.text.answer.tool_calls import Text
+from saccade_bench.agents.habits import HABITS, Habit
+
+SYSTEM = {"role": "system", "content": "You operate a computer."}
+US: Tenant = ("salt", "client", "")
+
+
+def opened(url: str) -> OpenedImage:
+    key = ImageKey(blake3(url.encode()).digest(), b"settings", "salt")
+    image = Image(key, (1, 4, 4), 4, 16, (8, 8))
+    return OpenedImage("still", image, (), Requester("us"), ReadTimes(0.0, 0.0, 0.0))
+
+
+def ask(sessions: Sessions, messages: list[Any], tenant: Tenant = US) -> SessionTurn | None:
+    """Follow a request as the front does: only chats that go on."""
+    chat = Chat(tuple(message_from_object(m, f"messages[{i}]") for i, m in enumerate(messages)))
+    if not chat.goes_on:
+        return None
+    urls = [source.url for source in chat.sources if isinstance(source.url, str)]
+    return sessions.follow(tenant, GenerationRequest(chat), [*map(opened, urls)])
+
+
+class Agent:
+    """An agent with a habit. Each step is a request and its answer."""
+
+    _numbers = count()
+
+    def __init__(self, sessions: Sessions, habit: Habit, tenant: Tenant = US) -> None:
+        self.sessions = sessions
+        self.habit = habit
+        self.tenant = tenant
+        self.history: list[Any] = [SYSTEM]
+        self.right: list[bool] = []
+        self.turn: SessionTurn | None = None
+
+    def step(self, *, change: Any = None, computed: int = 100) -> None:
+        """change: what the client does to the messages beside its habit."""
+        number = next(self._numbers)
+        shown = {"type": "image_url", "image_url": {"url": f"https://x/{number}.png"}}
+        asked = [{"type": "text", "text": "what next?"}, shown]
+        self.history.append({"role": "user", "content": asked})
+        sent = self.habit.trim(self.history)
+        turn = self.turn = ask(self.sessions, sent if change is None else change(sent), self.tenant)
+        self.right.append(turn is not None and turn.found is not None)
+        answer = f"click {number}"
+        self.history.append({"role": "assistant", "content": answer})
+        if turn is None:
+            return
+        cached = CachedTokens(400)
+        turn.hear(AnswerUpdate(0, answer, 1, cached=cached, parts=(Text(answer),)))
+        self.sessions.predict(turn)
+        if turn.session.expected is not None:
+            turn.session.expected.computed = computed
+
+    def run(self, steps: int, **more: Any) -> list[bool]:
+        for _ in range(steps):
+            self.step(**more)
+        return self.right
+
+
+REMINDED = Habit(3, reminder="Be careful.")
+PINNED = Habit(2, first=1)
+TWICE = Habit(4, batch=2, form="nothing")
+
+
+@pytest.mark.parametrize(
+    ("habit", "cuts"),
+    [
+        (HABITS["keep-1"], {3, 4, 5, 6, 7, 8, 9, 10, 11}),
+        (HABITS["keep-3"], {4, 5, 6, 7, 8, 9, 10, 11}),
+        (HABITS["keep-5"], {6, 7, 8, 9, 10, 11}),
+        (HABITS["fours"], {10}),
+        (HABITS["vanish"], {4, 5, 6, 7, 8, 9, 10, 11}),
+        (HABITS["window"], {6, 7, 8, 9, 10, 11}),
+        (REMINDED, {4, 5, 6, 7, 8, 9, 10, 11}),
+        (PINNED, {4, 5, 6, 7, 8, 9, 10, 11}),
+        (TWICE, {7, 9, 11}),
+    ],
+    ids=["keep-1", "keep-3", "keep-5", "fours", "vanish", "window", "reminded", "first", "twos"],
+)
+def test_every_cut_after_the_first_is_known_before_it_comes(habit: Habit, cuts: set[int]) -> None:
+    """By the first cut, step by step from 0. A cut that needs no change is not prepared for."""
+    agent = Agent(Sessions(), habit)
+    right = agent.run(12)
+    assert {step for step, each in enumerate(right) if each} == cuts
+
+
+def test_a_second_task_under_the_same_system_prompt_begins_with_the_rule() -> None:
+    sessions = Sessions()
+    Agent(sessions, HABITS["keep-5"]).run(8)
+    second = Agent(sessions, HABITS["keep-5"])
+    assert second.run(8)[5:] == [True] * 3, "the first cut too"
+
+
+def test_nothing_is_learned_across_salts() -> None:
+    sessions = Sessions()
+    Agent(sessions, HABITS["keep-3"]).run(8)
+    for other in (("other", "client", ""), ("salt", "other", ""), ("salt", "client", "adapter")):
+        stranger = Agent(sessions, HABITS["keep-3"], other)
+        assert stranger.run(5) == [False] * 4 + [True], other
+    # The same conversation under another salt is another session.
+    agent = Agent(sessions, HABITS["keep-3"])
+    agent.run(6)
+    turn = ask(sessions, agent.habit.trim(agent.history), ("fresh", "client", ""))
+    assert turn is not None and turn.session.rule is None and turn.found is None
+
+
+def test_a_client_whose_predictions_were_wrong_twice_is_not_trusted_until_they_are_right() -> None:
+    sessions = Sessions()
+    agent = Agent(sessions, HABITS["keep-3"])
+    agent.run(6)
+    assert sessions.trusts(US)
+    for _ in range(MOST_WRONG):
+        agent.habit = replace(agent.habit, stub=f"gone {random.random()}")
+        agent.step()
+    assert not sessions.trusts(US)
+    agent.step()
+    agent.step()
+    assert agent.right[-1] and sessions.trusts(US)
+    assert sessions.trusts(("another", "client", ""))
+
+
+def test_a_clock_in_the_system_prompt_is_not_learned_and_is_named() -> None:
+    ticks = count()
+
+    def tick(sent: list[Any]) -> list[Any]:
+        return [{"role": "system", "content": f"It is {next(ticks)} o'clock."}, *sent[1:]]
+
+    agent = Agent(Sessions(), HABITS["keep-3"])
+    assert not any(agent.run(8, change=tick))
+    assert agent.turn is not None
+    assert agent.turn.report.changed == "messages[0] changed: text changed"
+    assert "the time" in agent.turn.report.advice
+
+
+def test_a_cut_is_named_by_the_message_that_changed() -> None:
+    agent = Agent(Sessions(), HABITS["keep-3"])
+    agent.run(6)
+    assert agent.turn is not None
+    assert agent.turn.report.changed == "messages[5] changed: image became text"
+
+
+def test_what_was_prepared_and_used_is_told() -> None:
+    agent = Agent(Sessions(), HABITS["keep-3"])
+    agent.run(4)
+    assert agent.turn is not None and agent.turn.session.expected is not None
+    expected = agent.turn.session.expected
+    expected.base, expected.length = 150, 300
+    agent.step()
+    assert (agent.turn.report.prepared, agent.turn.report.used) == (150, 150)
+    agent.step(change=lambda sent: [*sent[:1], {"role": "user", "content": "no"}, *sent[1:]])
+    assert (agent.turn.report.prepared, agent.turn.report.used) == (100, 0)
+
+
+def test_a_request_sent_again_is_no_evidence() -> None:
+    agent = Agent(Sessions(), HABITS["keep-3"])
+    agent.run(5)
+    asked = agent.habit.trim(agent.history[:-1])
+    again = ask(agent.sessions, asked)
+    assert again is not None and agent.turn is not None
+    assert again.session is agent.turn.session and again.session.expected is not None
+    agent.step()
+    assert agent.right[-1]
+
+
+def test_lying_sessions_teach_nothing_and_raise_nothing() -> None:
+    """Messages dropped, doubled, reordered and reworded at random."""
+    draw = random.Random(3)
+    sessions = Sessions()
+
+    def lie(sent: list[Any]) -> list[Any]:
+        body = [m for m in sent[1:] if draw.random() < 0.8]
+        draw.shuffle(body)
+        return [sent[0], *body, *draw.choices(sent[1:], k=draw.randrange(3)), sent[-1]]
+
+    for _ in range(40):
+        habit = draw.choice([*HABITS.values(), REMINDED, PINNED])
+        Agent(sessions, habit).run(10, change=lie)
+    assert len(sessions) <= MOST_SESSIONS
+
+
+def test_sessions_are_bounded_and_one_client_cannot_push_out_another() -> None:
+    sessions = Sessions()
+    ours = Agent(sessions, HABITS["keep-3"])
+    ours.run(6)
+    for _ in range(MOST_SESSIONS + 100):
+        Agent(sessions, HABITS["append"], ("flood", "client", "")).run(2)
+    assert len(sessions) <= MOST_SESSIONS
+    ours.step()
+    assert ours.right[-1]
