@@ -245,7 +245,7 @@ def told(outcome: Outcome) -> object:
 
 @dataclass(frozen=True)
 class Question:
-    """A round of a chat: its tokens, with a placeholder for each picture, and the pictures' names."""
+    """A round of a chat: its tokens, with a placeholder for each picture, and pictures' names."""
 
     id: str
     tokens: list[int]

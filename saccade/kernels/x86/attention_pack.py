@@ -4,7 +4,7 @@ steps shared with their products (`attention_code.py`, the only one to import th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
