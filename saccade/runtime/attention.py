@@ -153,7 +153,7 @@ class PagedAttention:
     def repeats(self, batch: Batch) -> bool:
         """Return True if all batches of this size with a token to each row take the same calls.
 
-        These read from the batch's memory where rows stand, so it need not be planned again.
+        Once a batch is planned, these read from its memory and from backends' where rows stand.
         """
         single = len(batch.tokens) == len(batch.slots)
         if not (self.steady and single) or len(batch.splice_rows):

@@ -23,6 +23,9 @@ class X86Attention(SdpaAttention):
         super().__init__(shape)
         self._compiled = shape.halves
         self._like = torch.empty(0, shape.head_dim, dtype=shape.dtype)
+        # of steps with one token in each row, by rows and by queries to a key: these lie where a
+        # recording found them
+        self._tables: dict[int, dict[int, torch.Tensor]] = {}
         kind = attention.best_kind()
         if self._compiled and kind and attention.runs(shape.dtype, shape.head_dim):
             attention.functions(shape.head_dim, kind)  # or the first prompt would wait for them
@@ -47,13 +50,18 @@ class X86Attention(SdpaAttention):
             end += 1
         if end == first:
             return None
-        lay_out = cache(partial(attention.lay_out_few, rows))
+        alone = end - first == len(host.lengths) == host.starts[-1]
+        tables = self._tables.setdefault(end, {}) if alone else {}
+        for group, table in tables.items():
+            table.copy_(attention.lay_out_few(rows, group))
 
         def attend(q: torch.Tensor, kv: PagedCache) -> torch.Tensor:
             q = q if q.stride(2) == 1 else q.contiguous()
             scale = self._shape.scale * kv.key_scale
-            table = lay_out(q.shape[1] // kv.keys.shape[1])
-            return attention.attend_few(q, kv, table, host.rows, scale)
+            group = q.shape[1] // kv.keys.shape[1]
+            if group not in tables:
+                tables[group] = attention.lay_out_few(rows, group)
+            return attention.attend_few(q, kv, tables[group], host.rows, scale)
 
         return end, attend
 
