@@ -31,7 +31,7 @@ class Prompt:
     """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
     the images by their places. `reasoning`: the state in which the prompt leaves a reasoning model.
 
-    breakpoints: as in `Caching`. landmarks: (tokens, place) for the end of each chat part, in
+    breakpoints: as in `Caching`. message_offsets: (tokens, place) for the end of each chat part, in
     order; only for requests that ask why the cache missed.
     """
 
@@ -41,7 +41,7 @@ class Prompt:
     places: tuple[str, ...] = ()
     reasoning: Where | None = None
     breakpoints: tuple[tuple[int, int], ...] = ()
-    landmarks: tuple[tuple[int, str], ...] = ()
+    message_offsets: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Preparation:
             prompt.places,
             request.n,
             self.reading,
-            prompt.landmarks,
+            prompt.message_offsets,
             request.silent,
             self.ignored,
             self.turn,
@@ -126,9 +126,9 @@ class PreparedRequest:
     the first).
 
     `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
-    "messages[2].content[0]". `reading`: how the answers are read. `landmarks`: as in `Prompt`.
-    `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch for.
-    `turn`: the request's place in its session, if it is followed.
+    "messages[2].content[0]". `reading`: how the answers are read. `message_offsets`: as in
+    `Prompt`. `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch
+    for. `turn`: the request's place in its session, if it is followed.
     """
 
     request: Request
@@ -136,7 +136,7 @@ class PreparedRequest:
     places: tuple[str, ...] = ()
     n: int = 1
     reading: ReadAs = PLAIN
-    landmarks: tuple[tuple[int, str], ...] = ()
+    message_offsets: tuple[tuple[int, str], ...] = ()
     silent: bool = False
     ignored: tuple[str, ...] = ()
     turn: SessionTurn | None = None
