@@ -132,8 +132,8 @@ class EmbeddingCache:
         """Return the embedding's nearest place, or None if uncached."""
         if key in self._staged:
             return "staged"
-        for tier, shelf in self.tiers.items():
-            if key in shelf:
+        for tier, cache_tier in self.tiers.items():
+            if key in cache_tier:
                 return tier
         return None
 
@@ -244,7 +244,7 @@ class EmbeddingCache:
         if disk.shared:
             self._shelve_known(disk, key)
             return [], True
-        evicted = self._shelve(disk, key)
+        evicted = self._put_in_tier(disk, key)
         return [
             Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key
         ], key not in evicted
@@ -259,9 +259,9 @@ class EmbeddingCache:
         keep = {*self.device.held, *self.reading, *self._staged}
         return [
             Move(key, tier, None, self._forget(key))
-            for tier, shelf in self.tiers.items()
+            for tier, cache_tier in self.tiers.items()
             if disk or tier != "disk"
-            for key in shelf.clear(keep)
+            for key in cache_tier.clear(keep)
         ]
 
     # ---- what clients ask to be kept
@@ -341,7 +341,7 @@ class EmbeddingCache:
             self._shelve_known(disk, key)
 
     def _shelve_known(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
-        for victim in self._shelve(disk, key):
+        for victim in self._put_in_tier(disk, key):
             self._forget(victim)
 
     def _lose(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
@@ -353,9 +353,9 @@ class EmbeddingCache:
     def _bytes(self, key: ImageKey) -> int:
         return self._known[key].num_tokens * self.bytes_per_token
 
-    def _bytes_on(self, shelf: CacheTier[ImageKey], key: ImageKey) -> int:
+    def _bytes_on(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> int:
         """Return the embedding's bytes in a tier. Files on disk are larger."""
-        return self._file_bytes(self._bytes(key)) if shelf is self.disk else self._bytes(key)
+        return self._file_bytes(self._bytes(key)) if cache_tier is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
         known = self._known[key]
@@ -375,7 +375,7 @@ class EmbeddingCache:
         """Move `key` from the device to the host, if it is worth its room there."""
         if self.host is None or self._bytes(key) > self.host.budget_bytes:
             return [Move(key, "device", None, self._forget(key))]
-        evicted = self._shelve(self.host, key)
+        evicted = self._put_in_tier(self.host, key)
         dropped = [
             Move(victim, "device" if victim == key else "host", None, self._forget(victim))
             for victim in evicted
@@ -386,10 +386,10 @@ class EmbeddingCache:
             else [*dropped, Move(key, "device", "host", self._known[key].num_tokens)]
         )
 
-    def _shelve(self, shelf: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
-        """Put `key` on `shelf`. Returns the evicted keys, perhaps `key` itself."""
-        shelf.put(key, self._bytes_on(shelf, key), self._worth(key))
-        return self._pinned.make_room(shelf, 0)
+    def _put_in_tier(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
+        """Put `key` on `cache_tier`. Returns the evicted keys, perhaps `key` itself."""
+        cache_tier.put(key, self._bytes_on(cache_tier, key), self._worth(key))
+        return self._pinned.make_room(cache_tier, 0)
 
     def _forget(self, key: ImageKey) -> int:
         """Drop all facts about `key` if it has left every tier. Returns its tokens."""

@@ -13,7 +13,7 @@ from saccade.core.plan import PageCopy, TierMoves
 from saccade.runtime.tiers import host, page_host
 from saccade.runtime.tiers.page_host import HostPages
 from saccade.runtime.tiers.page_parts import PoolParts
-from tests.runtime.test_lane import Event, Stub, stub
+from tests.runtime.test_side_stream import Event, Stub, stub
 
 __all__ = ["stub"]
 

@@ -66,7 +66,7 @@ class SharedFolder(Folder[K]):
 
         Raises OSError, with the reason.
         """
-        self._room = SharedRoom(root, nbytes)
+        self._room = SharedBudget(root, nbytes)
         super().__init__(root, items, memory, nbytes)
         self.shared = str(self.folder)
 
@@ -100,7 +100,7 @@ class _Found:
     name: str
 
 
-class SharedRoom:
+class SharedBudget:
     """At most `budget` bytes in files below `root`, blocks counted whole.
 
     Methods block. One thread per server calls them.
