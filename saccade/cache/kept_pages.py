@@ -25,7 +25,6 @@ from saccade.cache.pinned_items import PinnedItems
 from saccade.cache.pins import Clock, PinBook
 from saccade.core.config import embedding_file_bytes
 from saccade.core.plan import (
-    NO_MOVES,
     PAGE_TIERS,
     Happened,
     PageCopy,
@@ -228,11 +227,9 @@ class KeptPages:
 
     def take_moves(self) -> PageMoves:
         """Return the workers' moves in all tiers, and clear them."""
-        host, disk = (
-            self.tiers[place].take_moves() if place in self.tiers else NO_MOVES
-            for place in PAGE_TIERS
+        return tuple(
+            (place, tier.take_moves()) for place, tier in self.tiers.items() if tier.moving
         )
-        return PageMoves(host, disk)
 
     def keep(
         self, name: bytes, page: int, line: int | None, tiers: Iterable[PageTier] = PAGE_TIERS

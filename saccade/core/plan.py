@@ -9,7 +9,7 @@ computed, and a `StepResult` answers each, in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -242,28 +242,10 @@ class TierMoves:
         return bool(self.save or self.drop or self.fetch or self.forget or self.place)
 
 
-NO_MOVES = TierMoves()
-
-
-@dataclass(frozen=True, slots=True)
-class PageMoves:
-    """KV pages between the device and each tier."""
-
-    host: TierMoves = NO_MOVES
-    disk: TierMoves = NO_MOVES
-
-    def __bool__(self) -> bool:
-        return bool(self.host) or bool(self.disk)
-
-    @property
-    def fetched(self) -> Iterator[tuple[bytes, PageTier]]:
-        """Yield the name of each page to read, and the tier it comes from."""
-        for tier, moves in zip(PAGE_TIERS, (self.host, self.disk), strict=True):
-            for copy in moves.fetch:
-                yield copy.name, tier
-
-
-NO_PAGE_MOVES = PageMoves()
+PageMoves = tuple[tuple[PageTier, TierMoves], ...]
+"""KV pages between the device and each tier that has moves. Those of a tier that drop, save and
+forget come before any other tier's that fetch and place.
+"""
 
 
 Memory = Literal["weights", "kv_cache"]
@@ -339,7 +321,7 @@ class Plan:
     snapshot: tuple[StateCopy, ...] = ()
     # the rest of the worker
     wait: bool = False
-    pages: PageMoves = NO_PAGE_MOVES
+    pages: PageMoves = ()
     change: Change | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""The layout of embeddings in a folder: a folder for each model, a file for each embedding.
+"""The layout of embeddings, and of KV pages, in a folder: a folder for each model, a file for each.
 
 It is the same for the engine that looks files up and the worker that writes them. Also the claims
 to folders that servers may share. Knows nothing of the content of files.
@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -19,12 +20,8 @@ from saccade.core.types import ImageKey
 
 SUFFIX = ".safetensors"
 DRAFT = ".draft"
-WHOLE_NAME = re.compile(r"[0-9a-f]{40}\.safetensors")
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{16}\.draft")
 """One that several servers may find is being written."""
-LONE_DRAFT_NAME = re.compile(r"[0-9a-f]{40}\.[0-9]+\.tmp")
-"""The same in a folder of one server."""
-MODEL_NAME = re.compile(r"[0-9a-f]{32}")
 
 SHARED = Claim(".saccade-embeddings", re.compile(r"lock|cards|[0-9a-f]{32}"))
 """The folder of embeddings, of one server or shared by several."""
@@ -41,26 +38,46 @@ def file_name(key: ImageKey) -> str:
     return name.hexdigest() + SUFFIX
 
 
-def model_folders(root: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the folders below `root` with model names, each with an open descriptor.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names below a claimed folder.
 
-    Links are skipped.
+    folder: one for each model. file: one for each item. draft: one that is being written, in a
+    folder of one server.
     """
-    for folder in root.iterdir():
-        if MODEL_NAME.fullmatch(folder.name):
-            with suppress(OSError), opened_folder(folder) as handle:
-                yield folder, handle
+
+    claim: Claim
+    folder: re.Pattern[str]
+    file: re.Pattern[str]
+    draft: re.Pattern[str]
+
+    def folders(self, root: Path) -> Iterator[tuple[Path, int]]:
+        """Yield the models' folders below `root`, each with an open descriptor.
+
+        Links are skipped.
+        """
+        for folder in root.iterdir():
+            if self.folder.fullmatch(folder.name):
+                with suppress(OSError), opened_folder(folder) as handle:
+                    yield folder, handle
+
+    def nbytes(self, root: Path) -> int:
+        """Return the disk bytes that items below `root` use, over all models."""
+        total = 0
+        for _, handle in self.folders(root):
+            for file in os.scandir(handle):
+                if self.file.fullmatch(file.name):
+                    with suppress(FileNotFoundError):  # another server may have removed it
+                        total += taken(file.stat(follow_symlinks=False))
+        return total
 
 
-def stored_bytes(root: Path) -> int:
-    """Return the disk bytes that embeddings below `root` use, over all models."""
-    total = 0
-    for _, handle in model_folders(root):
-        for file in os.scandir(handle):
-            if WHOLE_NAME.fullmatch(file.name):
-                with suppress(FileNotFoundError):  # another server may have removed it
-                    total += taken(file.stat(follow_symlinks=False))
-    return total
+EMBEDDING_FILES = Layout(
+    SHARED,
+    re.compile(r"[0-9a-f]{32}"),
+    re.compile(r"[0-9a-f]{40}\.safetensors"),
+    re.compile(r"[0-9a-f]{40}\.[0-9]+\.tmp"),
+)
 
 
 def on_disk(nbytes: int) -> int:

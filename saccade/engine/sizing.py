@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -41,9 +40,9 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
 )
-from saccade.core.page_store import kept_bytes
+from saccade.core.page_store import PAGE_FILES
 from saccade.core.plan import PLANS_IN_FLIGHT
-from saccade.core.store import stored_bytes
+from saccade.core.store import EMBEDDING_FILES, Layout
 from saccade.engine.claims import (
     StepBounds,
     cuda_bytes,
@@ -534,7 +533,7 @@ def resolve_embeddings(
     disk = caches.embedding_disk
     if disk is None or disk.nbytes == 0:
         return EmbeddingBudgets(device, host_bytes)
-    nbytes, folder = _disk_budget("--embedding-cache-dir", disk, stored_bytes)
+    nbytes, folder = _disk_budget("--embedding-cache-dir", disk, EMBEDDING_FILES)
     shared = caches.embedding_cache_shared
     store = "shared" if shared else "disk"
     return EmbeddingBudgets(device, host_bytes, nbytes, folder, shared, store)
@@ -550,20 +549,20 @@ def resolve_pages(caches: CacheOptions, ranks: int, host_bytes: int) -> PageTier
         host_bytes = caches.kv_cache_host_mb * MIB
     if (disk := caches.kv_disk) is None:
         return PageTierConfig(host_bytes=host_bytes, ranks=ranks)
-    nbytes, folder = _disk_budget("--kv-cache-dir", disk, kept_bytes)
+    nbytes, folder = _disk_budget("--kv-cache-dir", disk, PAGE_FILES)
     return PageTierConfig(folder, nbytes, ranks=ranks, host_bytes=host_bytes)
 
 
-def _disk_budget(option: str, disk: DiskFolder, count: Callable[[Path], int]) -> tuple[int, str]:
+def _disk_budget(option: str, disk: DiskFolder, layout: Layout) -> tuple[int, str]:
     """Return the bytes for what `option` keeps in a folder, and the folder.
 
-    `count`: measures what is there already. Raises ConfigError.
+    `layout`: of what is there already. Raises ConfigError.
     """
     folder = Path(disk.path).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
-        available = shutil.disk_usage(folder).free + count(folder)
+        available = shutil.disk_usage(folder).free + layout.nbytes(folder)
     except FileExistsError:
         raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
     except OSError as error:

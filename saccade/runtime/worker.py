@@ -39,7 +39,7 @@ from saccade.runtime.sampling.scores import STATE_PARTS
 from saccade.runtime.sleep import GivenBack, let_go
 from saccade.runtime.start_facts import describe_steps, find_facts
 from saccade.runtime.states import StateMemory
-from saccade.runtime.tiers.page_memory import PageMemory, open_pages
+from saccade.runtime.tiers.page_memory import PageMemory
 from saccade.runtime.vision.images import ImageExecutor, begin_captures
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.vision.streams import FIRST
@@ -92,8 +92,7 @@ class Worker:
         self._adapters: AdapterTable | None = None  # made with the first that is loaded
         self.pages: PageMemory | None = None
         if config.kv.pages:
-            disk, room = open_pages(config.kv.pages, everyone), config.kv.pages.host_bytes
-            self.pages = PageMemory(caches, size, self.states, everyone, disk, room)
+            self.pages = PageMemory(caches, size, self.states, everyone, config.kv.pages)
         known = PositionCache(spec, net.vision, metrics)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
         like = self.images.like

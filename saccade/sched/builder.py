@@ -14,7 +14,6 @@ from typing import NamedTuple
 from saccade.cache.content import Content
 from saccade.core.plan import (
     NO_LINE,
-    NO_PAGE_MOVES,
     Deliver,
     Encode,
     Move,
@@ -234,7 +233,7 @@ class PlanBuilder:
         )
 
     def build(
-        self, step: int, close: list[int], tower: int, wait: bool, pages: PageMoves = NO_PAGE_MOVES
+        self, step: int, close: list[int], tower: int, wait: bool, pages: PageMoves = ()
     ) -> Plan:
         """Build the plan. `tower`, `wait`, `pages`: as in `Plan`."""
         splice: list[Splice] = []

@@ -26,7 +26,7 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InternalError, RequestError
-from saccade.core.plan import NO_PAGE_MOVES, PLANS_IN_FLIGHT, Masks, Plan, Row, StepResult
+from saccade.core.plan import PLANS_IN_FLIGHT, Masks, PageMoves, Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, PooledOutput, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
@@ -303,7 +303,8 @@ class GenerationScheduler:
         A plan that only continues an encoding, or waits, is made only when every other plan was
         applied. The result of a plan in flight may bring more work.
         """
-        pages, arriving = NO_PAGE_MOVES, False
+        pages: PageMoves = ()
+        arriving = False
         if self.arrivals is not None:
             pages, arriving = self.arrivals.take_moves(), self.arrivals.busy
         works = builder.works or self._closing or pages

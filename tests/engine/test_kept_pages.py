@@ -22,7 +22,7 @@ from saccade.cache.kept_pages import KeptPages, KeptTier
 from saccade.core.config import KVConfig, PageTierConfig
 from saccade.core.errors import ConfigError, StartupError
 from saccade.core.options import CacheOptions
-from saccade.core.page_store import PAGE_FILE
+from saccade.core.page_store import PAGE_FILES
 from saccade.core.plan import PageOutcome, PageTier, StepResult
 from saccade.core.types import CacheMiss, Caching, Delta
 from saccade.families.registry import load_spec
@@ -96,7 +96,7 @@ def run(harness: Harness, model: Model, *names: str) -> Mapping[str, Outcome]:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*/*") if PAGE_FILE.fullmatch(path.name))
+    return sorted(path for path in folder.glob("*/*") if PAGE_FILES.file.fullmatch(path.name))
 
 
 @pytest.mark.more

@@ -17,7 +17,7 @@ from saccade.core.claims import warn_of_others
 from saccade.core.config import DISK_BLOCK, embedding_file_bytes
 from saccade.core.errors import ConfigError
 from saccade.core.options import CacheOptions, MediaOptions
-from saccade.core.store import DRAFT, SUFFIX, file_name, stored_bytes
+from saccade.core.store import DRAFT, EMBEDDING_FILES, SUFFIX, file_name
 from saccade.core.types import ImageKey
 from saccade.runtime.tiers import shared
 from saccade.runtime.tiers.background import Background
@@ -227,7 +227,7 @@ def test_a_pipe_a_link_and_a_hole_among_the_drafts_hold_up_nobody(tmp_path: Path
     (folder / ("1" * 40 + SUFFIX)).symlink_to(victim)
     with (folder / ("2" * 40 + SUFFIX)).open("wb") as hole:
         hole.truncate(1 << 40)
-    assert stored_bytes(tmp_path) < BUDGET
+    assert EMBEDDING_FILES.nbytes(tmp_path) < BUDGET
     again = open_tier(tmp_path)
     assert read(again, 1) is not None, "a file of holes takes nobody's room"
     again.close()

@@ -281,7 +281,7 @@ class Worker:
         """Pages as files: those of one name have one content, whoever wrote them. What comes from
         the host lies in its place before the scheduler hears of it.
         """
-        for place, moves in zip(PAGE_TIERS, (plan.pages.host, plan.pages.disk)):
+        for place, moves in plan.pages:
             tier = self.kept[place]
             for name in moves.drop:
                 assert name in tier.files or name in tier.unwritten, "removed though not there"
@@ -296,7 +296,7 @@ class Worker:
                 assert known, "nobody has read it"
                 tier.fetching.pop(name, None)
                 tier.fetched.pop(name, None)
-        for place, moves in zip(PAGE_TIERS[::-1], (plan.pages.disk, plan.pages.host)):
+        for place, moves in plan.pages:
             tier = self.kept[place]
             for copy in moves.fetch:
                 assert copy.name not in tier.fetching, "read twice"
@@ -328,7 +328,7 @@ class Worker:
     def _page_events(self, plan: Plan) -> Iterator[PageEvent]:
         """As of embeddings; the host's memory fails in nothing."""
         files, host = self.kept["disk"], self.kept["host"]
-        for copy in plan.pages.disk.save:
+        for copy in (copy for tier, moves in plan.pages if tier == "disk" for copy in moves.save):
             if copy.name in files.files and self.rng.random() < self.harm:
                 del files.files[copy.name]
                 files.unwritten.add(copy.name)

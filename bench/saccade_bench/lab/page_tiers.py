@@ -91,7 +91,7 @@ class PageReads:
         self._rates.took(sum(row.length for row in plan.rows if row.length > 1), ms / 1e3)
 
     def carry_out(self, plan: Plan) -> None:
-        for tier, moves in zip(PAGE_TIERS, (plan.pages.host, plan.pages.disk)):
+        for tier, moves in plan.pages:
             for way, copies in (("KV to", moves.save), ("KV from", moves.fetch)):
                 if copies:
                     self.moved[f"{way} {tier}"] += len(copies) * self._page_bytes

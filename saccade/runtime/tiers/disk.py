@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Hashable, Iterator
@@ -34,6 +35,8 @@ from saccade.runtime.tiers.items import (
     write_header,
 )
 from saccade.runtime.tiers.tier import Ready
+
+log = logging.getLogger("saccade")
 
 LOCK_SECONDS = 5.0
 PRIVATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -59,7 +62,7 @@ class Folder(Generic[K]):
         self._user: int | None = None
         self._lock: int | None = None
         self.folder = root / items.folder
-        user = items.claim.take(root)
+        user = items.layout.claim.take(root)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.found = self._begin(user)
 
@@ -73,7 +76,24 @@ class Folder(Generic[K]):
             )
             self._lock = locked(self.folder / "lock")
         with opened_folder(self.folder):
-            return self._items.scan(self.folder)
+            return self._scan()
+
+    def _scan(self) -> tuple[tuple[K, int], ...]:
+        """Return (key, size) of the whole files, the oldest first. Removes all others of ours."""
+        layout, whole = self._items.layout, list[tuple[int, K, int]]()
+        for entry in os.scandir(self.folder):
+            try:
+                if layout.draft.fullmatch(entry.name):
+                    raise Damaged("it was left half written")
+                if layout.file.fullmatch(entry.name):
+                    seen = entry.stat(follow_symlinks=False)
+                    if found := self._items.found(Path(entry), seen):
+                        whole.append((seen.st_mtime_ns, *found))
+            except Damaged as error:
+                discard(self.what, Path(entry), error)
+            except OSError as error:
+                log.warning("%s: %s is not used: %s", self.what, entry.name, error)
+        return tuple((key, size) for _, key, size in sorted(whole, key=lambda each: each[0]))
 
     def _own(self, user: int, remedy: str = "") -> None:
         """Believe one user's files alone. Raises OSError for a folder of another's."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 from collections.abc import Hashable
-from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -22,8 +22,9 @@ import torch
 from blake3 import blake3
 
 from saccade.core import page_store, store
-from saccade.core.claims import Claim, Strange, beside
+from saccade.core.claims import Strange, beside
 from saccade.core.config import DISK_BLOCK
+from saccade.core.store import Layout
 from saccade.core.types import ImageKey
 
 log = logging.getLogger("saccade")
@@ -74,13 +75,13 @@ class ItemHeader:
 
 
 class Items(Protocol[K]):
-    """One kind of item of one model. what: its name in logs. claim: of the root folder. folder:
+    """One kind of item of one model. what: its name in logs. layout: of the root folder. folder:
     below it, this model's. lone: one server has the folder, and nobody else's file is believed.
     durable: a file is forced to the disk before it has its name.
     """
 
     what: str
-    claim: Claim
+    layout: Layout
     folder: str
     lone: bool
     durable: bool
@@ -103,10 +104,9 @@ class Items(Protocol[K]):
         """Return the (key, size) of a file. Raises Damaged if anything does not fit."""
         ...
 
-    def scan(self, folder: Path) -> tuple[tuple[K, int], ...]:
-        """Return (key, size) of the whole files, the oldest first. Removes what is left of others.
-
-        size: as a book counts it, rows of an embedding, bytes of a page's file.
+    def found(self, path: Path, seen: os.stat_result) -> tuple[K, int] | None:
+        """Return a file's (key, size), as a book counts it: rows of an embedding, bytes of a page's
+        file. None: nothing is there. Raises Damaged and OSError.
         """
         ...
 
@@ -115,7 +115,7 @@ class Embeddings:
     """The embeddings of one vision tower, rows [tokens, width]."""
 
     what = "embedding cache on disk"
-    claim = store.SHARED
+    layout = store.EMBEDDING_FILES
     lone = False
     durable = True
 
@@ -155,22 +155,9 @@ class Embeddings:
             raise Damaged("its size is wrong")
         return key, num_tokens
 
-    def scan(self, folder: Path) -> tuple[tuple[ImageKey, int], ...]:
-        found: list[tuple[int, ImageKey, int]] = []
-        for path in folder.iterdir():
-            try:
-                if store.LONE_DRAFT_NAME.fullmatch(path.name):
-                    raise Damaged("it was left half written")
-                if not store.WHOLE_NAME.fullmatch(path.name):
-                    continue
-                with open_whole(path) as file:
-                    key, size = self.check(read_header(file), path.name)
-                    found.append((os.fstat(file.fileno()).st_mtime_ns, key, size))
-            except Damaged as error:
-                discard(self.what, path, error)
-            except OSError as error:
-                log.warning("%s: %s is not used: %s", self.what, path.name, error)
-        return tuple((key, size) for _, key, size in sorted(found, key=lambda each: each[0]))
+    def found(self, path: Path, _: os.stat_result) -> tuple[ImageKey, int] | None:
+        with open_whole(path) as file:
+            return self.check(read_header(file), path.name)
 
 
 class Pages:
@@ -180,7 +167,7 @@ class Pages:
     """
 
     what = "KV cache on disk"
-    claim = page_store.PAGES
+    layout = page_store.PAGE_FILES
     lone = True
     durable = False
 
@@ -212,18 +199,9 @@ class Pages:
             raise Damaged("its size is wrong")
         return key, header.nbytes
 
-    def scan(self, folder: Path) -> tuple[tuple[bytes, int], ...]:
-        found: list[tuple[int, bytes, int]] = []
-        for entry in os.scandir(folder):
-            if page_store.PAGE_DRAFT.fullmatch(entry.name):
-                with suppress(OSError):
-                    Path(entry).unlink()
-            elif page_store.PAGE_FILE.fullmatch(entry.name) and entry.is_file(
-                follow_symlinks=False
-            ):
-                seen = entry.stat(follow_symlinks=False)
-                found.append((seen.st_mtime_ns, bytes.fromhex(entry.name[:64]), seen.st_size))
-        return tuple((name, nbytes) for _, name, nbytes in sorted(found))
+    def found(self, path: Path, seen: os.stat_result) -> tuple[bytes, int] | None:
+        whole = stat.S_ISREG(seen.st_mode)  # there are many, so none is opened
+        return (bytes.fromhex(path.stem), seen.st_size) if whole else None
 
 
 def open_whole(path: Path) -> BufferedReader:

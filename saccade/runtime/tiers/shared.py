@@ -38,9 +38,8 @@ from saccade.core.claims import beside, made_beside, opened_folder
 from saccade.core.store import (
     DRAFT,
     DRAFT_NAME,
+    EMBEDDING_FILES,
     SHARED,
-    WHOLE_NAME,
-    model_folders,
     on_disk,
     taken,
 )
@@ -156,13 +155,13 @@ class SharedBudget:
         """
         files: list[_Found] = []
         used = 0
-        for folder, handle in model_folders(self._root):
+        for folder, handle in EMBEDDING_FILES.folders(self._root):
             for file in os.scandir(handle):
                 with suppress(OSError):  # its writer, or who found it damaged, may have removed it
                     found = file.stat(follow_symlinks=False)
                     if not stat.S_ISREG(found.st_mode) or found.st_uid != self.user:
                         continue
-                    if WHOLE_NAME.fullmatch(file.name):
+                    if EMBEDDING_FILES.file.fullmatch(file.name):
                         files.append(_Found(found.st_mtime_ns, taken(found), folder, file.name))
                         used += taken(found)
                     elif DRAFT_NAME.fullmatch(file.name) and not _abandoned(

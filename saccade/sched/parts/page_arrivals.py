@@ -24,7 +24,6 @@ from saccade.cache.page_names import page_name, root_name, state_name
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import (
-    NO_PAGE_MOVES,
     Happened,
     PageEvent,
     PageMoves,
@@ -338,7 +337,7 @@ class PageArrivals:
 
     def take_moves(self) -> PageMoves:
         """Return the plan's orders for pages beside the pool."""
-        return self.kept.take_moves() if self.kept.moving else NO_PAGE_MOVES
+        return self.kept.take_moves()
 
     def applied(self, flight: Flight, result: StepResult, later: Iterable[Flight]) -> None:
         """Apply a plan's result: ended reads and writes, and the speed of computing.
@@ -349,7 +348,8 @@ class PageArrivals:
         rows = [row.length for row in flight.plan.rows if row.length > 1]
         self.rates.computed(sum(rows), now - max(flight.planned, self._applied))
         self._applied = now
-        unread = {each for ahead in later for each in ahead.plan.pages.fetched}
+        ahead = [moves for flight in later for moves in flight.plan.pages]
+        unread = {(copy.name, tier) for tier, moves in ahead for copy in moves.fetch}
         self._hear(result.pages, unread)
 
     # ---- news
