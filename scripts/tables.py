@@ -6,17 +6,15 @@ not current.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
-import inspect
 import sys
-import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from saccade.api.about.openapi import describe
 from saccade.commands import SERVE_OPTIONS, TUNING
+from saccade.core.field_docs import field_docs
 from saccade.core.tuning import option
 
 ROOT = Path(__file__).parent.parent
@@ -46,15 +44,10 @@ def architectures() -> Iterator[Sequence[str]]:
 def options() -> Iterator[Sequence[str]]:
     """Yield name, default and meaning of each option of `saccade serve`."""
     for kind in SERVE_OPTIONS:
-        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, words in zip(tree.body, tree.body[1:]):
-            if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
-                name = ast.unparse(field.target)
-                if name not in TUNING:
-                    meaning = " ".join(ast.literal_eval(words.value).split())
-                    yield f"`{option(name)}`", shown(defaults[name]), meaning
+        meanings = field_docs(kind)
+        for field in dataclasses.fields(kind):
+            if field.name not in TUNING:
+                yield f"`{option(field.name)}`", shown(field.default), meanings[field.name]
 
 
 def tuning_values() -> Iterator[Sequence[str]]:

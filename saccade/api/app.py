@@ -6,6 +6,7 @@ and `stream.py` write. Knows nothing of tokens, templates or the engine.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence, Set
@@ -310,7 +311,7 @@ class _Api:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def openapi(self, _: Request) -> Response:
-        return json_response(describe())
+        return json_response(await asyncio.to_thread(describe))
 
     async def version(self, _: Request) -> Response:
         return json_response({"version": __version__})

@@ -37,6 +37,7 @@ class LoadAdapter(Struct, forbid_unknown_fields=True):
 
     lora_name: str
     lora_path: str
+    """The server's folder with adapter_config.json and adapter_model.safetensors."""
 
 
 class UnloadAdapter(Struct, forbid_unknown_fields=True):
@@ -44,6 +45,7 @@ class UnloadAdapter(Struct, forbid_unknown_fields=True):
 
     lora_name: str
     lora_int_id: int | None = None
+    """Accepted from vLLM's clients and ignored."""
 
 
 T = TypeVar("T")
@@ -65,14 +67,18 @@ class UpdateFromDisk(Struct):
 
     model_path: str
     load_format: str | None = None
+    """auto or safetensors. The server reads only safetensors."""
     abort_all_requests: bool | None = None
+    """If true, running requests end with an error. Else they finish first."""
     keep_pause: bool | None = None
+    """New requests wait after the change until a client resumes the server."""
 
 
 class MemoryTags(Struct, forbid_unknown_fields=True):
     """POST /release_memory_occupation, /resume_memory_occupation. None: all."""
 
     tags: list[str] | None = None
+    """Which memory to act on: weights, kv_cache. Default: all."""
 
 
 LOAD_FORMATS = (None, "auto", "safetensors")

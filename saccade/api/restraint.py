@@ -29,8 +29,11 @@ class ExtraArguments(Struct, forbid_unknown_fields=True):
     """
 
     ngram_size: Natural | None = None
+    """Length of n-grams that may appear only once in the answer's last window_size tokens."""
     window_size: Natural | None = None
+    """How many last tokens of the answer ngram_size checks. Default: 100."""
     whitelist_token_ids: list[Natural] | None = None
+    """Tokens that may complete a repeated n-gram."""
     no_repeat_ngram_size: Natural | None = None
 
 
@@ -40,15 +43,26 @@ class Restraint(Struct, kw_only=True):
     """
 
     allowed_token_ids: list[Natural] | None = None
+    """The answer uses only these tokens."""
     bad_words: list[str] | None = None
+    """Words that are blocked at the beginning of the answer and after a space."""
     no_repeat_ngram_size: Natural | None = None
     vllm_xargs: ExtraArguments | None = None
+    """The same repetition limits, under the names that DeepSeek-OCR's users know."""
     thinking_token_budget: Natural | None = None
+    """Maximum reasoning tokens. After them, the answer proper begins."""
     include_stop_str_in_output: bool | None = None
+    """The text ends with the stop string or token that ended it."""
     skip_special_tokens: bool | None = None
+    """If false, the text shows special tokens by name."""
     spaces_between_special_tokens: bool | None = None
+    """Accepted. The server adds no spaces between tokens."""
     truncate_prompt_tokens: Integer | None = None
+    """The server reads only this many of the prompt's last tokens. -1 keeps as many as fit. An
+    image is never cut.
+    """
     priority: Integer | None = None
+    """Among your waiting requests, lower numbers run first."""
     service_tier: ServiceTier | None = None
 
     def read(self) -> AnswerRules:

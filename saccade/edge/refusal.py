@@ -39,7 +39,9 @@ class ErrorBody(Struct):
     """The error, and its field."""
 
     message: str
+    """What is wrong, the limit, and what to do."""
     type: str
+    """The error's kind, such as invalid_request_error or server_error."""
     param: str | None
     code: str | None
 

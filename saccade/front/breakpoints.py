@@ -44,6 +44,7 @@ class PromptCacheBreakpoint(Struct):
     """
 
     mode: Literal["explicit"] = "explicit"
+    """Always explicit, because the mark itself asks."""
     ttl: Lifetime | None = None
 
 
@@ -54,9 +55,13 @@ class PromptCacheOptions(Struct, forbid_unknown_fields=True):
     """
 
     mode: Literal["implicit", "explicit"] = "implicit"
+    """implicit keeps the whole prompt. explicit keeps what precedes breakpoints."""
     ttl: Lifetime | None = None
+    """How long breakpoints without their own ttl last, from 1s to 24h, such as 5m."""
     comparison_response_id: str | None = None
+    """Requests diagnostics. The server compares the most similar earlier prompt."""
     prewarm: bool = False
+    """The server computes and caches the prompt without an answer."""
 
 
 class Marked(RefusedWords, kw_only=True):

@@ -80,6 +80,7 @@ class FunctionCall(Struct):
 
     name: Name
     arguments: str | dict[str, Any] = ""
+    """The function's arguments, as JSON text or as an object."""
 
 
 class ToolCall(Struct):
@@ -100,16 +101,20 @@ class ChatMessage(Marked, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None
     name: Name | None = None
+    """The speaker, if several share a role. Templates may show it."""
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_CALLS)] | None = None
     tool_call_id: Name | None = None
+    """The call that this message answers."""
     reasoning_content: str | None = None
     reasoning: Any = None
+    """reasoning_content under another name, if it is a text."""
     images: (
         list[str | ImagePart]
         | Annotated[str, Meta(max_length=0)]
         | Annotated[dict[str, Any], Meta(max_length=0)]
         | None
     ) = None
+    """Images before the content. Each is a URL, base64, or an image_url part."""
     refusal: Any = None
 
 

@@ -100,10 +100,13 @@ class SourcedPart(ImageSizeOptions, kw_only=True):
 
     url: str | None = None
     base64: str | None = None
+    """The content in base64, under LangChain's name."""
     data: str | None = None
     file_id: str | None = None
     id: Any = None
+    """A file's id, with source_type id. Otherwise it is ignored."""
     source_type: Any = None
+    """LangChain's source type: url, base64, text or id. With id, the field id names a file."""
     source: InlineSource | LinkedSource | UploadedSource | None = None
 
 
@@ -131,12 +134,14 @@ class ImageObjectPart(SourcedPart, tag_field="type", tag="image", kw_only=True):
     """
 
     image: Any = None
+    """A URL of the image, as in image_url."""
 
 
 class ImageFilePart(ImageSizeOptions, tag_field="type", tag="image_file", kw_only=True):
     """An uploaded image within a message."""
 
     image_file: UploadedFile
+    """The uploaded or inline image."""
 
 
 class FilePart(SourcedPart, tag_field="type", tag="file", kw_only=True):

@@ -22,7 +22,9 @@ class EdgeBounds(Struct, forbid_unknown_fields=True, kw_only=True):
     """The same as `min_pixels` and `max_pixels`, as processors of Qwen's checkpoints call them."""
 
     shortest_edge: Positive | None = None
+    """min_pixels, under the name that Qwen's processors use."""
     longest_edge: Positive | None = None
+    """max_pixels, under the name that Qwen's processors use."""
 
 
 class ImageBounds(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -31,6 +33,7 @@ class ImageBounds(Struct, forbid_unknown_fields=True, kw_only=True):
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
     size: EdgeBounds | None = None
+    """min_pixels and max_pixels, under the names of Qwen's processors."""
 
 
 class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -42,10 +45,13 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
     size: EdgeBounds | None = None
+    """min_pixels and max_pixels, under the names of Qwen's processors."""
     images_kwargs: ImageBounds | None = None
+    """The same options for images alone."""
     fps: Rate | None = None
     num_frames: Positive | None = None
     do_sample_frames: Literal[True] | None = None
+    """If false, the server takes all frames as they come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,10 @@ class VideoPart(MarkedVideo, tag_field="type", tag="video", kw_only=True):
     """
 
     video: Any
+    """The frames in order, as URLs or ids of uploaded files."""
     frames_indices: list[Natural] | None = None
     source_fps: Rate | None = None
+    """Frames per second in the source video."""
 
 
 class InputVideoPart(MarkedVideo, tag_field="type", tag="input_video", kw_only=True):
@@ -90,6 +92,7 @@ class InputVideoPart(MarkedVideo, tag_field="type", tag="input_video", kw_only=T
     video_url: str | VideoURL | None = None
     file_id: str | None = None
     video_data: str | None = None
+    """The video in base64."""
 
 
 AnyVideoPart = VideoURLPart | VideoPart | InputVideoPart
@@ -104,13 +107,16 @@ class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
     num_frames: Positive | None = None
     frames_indices: list[Natural] | None = None
     total_num_frames: Positive | None = None
+    """Total frames in the source video."""
     duration: Rate | None = None
+    """The source video's length in seconds."""
 
 
 class MediaReading(Struct, forbid_unknown_fields=True, kw_only=True):
     """`media_io_kwargs`, as in vLLM."""
 
     video: VideoReading | None = None
+    """How to read videos."""
 
 
 class VideoDefaults(Struct, frozen=True, kw_only=True):

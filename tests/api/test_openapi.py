@@ -11,6 +11,10 @@ import pytest
 from saccade.api.about.examples import BODIES
 from saccade.api.about.field_words import COMMON, OWN
 from saccade.api.about.openapi import describe
+from saccade.api.chat.fields import Reply
+from saccade.core.field_docs import field_docs
+from saccade.core.options import ParallelOptions
+from saccade.core.route_options import RouteOptions, SpreadOptions
 from saccade.core.types import MAX_BIAS, MAX_STOP_CHARACTERS, MAX_STOPS
 from tests.helpers.served import Served
 
@@ -88,8 +92,15 @@ def test_no_sentence_is_of_a_field_that_is_not_there() -> None:
     schemas = describe()["components"]["schemas"]
     for schema, name in OWN:
         assert name in schemas[schema]["properties"], (schema, name)
-    groups = {name for schema, name, _ in described() if (schema, name) not in OWN}
-    assert set(COMMON) <= groups
+    told = {name for _, name, field in described() if field["description"] == COMMON.get(name)}
+    assert set(COMMON) == told
+
+
+def test_words_below_a_field_are_those_of_its_class_and_its_bases() -> None:
+    assert field_docs(ParallelOptions)["tp_size"].startswith("Tensor parallelism: processes (on")
+    assert field_docs(RouteOptions).keys() > field_docs(SpreadOptions).keys() > {"max_requests"}
+    described = describe()["components"]["schemas"]["Reply"]["properties"]["n"]["description"]
+    assert described == field_docs(Reply)["n"]
 
 
 def bounds_of(field: dict[str, Any]) -> Iterator[tuple[float, float]]:

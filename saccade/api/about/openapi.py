@@ -14,7 +14,7 @@ import msgspec
 from saccade import __version__
 from saccade.api.about import page
 from saccade.api.about.examples import BODIES as EXAMPLES
-from saccade.api.about.field_words import add_words
+from saccade.api.about.field_words import add_words, classes_in
 from saccade.api.about.openapi_form import finish, streams
 from saccade.api.batches.fields import TOLD, BatchJob, BatchPage, BatchRequest
 from saccade.api.body_schema import BodySchema
@@ -132,9 +132,17 @@ def describe() -> dict[str, Any]:
     groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
     told = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
     counts = [answers.TokenCount, answers.TokenText]
-    lists = [answers.ModelList, ErrorResponse, page.ServerState, *_READ]
+    lists: list[type[Any]] = [answers.ModelList, ErrorResponse, page.ServerState, *_READ]
     below = [ChatMessage, messages_fields.InputMessage, messages_fields.ToolDefinition]
-    types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS, *_BATCHES]
+    types: list[type[Any]] = [
+        *sorted(groups, key=str),
+        *told,
+        *counts,
+        *lists,
+        *below,
+        *_ITEMS,
+        *_BATCHES,
+    ]
     types += sorted({kind for _, kind in _CHANGES}, key=str)
     types += [RefusedWords]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
@@ -153,7 +161,7 @@ def describe() -> dict[str, Any]:
         for group in ("Sampling", "Ending", "ResponseEnding", "TextPrompt"):
             for option in _options(components[group], name):
                 option.update(minimum=low, maximum=high)
-    add_words(components)
+    add_words(components, {**classes_in(types), "Batch": BatchJob})
     paths: dict[str, Any] = {}
     for path, (name, form, answer) in _BODIES.items():
         read = [form] if form else list(_TOKENIZE)

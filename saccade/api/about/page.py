@@ -58,9 +58,12 @@ class Underway(Struct):
     """An answer on its way. `seconds`: since its request arrived. `generated`: tokens so far."""
 
     seconds: float
+    """Seconds since the request arrived."""
     prompt_tokens: int
     images: int
+    """Images in the prompt."""
     generated: int
+    """Tokens generated so far."""
 
 
 class ServerState(Struct):
@@ -74,14 +77,22 @@ class ServerState(Struct):
     """
 
     status: str
+    """starting, ready, stalled, stopping or failed."""
     reason: str
+    """What still keeps the server from being ready."""
     model: str
     version: str
+    """Saccade's version."""
     uptime: int
+    """Seconds since the server started."""
     context_length: int | None
+    """Maximum tokens for a prompt and its answer together."""
     kv_tokens: int | None
+    """Tokens that the KV cache holds."""
     takes: tuple[Readable, ...]
+    """What requests may hold besides text. frames means a list of video frames."""
     answers: list[Underway]
+    """The running answers, longest first."""
 
     @classmethod
     def of(cls, front: RequestManager, model: str, started: int, client: Client) -> ServerState:

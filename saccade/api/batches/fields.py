@@ -37,17 +37,23 @@ class ExpiresAfter(Struct):
     """When to remove files with results: seconds after they are made."""
 
     seconds: Annotated[int, Meta(ge=3600, le=30 * DAY)]
+    """The time in seconds."""
     anchor: Literal["created_at"] = "created_at"
+    """When the seconds start. They start when the file is created."""
 
 
 class BatchRequest(Struct):
     """Body for POST /v1/batches."""
 
     input_file_id: str
+    """An uploaded file with purpose batch and one request per line."""
     endpoint: Endpoint
+    """The path that receives every line."""
     completion_window: Literal["24h"] = "24h"
+    """24h. Lines still open by then stay unanswered."""
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
+    """How long result files stay. Default: until you delete them."""
 
 
 class BatchLine(Struct):
@@ -64,7 +70,9 @@ class BatchError(Struct):
 
     code: str
     message: str
+    """What is wrong."""
     line: int | None = None
+    """The line in the input file, from 1."""
     param: str | None = None
 
 
@@ -72,6 +80,7 @@ class BatchErrors(Struct):
     """Errors in a list."""
 
     data: list[BatchError]
+    """The input file's errors."""
     object: str = "list"
 
 
@@ -79,8 +88,11 @@ class RequestCounts(Struct):
     """Lines: all, those with an answer, those with an error."""
 
     total: int = 0
+    """All lines."""
     completed: int = 0
+    """Lines that have an answer."""
     failed: int = 0
+    """Lines that have an error."""
 
 
 class BatchJob(Struct, kw_only=True):
@@ -89,18 +101,26 @@ class BatchJob(Struct, kw_only=True):
     # what was asked for
     id: str
     endpoint: Endpoint
+    """The path that receives every line."""
     input_file_id: str
+    """An uploaded file with purpose batch and one request per line."""
     created_at: int
     expires_at: int
     completion_window: str = "24h"
+    """24h. Lines still open by then stay unanswered."""
     # how it stands
     object: str = "batch"
     status: Status = "validating"
+    """validating, in_progress, finalizing, completed, failed, expired, cancelling or cancelled."""
     errors: BatchErrors | None = None
+    """Why the batch failed as a whole."""
     # what came of it
     output_file_id: str | None = None
+    """The file with answers, in the input's order."""
     error_file_id: str | None = None
+    """The file with errors, in the input's order."""
     request_counts: RequestCounts = field(default_factory=RequestCounts)
+    """Line counts by outcome."""
     # the client's own words, and times
     metadata: Metadata | None = None
     moments: dict[Status, int] = field(default_factory=dict)
@@ -116,7 +136,11 @@ class BatchPage(Struct):
     """A page in the list, newest first."""
 
     data: list[dict[str, Any]]
+    """The batches."""
     first_id: str | None
+    """The id of the first entry."""
     last_id: str | None
+    """The id of the last entry, for `after`."""
     has_more: bool
+    """More entries follow the last one."""
     object: str = "list"

@@ -50,7 +50,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     """
 
     include_usage: bool = False
+    """The stream ends with a chunk that reports usage."""
     continuous_usage_stats: bool = False
+    """With include_usage, every chunk reports usage so far."""
     include_obfuscation: bool | None = None
 
 
@@ -62,7 +64,9 @@ class SaccadeOptions(Struct, forbid_unknown_fields=True):
     """
 
     trace: bool = False
+    """Report where the server found each image, why not sooner, and at what cost."""
     documents: PageView | None = None
+    """How the model sees a PDF's pages: text, images, or both."""
 
 
 class Sampling(Struct, kw_only=True):
@@ -75,11 +79,17 @@ class Sampling(Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Integer | None = None
+    """Sample only from this many of the likeliest tokens. 0 and -1 remove the limit."""
     min_p: float | None = None
+    """Minimum probability for sampling, as a share of the likeliest token's."""
     repetition_penalty: float | None = None
+    """Values above 1 make tokens of the prompt and the answer less likely."""
     presence_penalty: float | None = None
+    """Subtracted from the logit of each token already in the answer."""
     frequency_penalty: float | None = None
+    """Subtracted from a token's logit for each time it is in the answer."""
     seed: Integer | None = None
+    """Seeds every random draw. The same seed and request give the same answer."""
     logit_bias: dict[Integer, float] | None = None
 
 
@@ -87,6 +97,9 @@ class Ending(Struct, kw_only=True):
     """When an answer ends."""
 
     max_tokens: Integer | None = None
+    """Maximum tokens of an answer. With -1, only the context limits it. With 0, the server computes
+    and caches the prompt without an answer.
+    """
     min_tokens: Integer | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Integer] | None = None
@@ -100,6 +113,7 @@ class Reply(Struct, kw_only=True):
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    """Number of answers to each prompt. The server computes the prompt once."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
@@ -152,6 +166,7 @@ class ThinkingSwitch(Struct):
     """Reasoning on or off before the answer, as Anthropic, Zhipu and more write it."""
 
     type: Literal["enabled", "adaptive", "auto", "disabled"]
+    """disabled turns reasoning off. All other values turn it on."""
 
 
 class ReasoningWish(Struct):
@@ -193,7 +208,9 @@ class Conversation(Struct, kw_only=True):
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
+    """If false, the prompt ends after the last message."""
     continue_final_message: bool | None = None
+    """The answer continues the last message instead of starting a new one."""
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ImageLimits | None = None
     media_io_kwargs: MediaReading | None = None
@@ -225,12 +242,17 @@ class ChatAnswer(Struct, kw_only=True):
     """What a chat's answer contains."""
 
     max_completion_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    """max_tokens under its newer name. With -1, only the context limits the answer."""
     logprobs: bool | None = None
+    """Return the log-probability of each token in the answer."""
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include_reasoning: bool | None = None
+    """If false, the answer hides the reasoning."""
     separate_reasoning: bool | None = None
+    """If false, the text includes the reasoning as the model writes it."""
     prediction: Prediction | None = None
+    """Text that the answer will mostly repeat. It saves time and keeps the answer the same."""
 
 
 class ToolUse(Struct, kw_only=True):
@@ -247,35 +269,49 @@ class Structure(Struct, kw_only=True):
     """
 
     response_format: dict[str, Any] | None = None
+    """The answer's form: text, json_object, or json_schema and its schema."""
     structured_outputs: dict[str, Any] | None = None
+    """The answer's form in vLLM's terms: json, regex, choice, grammar or json_object."""
     guided_json: Any = None
+    """The answer is JSON that follows this schema."""
     guided_json_object: Any = None
+    """If true, the answer is any JSON object."""
     guided_regex: Any = None
+    """The answer matches this regular expression."""
     guided_choice: Any = None
+    """The answer is one of these texts."""
     guided_grammar: Any = None
+    """The answer follows this Lark grammar."""
     guided_whitespace_pattern: Any = None
+    """A regular expression for white space within guided_json."""
 
 
 class TextPrompt(Struct, kw_only=True):
     """Prompts, one or several, as text or as token ids, and their display in the answer."""
 
     prompt: str | list[str | Natural | list[Natural]]
+    """One prompt or several, each as text or as token ids."""
     logprobs: Integer | None = None
+    """Return each token's log-probability and list this many of the likeliest tokens."""
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
+    """The answer begins with the prompt."""
 
 
 class Counting(Struct, kw_only=True):
     """What POST /tokenize shows beside the count."""
 
     add_special_tokens: bool | None = None
+    """Add the tokens that the tokenizer puts around a text. Default: false for chats."""
     return_token_strs: bool = False
+    """Return the text of each token, too."""
 
 
 class Tokens(Struct, kw_only=True):
     """The token ids for POST /detokenize."""
 
     tokens: list[Natural]
+    """Token ids to turn into text."""
     model: str | None = None
 
 

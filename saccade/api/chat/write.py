@@ -34,9 +34,15 @@ class PromptTokensDetails(Struct):
     cache_write_tokens: int = 0
     image_tokens: int = 0
     video_tokens: int | UnsetType = UNSET
+    """Tokens that stand for videos. Absent without videos."""
     cached_tokens_by_tier: dict[Tier, int] | UnsetType = UNSET
+    """Where the cached tokens were: device, host, disk. Absent if all were on the device."""
     prepared_tokens: int | UnsetType = UNSET
+    """Cached tokens that were computed before the request came, because the server knew how the
+    client trims. Absent if 0.
+    """
     prepared_in_vain_tokens: int | UnsetType = UNSET
+    """Tokens that were computed before the request came, and were not used. Absent if 0."""
 
     @property
     def beside(self) -> dict[str, Any]:
@@ -53,7 +59,9 @@ class CompletionTokensDetails(Struct):
     """Draft tokens for the answer, right and wrong. They leave the answer unchanged."""
 
     accepted_prediction_tokens: int
+    """Draft tokens that the model accepted. Drafts save time and never change an answer."""
     rejected_prediction_tokens: int
+    """Draft tokens that the model rejected. Other counts leave them out."""
 
 
 class Usage(Struct):
@@ -63,9 +71,11 @@ class Usage(Struct):
 
     prompt_tokens: int
     completion_tokens: int
+    """Tokens in all answers."""
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """How many completion tokens were draft tokens. Absent without drafts."""
 
 
 class TopLogprob(Struct):
@@ -89,15 +99,20 @@ class ChatLogprobs(Struct):
     """`logprobs` for a chat choice: a `TokenLogprob` for each token, as JSON already."""
 
     content: list[Raw]
+    """One entry per token: text, bytes and the likeliest others."""
     refusal: None = None
+    """Always null. This server's answers are never refusals."""
 
 
 class PromptLogprob(Struct):
     """The model's score for a prompt token, in vLLM's words. `rank` 1 is the likeliest."""
 
     logprob: float
+    """The natural logarithm of the token's probability."""
     rank: int
+    """1 for the likeliest token at this place."""
     decoded_token: str
+    """The token as text."""
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
@@ -110,9 +125,13 @@ class CompletionLogprobs(Struct):
     """
 
     tokens: list[str]
+    """The text of each token."""
     token_logprobs: list[float | None]
+    """The log-probability of each token."""
     top_logprobs: list[Raw]
+    """The likeliest tokens at each place, by text."""
     text_offset: list[int]
+    """Where each token begins in the text, in characters."""
 
 
 Logprobs = ChatLogprobs | CompletionLogprobs
@@ -140,10 +159,13 @@ class AnswerMessage(Struct):
     """
 
     content: str | None
+    """The answer's text. Null if the answer has only calls."""
     role: str = "assistant"
     refusal: None = None
+    """Always null. This server's answers are never refusals."""
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
+    """reasoning_content under its newer name."""
     tool_calls: list[CallReply] | UnsetType = UNSET
 
 
@@ -198,9 +220,11 @@ class TextChoice(Struct):
 
     index: int
     text: str
+    """The answer's text."""
     finish_reason: Finish | None = None
     logprobs: CompletionLogprobs | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Each prompt token and the likeliest tokens at its place, by token id. The first is null."""
 
 
 class MissReason(Struct):
@@ -210,14 +234,20 @@ class MissReason(Struct):
     """
 
     type: CacheMissReason
+    """Why the cache missed. An earlier prompt continued differently, an image changed size, or the
+    cached data has gone.
+    """
     place: str
+    """The part of the request where the difference begins."""
     cache_missed_tokens: int
+    """Prompt tokens from that place on."""
 
 
 class CacheDiagnostics(Struct):
     """cache_miss_reason: null if all was found that earlier prompts contain."""
 
     cache_miss_reason: MissReason | None
+    """Null if the cache held everything that earlier prompts contain."""
 
     @classmethod
     def of(cls, missed: CacheMiss | None) -> CacheDiagnostics:
@@ -255,14 +285,18 @@ class Model(Struct):
     max_model_len: int | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "saccade"
+    """Always saccade."""
     parent: str | UnsetType = UNSET
+    """For an adapter, the model that it adds to."""
     unproven: bool | UnsetType = UNSET
+    """True if no test compares this architecture's answers with transformers' own."""
 
 
 class ModelList(Struct):
     """GET /v1/models."""
 
     data: list[Model]
+    """The models."""
     object: str = "list"
 
 
@@ -273,16 +307,21 @@ class TokenCount(Struct):
     """
 
     count: int
+    """Tokens in the prompt."""
     max_model_len: int
     tokens: Sequence[int]
+    """Token ids."""
     images: Sequence[ImageCost]
+    """The images and their costs."""
     token_strs: Sequence[str] | UnsetType = UNSET
+    """The text of each token, if the request asks for it."""
 
 
 class TokenText(Struct):
     """Answer to POST /detokenize: the tokens' text."""
 
     prompt: str
+    """The text of the tokens."""
 
 
 class ChoiceReply:

@@ -33,6 +33,7 @@ class QuestionJSON(RefusedWords, tag_field="type", tag="input_json"):
     """JSON within a question, seen by the model as text."""
 
     data: dict[str, Any] | list[dict[str, Any]]
+    """JSON that the model sees as text."""
 
 
 Instructions = str | list[QuestionText | QuestionJSON]
@@ -42,6 +43,7 @@ class PredicateQuestion(RefusedWords, tag_field="type", tag="predicate", kw_only
     """The probability that a statement about the input is true."""
 
     instructions: Instructions
+    """A statement, as a text or as parts with text and JSON."""
     name: Name | None = None
 
 
@@ -56,7 +58,9 @@ class ChoiceQuestion(RefusedWords, tag_field="type", tag="choice", kw_only=True)
     """Asks which one value fits the input."""
 
     instructions: Instructions
+    """The question, as a text or as parts with text and JSON."""
     choices: Annotated[list[Choice], Meta(min_length=2, max_length=MOST_CHOICES)]
+    """The values to choose from."""
     name: Name | None = None
 
 
@@ -71,7 +75,9 @@ class ScoreQuestion(RefusedWords, tag_field="type", tag="score", kw_only=True):
     """Asks for one among some levels, in order."""
 
     instructions: Instructions
+    """What to rate, as a text or as parts with text and JSON."""
     levels: Annotated[list[Level], Meta(min_length=2, max_length=MOST_CHOICES)]
+    """The score's levels, lowest first."""
     name: Name | None = None
 
 
@@ -82,7 +88,9 @@ class DecisionInput(Struct, kw_only=True):
     """The input, and questions about it. input: a text, or items as in /v1/responses."""
 
     input: Raw
+    """What to judge: a text, or items as in /v1/responses."""
     questions: Raw
+    """The questions. Each is a predicate, a choice or a score."""
 
 
 class DecisionScope(Struct, kw_only=True):

@@ -28,6 +28,7 @@ class LevelProbability(Struct):
     label: str
     probability: float
     value: int
+    """The level's place. The first is 1."""
 
 
 class PredicateAnswer(Struct, tag_field="type", tag="predicate"):
@@ -42,6 +43,7 @@ class ChoiceAnswer(Struct, tag_field="type", tag="choice"):
 
     name: str | None
     choice: str | bool
+    """The likeliest value."""
     confidence: float
     probabilities: list[ChoiceProbability]
 
@@ -51,6 +53,7 @@ class ScoreAnswer(Struct, tag_field="type", tag="score"):
 
     name: str | None
     score: float
+    """The mean of the levels' places, weighted by their probabilities."""
     confidence: float
     probabilities: list[LevelProbability]
 
@@ -66,6 +69,7 @@ class DecisionOutputDetails(Struct):
     """Always 0: decisions come without reasoning."""
 
     reasoning_tokens: int = 0
+    """Always 0."""
 
 
 class DecisionUsage(Struct):
@@ -73,8 +77,10 @@ class DecisionUsage(Struct):
 
     input_tokens: int
     input_tokens_details: DecisionInputDetails
+    """The input's tokens, split by cost."""
     output_tokens: int
     output_tokens_details: DecisionOutputDetails
+    """The answers' tokens, split by kind."""
     total_tokens: int
 
 
@@ -82,6 +88,7 @@ class Decision(Struct):
     """The answers, in the questions' order."""
 
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
+    """The answers, in the questions' order."""
     model: str
     usage: DecisionUsage
 

@@ -56,6 +56,7 @@ class Transformations(Struct, forbid_unknown_fields=True):
     """How to treat an image that is too large."""
 
     oversized_image: Literal["downsize"] | None = None
+    """downsize. The server always downsizes images that are too large for the model."""
 
 
 class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
@@ -63,6 +64,7 @@ class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
 
     source: Base64Source | URLSource | FileSource
     transformations: Transformations | None = None
+    """How the server treats an image that is too large."""
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
 
@@ -78,6 +80,7 @@ class FramesSource(Struct, tag_field="type", tag="frames", forbid_unknown_fields
     """Frames that the client has taken, in their order: their URLs, or uploaded files."""
 
     frames: list[Any]
+    """The frames, in order."""
 
 
 class VideoBlock(MarkedBlock, tag_field="type", tag="video", kw_only=True):
@@ -96,6 +99,7 @@ class PlainSource(Struct, tag_field="type", tag="text", forbid_unknown_fields=Tr
     """A document's text."""
 
     data: str
+    """The text."""
     media_type: Literal["text/plain"]
 
 
@@ -110,12 +114,14 @@ class PartsSource(Struct, tag_field="type", tag="content", forbid_unknown_fields
     """A document that consists of texts and images."""
 
     content: str | list[TextBlock | ImageBlock]
+    """A text, or texts and images."""
 
 
 class Citations(Struct):
     """True if the answer is to cite places in a document."""
 
     enabled: Literal[False] | None = None
+    """Must be false, because answers never cite their sources."""
 
 
 class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True):
@@ -123,21 +129,27 @@ class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True)
 
     source: PlainSource | PartsSource | PDFBytes | URLSource | FileSource
     title: str | None = None
+    """A title, placed before the document's text."""
     context: str | None = None
+    """Context for the document, placed before its text."""
     citations: Citations | None = None
+    """Must be disabled, because answers never cite their sources."""
 
 
 class ThinkingBlock(RefusedWords, tag_field="type", tag="thinking"):
     """Reasoning from an earlier answer."""
 
     thinking: str
+    """The model's reasoning."""
     signature: str = ""
+    """Another server's proof. This server ignores it."""
 
 
 class RedactedBlock(RefusedWords, tag_field="type", tag="redacted_thinking"):
     """Reasoning readable by its maker alone: accepted, and left out."""
 
     data: str
+    """Data that only its maker can read. The prompt leaves it out."""
 
 
 class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
@@ -146,14 +158,18 @@ class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
     id: Name
     name: Name
     input: dict[str, Any]
+    """The tool's arguments."""
 
 
 class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=True):
     """A tool's result: text, images, or both."""
 
     tool_use_id: Name
+    """The call that this block answers."""
     content: str | list[TextBlock | ImageBlock | VideoBlock | DocumentBlock] | None = None
+    """The tool's answer: a text, or texts and images."""
     is_error: bool | None = None
+    """The tool failed. The model reads this before the content."""
 
 
 Shown = TextBlock | ImageBlock | VideoBlock | DocumentBlock
@@ -174,14 +190,19 @@ class ToolDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
 
     name: str
     input_schema: dict[str, Any]
+    """The JSON schema for the tool's input."""
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
+    """Accepted and ignored."""
     input_examples: list[Any] | None = None
+    """Accepted and hidden from the model."""
     allowed_callers: list[Literal["direct"]] | None = None
+    """Must be direct. The model itself calls the tool."""
     cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
+    """Must be false. The model sees every tool."""
 
 
 class ToolKind(Struct):
@@ -194,8 +215,11 @@ class ToolChoice(Struct, forbid_unknown_fields=True):
     """How to use tools: optional, required, forbidden, or a named tool."""
 
     type: Literal["auto", "any", "tool", "none"]
+    """auto: may call. any: must call one. tool: must call this one. none: may not call."""
     name: str | None = None
+    """The tool that the model must call. Only type tool takes it."""
     disable_parallel_tool_use: bool = False
+    """If true, an answer has at most one call."""
 
 
 class Thinking(Struct, forbid_unknown_fields=True):
@@ -204,8 +228,11 @@ class Thinking(Struct, forbid_unknown_fields=True):
     """
 
     type: Literal["enabled", "adaptive", "disabled"]
+    """disabled turns reasoning off. All other values turn it on."""
     budget_tokens: Positive | None = None
+    """A hint that this server ignores."""
     display: Literal["summarized", "omitted"] | None = None
+    """omitted: the answer signs its reasoning and hides it."""
 
 
 class OutputFormat(Struct, forbid_unknown_fields=True):
@@ -219,19 +246,23 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
     """The answer's form. effort: a hint."""
 
     format: OutputFormat | None = None
+    """The answer's form: JSON with a schema."""
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """Accepted and ignored."""
 
 
 class Metadata(Struct):
     """The user."""
 
     user_id: str | None = None
+    """The end user. The server ignores it."""
 
 
 class Diagnostics(Struct, forbid_unknown_fields=True):
     """Asks why the cache missed what the message before contained."""
 
     previous_message_id: str | None = None
+    """Accepted. The server compares the most similar earlier prompt."""
 
 
 class ContextEdit(Struct):
@@ -246,6 +277,7 @@ class ContextManagement(Struct, forbid_unknown_fields=True):
     """Ways to shorten the conversation."""
 
     edits: list[ContextEdit] | None = None
+    """Ways to shorten the conversation."""
 
 
 class Inquiry(Struct, kw_only=True):
@@ -256,14 +288,19 @@ class Inquiry(Struct, kw_only=True):
     model: str
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
+    """The system prompt."""
     tools: list[msgspec.Raw] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    """The answer's form."""
     output_format: OutputFormat | None = None
+    """The answer's form. output_config under its older name."""
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
+    """How to shorten the conversation."""
     thread: dict[str, Any] | None = None
+    """Refused. Send all messages, because the server keeps no conversation."""
     saccade: DocumentOptions | None = None
 
 
@@ -271,9 +308,13 @@ class Drawing(Struct, kw_only=True):
     """Sampling, and where the answer ends. max_tokens 0: only compute the prompt."""
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    """Maximum tokens of the answer. With 0, the server computes and caches the prompt without an
+    answer.
+    """
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    """Sample only from this many of the likeliest tokens. 0 removes the limit."""
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
 
@@ -282,6 +323,7 @@ class DocumentOptions(Struct, forbid_unknown_fields=True):
     """Fields that only this server has. documents: as in chats."""
 
     documents: PageView | None = None
+    """How the model sees a PDF's pages: text, images, or both."""
 
 
 class Sender(Struct, kw_only=True):
@@ -290,6 +332,7 @@ class Sender(Struct, kw_only=True):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: Diagnostics | None = None
+    """Ask why the cache held less of the prompt than it could."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,9 @@ class TextFormat(Struct, forbid_unknown_fields=True):
     """The answer's form."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
+    """text: any text. json_object: any JSON object. json_schema: JSON that follows a schema."""
     name: str | None = None
+    """A name for the schema."""
     description: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -57,6 +59,7 @@ class ResponseText(Struct, forbid_unknown_fields=True):
     """The answer's form and length. verbosity: a hint to the template."""
 
     format: TextFormat | None = None
+    """The answer's form: text, any JSON, or JSON with a schema."""
     verbosity: Verbosity | None = None
 
 
@@ -67,6 +70,7 @@ class ReasoningConfig(Struct):
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
+    """Accepted. The answer shows the full reasoning instead."""
 
 
 class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
@@ -79,8 +83,11 @@ class ResponseInput(Struct, kw_only=True):
     """The input. An item in `input` is a message, a function's call or output, or reasoning."""
 
     input: str | list[msgspec.Raw]
+    """A text, or the items of a conversation, oldest first."""
     instructions: str | None = None
+    """A system prompt, placed before the input."""
     previous_response_id: Id | None = None
+    """A stored response that the input continues."""
     cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ImageLimits | None = None
@@ -91,6 +98,7 @@ class ResponseEnding(Struct, kw_only=True):
     """When the answer ends."""
 
     max_output_tokens: Positive | None = None
+    """Maximum tokens of the answer."""
     min_tokens: Integer | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Integer] | None = None
@@ -103,12 +111,15 @@ class ResponseForm(Struct, kw_only=True):
     """
 
     text: ResponseText | None = None
+    """The answer's form and length."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Positive | None = None
+    """Accepted and returned. It limits tools that a server runs, and this server runs none."""
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: list[str] | None = None
+    """What to add to the answer. Among the accepted names, only logprobs adds anything."""
     reasoning: ReasoningConfig | None = None
     reasoning_effort: Effort | None = None
 
@@ -125,9 +136,14 @@ class ResponseDelivery(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
+    """If false, the server discards the response. By default it keeps responses in memory for
+    previous_response_id.
+    """
     metadata: Metadata | None = None
     user: Name | None = None
+    """The end user. The server ignores it."""
     safety_identifier: Name | None = None
+    """The end user. The server ignores it."""
     prompt_cache_key: Name | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None

@@ -61,6 +61,7 @@ class SaidContent(Struct, tag_field="type", tag="output_text"):
 
     text: str
     annotations: list[Any] = []
+    """Accepted and ignored."""
 
 
 class RefusalContent(Struct, tag_field="type", tag="refusal"):
@@ -146,6 +147,7 @@ class ResultItem(SparseItem, tag_field="type", tag="function_call_output", kw_on
 
     call_id: Id
     output: str | list[Given]
+    """The function's answer: a text, or texts and images."""
     id: Id | None = None
     status: Status | None = None
 
@@ -156,7 +158,9 @@ class ReasoningItem(SparseItem, tag_field="type", tag="reasoning", kw_only=True)
     """
 
     summary: list[SummaryContent] = msgspec.field(default_factory=list)
+    """Summaries of the reasoning, used if content is missing."""
     content: list[ThoughtContent] | None = None
+    """The model's reasoning."""
     id: Id | None = None
     status: Status | None = None
 
@@ -165,6 +169,7 @@ class ReferenceItem(SparseItem, tag_field="type", tag="item_reference", kw_only=
     """An item from an earlier response, by its id."""
 
     id: Id
+    """The item's id."""
 
 
 Item = MessageItem | CallItem | ResultItem | ReasoningItem

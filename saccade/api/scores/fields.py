@@ -31,6 +31,7 @@ class ScoreScope(Struct, kw_only=True):
     model: str | None = None
     cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
     instruction: Annotated[str, Meta(max_length=LONGEST_INSTRUCTION)] | None = None
+    """The input's purpose, or the question for documents. Default: the model's own."""
     mm_processor_kwargs: ImageLimits | None = None
 
 
@@ -40,7 +41,9 @@ class EmbeddingInput(Struct, kw_only=True):
     """
 
     input: Raw = field(default_factory=Raw)
+    """A text, tokens, or a list of texts or token lists."""
     messages: Raw = field(default_factory=Raw)
+    """One chat or several. A system message is the instruction."""
 
 
 class EmbeddingForm(Struct, kw_only=True):
@@ -49,7 +52,9 @@ class EmbeddingForm(Struct, kw_only=True):
     """
 
     dimensions: Annotated[int, Meta(ge=1)] | None = None
+    """Keep only this many first values, rescaled to length 1."""
     encoding_format: EncodingFormat | None = None
+    """float returns numbers. base64 returns little-endian float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class CohereInput(RefusedWords, kw_only=True):
     """Texts and images with one embedding together."""
 
     content: list[CohereText | CohereImage]
+    """Texts and images."""
 
 
 class CohereInputs(Struct, kw_only=True):
@@ -84,7 +90,9 @@ class CohereInputs(Struct, kw_only=True):
 
     texts: Raw = field(default_factory=Raw)
     images: Raw = field(default_factory=Raw)
+    """The images to embed, as data: URLs."""
     inputs: Raw = field(default_factory=Raw)
+    """Texts and images that share one embedding."""
 
 
 class CohereForm(Struct, kw_only=True):
@@ -95,8 +103,11 @@ class CohereForm(Struct, kw_only=True):
     input_type: (
         Literal["search_document", "search_query", "classification", "clustering", "image"] | None
     ) = None
+    """search_query has its own instruction. Other values are ignored."""
     embedding_types: list[EncodingFormat] | None = None
+    """One or both formats for the embeddings."""
     output_dimension: Annotated[int, Meta(ge=1)] | None = None
+    """Keep only this many first values, rescaled to length 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +124,14 @@ class ScoredContent(RefusedWords, kw_only=True):
 
     text: str | None = None
     content: str | list[str | ContentPart] | None = None
+    """A text, or texts and images."""
 
 
 class RankInput(Struct, kw_only=True):
     """The query and documents to rank: each a text, or with a text or content."""
 
     query: Raw
+    """What documents should answer: a text, or an object with text or content."""
     documents: Raw
 
 
@@ -126,7 +139,9 @@ class RankForm(Struct, kw_only=True):
     """The documents told: the best, and perhaps with their content."""
 
     top_n: Annotated[int, Meta(ge=1)] | None = None
+    """Return only this many of the best documents."""
     return_documents: bool | None = None
+    """Return each document with its score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +157,16 @@ class PairInput(Struct, kw_only=True):
     """The texts to score: one query (text_1) and its documents (text_2), or as many of both."""
 
     text_1: Raw = field(default_factory=Raw)
+    """The query, or one query for each document."""
     text_2: Raw = field(default_factory=Raw)
+    """The documents."""
     queries: Raw = field(default_factory=Raw)
+    """text_1 under another name."""
     documents: Raw = field(default_factory=Raw)
     data_1: Raw = field(default_factory=Raw)
+    """text_1 under another name."""
     data_2: Raw = field(default_factory=Raw)
+    """text_2 under another name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class EmbeddingList(Struct):
     """Answer to /v1/embeddings. data: an `EmbeddingEntry` for each input, in order."""
 
     data: list[Any]
+    """The embeddings, in the inputs' order."""
     model: str
     usage: ScoreUsage
     object: str = "list"
@@ -58,6 +59,7 @@ class EmbeddingEntry(Struct):
 
     index: int
     embedding: list[float] | str
+    """The values, or float32 in base64."""
     object: str = "embedding"
 
 
@@ -66,9 +68,11 @@ class CohereEmbeddings(Struct):
 
     id: str
     embeddings: dict[str, list[Any]]
+    """The embeddings by format, one for each input."""
     texts: list[str]
     meta: dict[str, Any]
     response_type: str = "embeddings_by_type"
+    """Always embeddings_by_type."""
 
 
 class RankEntry(Struct):
@@ -76,7 +80,9 @@ class RankEntry(Struct):
 
     index: int
     relevance_score: float
+    """How well the document answers the query, from 0 to 1."""
     document: Any | UnsetType = UNSET
+    """The document as you sent it."""
 
 
 class RankList(Struct):
@@ -85,6 +91,7 @@ class RankList(Struct):
     id: str
     model: str
     results: list[RankEntry]
+    """The documents, best first."""
     usage: ScoreUsage
     meta: dict[str, Any]
 
@@ -94,6 +101,7 @@ class ScoreEntry(Struct):
 
     index: int
     score: float
+    """The score."""
     object: str = "score"
 
 
@@ -104,6 +112,7 @@ class ScoreList(Struct):
     created: int
     model: str
     data: list[ScoreEntry]
+    """The scores, in the documents' order."""
     usage: ScoreUsage
     object: str = "list"
 

@@ -27,7 +27,9 @@ class Size(Struct):
     """In pixels."""
 
     width: int
+    """Width in pixels."""
     height: int
+    """Height in pixels."""
 
 
 class ImageCost(Struct):
@@ -37,12 +39,19 @@ class ImageCost(Struct):
     """
 
     place: str
+    """The part of the request, such as messages[0].content[1]."""
     digest: str
+    """blake3 of the image's bytes, in hexadecimal."""
     format: str
+    """The image's type, according to its bytes."""
     bytes: int
+    """The encoded image's size in bytes."""
     size: Size
+    """The image's own size, upright."""
     resized: Size
+    """The size that the model sees."""
     tokens: int
+    """Tokens that stand for the image."""
 
     @classmethod
     def of(cls, opened: OpenedImage, place: str) -> ImageCost:

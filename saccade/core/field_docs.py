@@ -1,0 +1,38 @@
+"""The sentences below the fields of classes, which tell users what a field means.
+
+Knows nothing of what they are shown in: `/openapi.json`, or the documents' tables.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from functools import cache
+
+OURS = __name__.partition(".")[0]
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Return the text below each field of a class, by name. A class goes before its bases."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        if each.__module__.partition(".")[0] == OURS:
+            found |= _module_docs(each.__module__)[each.__name__]
+    return found
+
+
+@cache
+def _module_docs(module: str) -> dict[str, dict[str, str]]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        each.name: _class_docs(each) for each in ast.walk(tree) if isinstance(each, ast.ClassDef)
+    }
+
+
+def _class_docs(tree: ast.ClassDef) -> dict[str, str]:
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(words.value).split())
+        for field, words in zip(tree.body, tree.body[1:])
+        if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr)
+    }
