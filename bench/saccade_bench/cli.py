@@ -50,11 +50,12 @@ proof = App(
 evaluation = App(
     name="eval", help="Measure the accuracy of a model behind a server.", default_parameter=PLAIN
 )
-for name, what in (
-    ("media", "Measure CPU time and bytes of new and seen images, stage by stage."),
-    ("encoder", "Measure how many images per second the vision tower encodes."),
-):
-    bench.command(f"saccade_bench.lab.cli:{name}", name=name, help=what, default_parameter=PLAIN)
+bench.command(
+    "saccade_bench.lab.cli:media",
+    name="media",
+    help="Measure CPU time and bytes of new and seen images, stage by stage.",
+    default_parameter=PLAIN,
+)
 
 
 @bench.command

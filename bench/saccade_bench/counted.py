@@ -24,10 +24,8 @@ class Tell(Protocol):
 
 
 @contextmanager
-def counted(what: str, total: int, *, quiet: bool = False, still: bool = False) -> Iterator[Tell]:
-    """Tells of `total` things, on stderr. still: nothing is drawn but when something was done, for
-    what is timed in between.
-    """
+def counted(what: str, total: int, *, quiet: bool = False) -> Iterator[Tell]:
+    """Tells of `total` things, on stderr."""
     console = Console(stderr=True)
     if quiet or console.is_terminal:
         columns = (
@@ -41,14 +39,13 @@ def counted(what: str, total: int, *, quiet: bool = False, still: bool = False) 
             console=console,
             transient=True,
             refresh_per_second=4,
-            auto_refresh=not still,
             disable=quiet,
         ) as bar:
             task = bar.add_task(what, total=total)
 
             def move(done: int, beside: str = "") -> None:
                 told = f"{what}, {beside}" if beside else what
-                bar.update(task, completed=done, description=told, refresh=still)
+                bar.update(task, completed=done, description=told)
 
             yield move
         return

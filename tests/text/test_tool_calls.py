@@ -57,6 +57,7 @@ GLM = (
 
 MISTRAL = 'I look.[TOOL_CALLS][{"name": "look", "arguments": {"where": "a, [b]"}}]'
 LLAMA = '{"name": "look", "parameters": {"where": "a; {b}"}}'
+GEMMA_CHAT = Environment().from_string(CHAT_TEMPLATE)
 Q = '<|"|>'
 GEMMA = f'I look.<|tool_call>call:look{{count:3,where:{Q}a "b", {{c}}\\n\n{Q}}}<tool_call|>'
 
@@ -495,10 +496,8 @@ def test_what_json_dumps_writes_comes_back(text: str, value: Any, cuts: list[int
 )
 def test_what_gemma_4_s_template_writes_comes_back(value: Any, cuts: list[int]) -> None:
     call = {"function": {"name": "f", "arguments": {"value": value}}}
-    chat = (
-        Environment()
-        .from_string(CHAT_TEMPLATE)
-        .render(messages=[{"role": "assistant", "content": None, "tool_calls": [call]}])
+    chat = GEMMA_CHAT.render(
+        messages=[{"role": "assistant", "content": None, "tool_calls": [call]}]
     )
     answer = read("gemma", parts(chat.removeprefix("<bos><|turn>model\n"), cuts))
     if Q not in json.dumps(value, ensure_ascii=False).replace(chr(92), ""):

@@ -1,5 +1,5 @@
-"""The command lines of the lab: `bench media`, `bench encoder`, `make-checkpoint`,
-`simulate`, for `saccade_bench/cli.py` and entry points to mount.
+"""The command lines of the lab: `bench media`, `make-checkpoint`, `simulate`, for
+`saccade_bench/cli.py` and entry points to mount.
 
 Owns nothing but names; what needs torch is imported when called, so that `--help` stays quick.
 """
@@ -15,7 +15,6 @@ from cyclopts import App
 
 from saccade_bench.cli import PLAIN, Flat
 from saccade_bench.lab.options import (
-    EncoderBenchOptions,
     FleetOptions,
     MachineOptions,
     MediaBenchOptions,
@@ -33,13 +32,6 @@ def media(*, options: Annotated[MediaBenchOptions, Flat] = MediaBenchOptions()) 
     from saccade_bench.lab.media import bench_media
 
     bench_media(options)
-
-
-def encoder(*, options: Annotated[EncoderBenchOptions, Flat] = EncoderBenchOptions()) -> None:
-    """Measure the vision tower's images per second, compared to transformers' on equal weights."""
-    from saccade_bench.lab.encoder import bench_encoder
-
-    bench_encoder(options)
 
 
 @simulation.default

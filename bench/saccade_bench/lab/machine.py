@@ -1,18 +1,19 @@
-"""The conditions of a measurement in this process: device, clock, facts for result files.
+"""The conditions of a measurement in this process: the CPU time of processes, facts and places for
+result files.
 
 Owns nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -22,18 +23,8 @@ PACKAGES = ("torch", "transformers", "numpy", "pillow", "simplejpeg", "blake3", 
 """Those whose versions figures depend on."""
 
 
-def pick_device(wanted: Literal["auto", "cpu", "cuda"], threads: int | None) -> torch.device:
-    """The device; sets torch's CPU threads if given. Raises ConfigError for a missing device."""
-    if threads:
-        torch.set_num_threads(threads)
-    device = torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
-    if wanted == "cuda" and device.type == "cpu":
-        raise ConfigError("--device cuda: torch sees no CUDA device")
-    return device
-
-
-def describe(device: torch.device) -> dict[str, Any]:
-    """The conditions of the figures, for the head of a result file."""
+def describe() -> dict[str, Any]:
+    """Return the conditions of the figures, for the head of a result file."""
     names = (
         line.partition(": ")[2]
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -41,7 +32,6 @@ def describe(device: torch.device) -> dict[str, Any]:
     )
     cpu = next(names, platform.machine())  # an ARM's has no name
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "cpu": cpu,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -53,24 +43,40 @@ def describe(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def where(device: torch.device) -> str:
-    """For the title of a table."""
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{torch.get_num_threads()} CPU threads"
-    )
+def make_room(options: object, *names: str) -> None:
+    """Make the folders of the files that these fields name; None names no file.
+
+    Raises ConfigError where none can be written.
+    """
+    for name in names:
+        path: Path | None = getattr(options, name)
+        if path is None:
+            continue
+        option = f"--{name.replace('_', '-')} {path}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{option}: its folder cannot be made: {error.strerror}") from None
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"{option}: no file can be written there")
 
 
-def run_ms(work: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one call, until the device is done with it."""
-    wait(device)
-    begun = time.perf_counter()
-    work()
-    wait(device)
-    return 1e3 * (time.perf_counter() - begun)
+class CpuClock:
+    """CPU time of this process and of other processes together: user and system, all threads, ended
+    threads included.
+    """
+
+    def __init__(self, *pids: int) -> None:
+        self._clocks = [_clock_of(pid) for pid in (os.getpid(), *pids)]
+
+    def ms(self) -> float:
+        """Milliseconds so far; only differences count."""
+        return sum(map(time.clock_gettime_ns, self._clocks)) / 1e6
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _clock_of(pid: int) -> int:
+    clock = ctypes.c_int()
+    error = ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock))
+    if error:
+        raise ConfigError(f"the CPU time of process {pid} cannot be read: {os.strerror(error)}")
+    return clock.value

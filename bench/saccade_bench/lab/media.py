@@ -52,12 +52,10 @@ from saccade.media.formats.pixel_operations import Pixels
 from saccade.media.media import Media
 from saccade.media.sources.source import ImageSource
 from saccade_bench.counted import each
-from saccade_bench.lab.clock import CpuClock
-from saccade_bench.lab.machine import describe
+from saccade_bench.lab.machine import CpuClock, describe, make_room
 from saccade_bench.lab.media_report import OUR_STAGES, Case, MediaFigure, Sample, tables
 from saccade_bench.lab.options import MediaBenchOptions
 from saccade_bench.lab.qwen import qwen
-from saccade_bench.lab.results import make_room
 from saccade_bench.load.images import DrawnImage, data_url, encode, parse_size
 
 SEEN_AT_ONCE = 20
@@ -95,7 +93,7 @@ def bench_media(options: MediaBenchOptions) -> list[MediaFigure]:
         usual = Usual(processor, connection, CpuClock(pid))
         results = asyncio.run(measure(options, spec, usual, pictures))
     if options.output_file:
-        head = {"machine": describe(torch.device("cpu")), "repeats": options.repeats}
+        head = {"machine": describe(), "repeats": options.repeats}
         options.output_file.write_text(json.dumps(head | as_json(results), indent=2) + "\n")
     if not options.quiet:
         Console(highlight=False).print(tables(results))

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.core.bounds import above, at_least, at_most, filled
-from saccade.core.config import Dtype
 from saccade.core.errors import ConfigError
-from saccade.families.qwen_vl.config import PatchEmbedding
 from saccade_bench.options import Format, ImageContent
 
 PresetName = Literal[
@@ -69,43 +67,6 @@ class MediaBenchOptions:
     def __post_init__(self) -> None:
         filled(self, "resolutions", "image_formats", "image_contents")
         at_least(1, self, "repeats")
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderBenchOptions:
-    """The images to encode, and the place of the figures."""
-
-    models: tuple[str, ...] = ("small-qwen2.5-vl", "small-qwen3-vl")
-    """Presets from make-checkpoint, or folders with a checkpoint's configuration. Weights are
-    always random.
-    """
-    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
-    """Number formats to measure."""
-    resolutions: tuple[str, ...] = ()
-    """Image sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k. Each is measured with one image at a
-    time and with `batch`. Derived: only a mix of 16 sizes.
-    """
-    batch: int = 4
-    """Images encoded together. They have the same size."""
-    patch_embed: PatchEmbedding = "exact"
-    """exact: normalises pixels as the model's own processor does. folded: moves normalisation and a
-    still image's second frame into the first layer's weights. This saves work and is as exact on
-    average, but the bits differ.
-    """
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to run on. auto: cuda if the machine has a GPU."""
-    repeats: int = 5
-    """Runs per measurement, in turns. Figures are medians."""
-    threads: int | None = None
-    """CPU threads. Derived: torch's own choice."""
-    without_transformers: bool = False
-    """Measure Saccade alone."""
-    output_file: Path | None = None
-    """Write every figure here, as JSON."""
-
-    def __post_init__(self) -> None:
-        filled(self, "models", "dtypes")
-        at_least(1, self, "repeats", "batch", "threads")
 
 
 ProfileName = Literal["cpu", "h200"]

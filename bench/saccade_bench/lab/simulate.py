@@ -25,6 +25,7 @@ from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade_bench.counted import counted
 from saccade_bench.lab.costs import Profile, load_profile
+from saccade_bench.lab.machine import make_room
 from saccade_bench.lab.options import (
     FleetOptions,
     MachineOptions,
@@ -34,7 +35,6 @@ from saccade_bench.lab.options import (
 )
 from saccade_bench.lab.outcome import Outcome
 from saccade_bench.lab.replay import Check, Replay, compare
-from saccade_bench.lab.results import make_room
 from saccade_bench.lab.stepwise import Stepwise
 from saccade_bench.lab.trace import RequestTrace, Synthetic
 

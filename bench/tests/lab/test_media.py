@@ -10,14 +10,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.checkpoint import DEMO
-from saccade_bench.lab.clock import CpuClock
-from saccade_bench.lab.machine import describe
+from saccade_bench.lab import machine
+from saccade_bench.lab.machine import CpuClock, describe
 from saccade_bench.lab.media import bench_media
 from saccade_bench.lab.options import MediaBenchOptions
 
@@ -49,7 +50,7 @@ def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
     )
     assert "160x96 JPEG noise" in run.stdout
     report = json.loads((tmp_path / "media.json").read_text())
-    assert report["machine"] == describe(torch.device("cpu")) | {"threads": 1}
+    assert report["machine"] == describe() | {"threads": 1}
     cases = {(case["case"]["width"], case["case"]["format"]): case for case in report["cases"]}
     assert set(cases) == {(160, "jpeg"), (160, "png"), (200, "jpeg"), (200, "png")}
     assert "resize" not in cases[160, "jpeg"]["stages"], "160 x 96 is a multiple of 32 already"
@@ -68,6 +69,28 @@ def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
         assert case["stages"]["digest"]["nbytes"] == case["usual_stages"]["decode"]["nbytes"] + 8, (
             "new bytes each time"
         )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        *(
+            ({name: ()}, f"--{name.replace('_', '-')}: name at least one")
+            for name in ("resolutions", "image_formats", "image_contents")
+        ),
+        ({"resolutions": ("random:64x64-96x96",)}, "--resolutions random"),
+        ({"output_file": Path(__file__) / "x.json"}, r"x\.json: its folder cannot be made"),
+        ({"output_file": Path(__file__).parent}, "--output-file .*: no file can be written there"),
+    ],
+)
+def test_what_cannot_be_measured_or_kept_is_refused_first(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        bench_media(MediaBenchOptions(**wrong))
+
+
+def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PACKAGES", ("torch", "no-such-package"))
+    assert describe()["torch"] == torch.__version__ and "no-such-package" not in describe()
 
 
 def test_a_folder_without_a_models_files_is_refused(tmp_path: Path) -> None:
