@@ -53,6 +53,7 @@ evaluation = App(
 for name, what in (
     ("media", "Measure CPU time and bytes of new and seen images, stage by stage."),
     ("encoder", "Measure how many images per second the vision tower encodes."),
+    ("limits", "Show which share of a CPU's limit the tower, a prompt and decode reach."),
 ):
     bench.command(f"saccade_bench.lab.cli:{name}", name=name, help=what, default_parameter=PLAIN)
 

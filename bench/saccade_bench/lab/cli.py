@@ -17,6 +17,7 @@ from saccade_bench.cli import PLAIN, Flat
 from saccade_bench.lab.options import (
     EncoderBenchOptions,
     FleetOptions,
+    LimitsOptions,
     MachineOptions,
     MediaBenchOptions,
     PresetName,
@@ -40,6 +41,13 @@ def encoder(*, options: Annotated[EncoderBenchOptions, Flat] = EncoderBenchOptio
     from saccade_bench.lab.encoder import bench_encoder
 
     bench_encoder(options)
+
+
+def limits(*, options: Annotated[LimitsOptions, Flat]) -> None:
+    """Compare the CPU time of tower, prompt and decode with the least that this machine needs."""
+    from saccade_bench.lab.limits import bench_limits
+
+    bench_limits(options)
 
 
 @simulation.default
