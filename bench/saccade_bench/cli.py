@@ -50,12 +50,11 @@ proof = App(
 evaluation = App(
     name="eval", help="Measure the accuracy of a model behind a server.", default_parameter=PLAIN
 )
-bench.command(
-    "saccade_bench.lab.cli:media",
-    name="media",
-    help="Measure CPU time and bytes of new and seen images, stage by stage.",
-    default_parameter=PLAIN,
-)
+for name, what in (
+    ("media", "Measure CPU time and bytes of new and seen images, stage by stage."),
+    ("limits", "Show which share of a CPU's limit the tower, a prompt and decode reach."),
+):
+    bench.command(f"saccade_bench.lab.cli:{name}", name=name, help=what, default_parameter=PLAIN)
 
 
 @bench.command

@@ -359,7 +359,7 @@ class Worker:
                 allowed = None if words is None else send(words, logits.device)
             finite = quieten(logits)
             tokens, report = self._sampler(logits, draws, allowed, masked)
-            told = torch.where(finite, tokens, NO_TOKEN)
+            told = tokens if finite is None else torch.where(finite, tokens, NO_TOKEN)
         tokens = self._shard.broadcast(tokens)
         self._batcher.keep(draws, tokens)
         step.draw(told)

@@ -16,6 +16,7 @@ from cyclopts import App
 from saccade_bench.cli import PLAIN, Flat
 from saccade_bench.lab.options import (
     FleetOptions,
+    LimitsOptions,
     MachineOptions,
     MediaBenchOptions,
     PresetName,
@@ -32,6 +33,13 @@ def media(*, options: Annotated[MediaBenchOptions, Flat] = MediaBenchOptions()) 
     from saccade_bench.lab.media import bench_media
 
     bench_media(options)
+
+
+def limits(*, options: Annotated[LimitsOptions, Flat]) -> None:
+    """Compare the CPU time of tower, prompt and decode with the least that this machine needs."""
+    from saccade_bench.lab.limits import bench_limits
+
+    bench_limits(options)
 
 
 @simulation.default

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.core.bounds import above, at_least, at_most, filled
+from saccade.core.config import Dtype, QuantizationMode
 from saccade.core.errors import ConfigError
 from saccade_bench.options import Format, ImageContent
 
@@ -67,6 +68,30 @@ class MediaBenchOptions:
     def __post_init__(self) -> None:
         filled(self, "resolutions", "image_formats", "image_contents")
         at_least(1, self, "repeats")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsOptions:
+    """The model and its work."""
+
+    model: Path
+    """A folder with a dense Qwen-VL checkpoint, as make-checkpoint writes it."""
+    dtype: Dtype = "bfloat16"
+    """Number format of what is not quantised."""
+    quantization: QuantizationMode = "int8"
+    """As for saccade serve."""
+    image: tuple[int, int] = (704, 1280)
+    """Height and width of the tower's image, multiples of its merged patches."""
+    prompt_tokens: int = 2000
+    """Tokens of the prompt."""
+    rows: tuple[int, ...] = (1, 8)
+    """Sequences that decode together."""
+    decoded: int = 128
+    """Tokens of each sequence."""
+    repeats: int = 5
+    """Runs of tower and prompt. The fastest counts."""
+    threads: int = 1
+    """CPU threads."""
 
 
 ProfileName = Literal["cpu", "h200"]

@@ -47,9 +47,23 @@ class Operation:
 
     def __call__(self) -> None:
         made = self.function(*self.given, **self.named)
-        if self.results:
-            for kept, new in zip(self.results, _tensors(made), strict=True):
-                kept.copy_(new)
+        for kept, new in zip(self.results, _tensors(made) if self.results else ()):
+            kept.copy_(new)
+
+    @classmethod
+    def of(
+        cls,
+        function: Any,
+        given: Sequence[Any],
+        named: Mapping[str, Any],
+        results: Sequence[torch.Tensor],
+    ) -> Operation:
+        """Return the operation, in the form that writes its result in place if it has one."""
+        target = _into(function)
+        if target is None or len(results) != 1:
+            return cls(function, given, named, results)
+        same, name = target
+        return cls(same, given, {**named, name: results[0]}, ())
 
 
 class Calls:
@@ -131,7 +145,7 @@ class Recording(TorchDispatchMode):
         if function._schema.is_mutable:
             self._parts.append(Operation(function, given, named, ()))
         elif function._schema.name.split("::")[1] not in EMPTY and not _views(tensors, given):
-            self._parts.append(Operation(function, given, named, tensors))
+            self._parts.append(Operation.of(function, given, named, tensors))
         return made
 
 
@@ -155,6 +169,20 @@ def _tensors(made: object) -> list[torch.Tensor]:
         return [made]
     several = made if isinstance(made, (list, tuple)) else ()
     return [each for each in several if isinstance(each, torch.Tensor)]
+
+
+@cache
+def _into(function: Any) -> tuple[Any, str] | None:
+    """Return the same operation with a place for its result, and that argument's name."""
+    taken = [(each.name, str(each.type)) for each in function._schema.arguments]
+    packet = function.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        places = [each.name for each in other._schema.arguments if each.is_out]
+        rest = [(each.name, str(each.type)) for each in other._schema.arguments if not each.is_out]
+        if len(places) == 1 and rest == taken:
+            return other, places[0]
+    return None
 
 
 def _views(made: Sequence[torch.Tensor], given: Sequence[Any]) -> bool:

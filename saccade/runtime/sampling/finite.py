@@ -6,6 +6,7 @@ Knows tensors only.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 NO_TOKEN = -1
@@ -20,12 +21,16 @@ def finite_rows(values: torch.Tensor) -> torch.Tensor:
     return values.sum(dim=-1, dtype=torch.float32).isfinite()
 
 
-def quieten(logits: torch.Tensor) -> torch.Tensor:
+def quieten(logits: torch.Tensor) -> torch.Tensor | None:
     """Return `finite_rows`, and write zeros into all other rows of `logits` [D, V].
 
-    Kernels that draw expect numbers.
+    Returns `None` on a CPU if all are finite. Kernels that draw expect numbers.
     """
+    if not logits.is_cuda:
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums = logits.numpy().sum(-1)
+        if np.isfinite(sums).all():
+            return None
     finite = finite_rows(logits)  # [D]
-    if logits.is_cuda or not bool(finite.all()):  # a look from the host would wait for a GPU
-        logits.masked_fill_(~finite.unsqueeze(1), 0.0)
+    logits.masked_fill_(~finite.unsqueeze(1), 0.0)  # a look from the host would wait for a GPU
     return finite

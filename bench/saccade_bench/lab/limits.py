@@ -1,0 +1,198 @@
+"""`saccade bench limits`: which share of the machine's limit the vision tower, a prompt, and a few
+rows of decode reach on a CPU.
+
+The limit of a step that decodes is reading the language model's matrices once. A tower's or a
+prompt's is the operations of its layers' products and attention. Both are at the speeds that
+PyTorch reaches in the same run. The real scheduler drives the real worker, in one process.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from saccade.core.errors import ConfigError
+from saccade.core.plan import Plan
+from saccade.core.types import Request
+from saccade.families.qwen_vl.spec import QwenVLSpec
+from saccade.families.registry import load_spec
+from saccade.runtime.memory import DTYPES
+from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.tiny import picture
+from saccade_bench.lab.machine import pick_device, where
+from saccade_bench.lab.options import LimitsOptions
+
+SIDE = 1024
+"""Rows and columns of the matrices whose product shows the peak."""
+READ_BYTES = 24 << 20
+TRIES = 20
+FIRST_TOKEN = 5
+"""Special tokens come before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What some work costs, and what it would at the machine's limit, in CPU ms."""
+
+    work: str
+    limit: float
+    measured: float
+
+    @property
+    def share(self) -> float:
+        return self.limit / self.measured
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What PyTorch reaches: operations and bytes per CPU ms."""
+
+    products: float
+    tower_products: float
+    bytes: float
+
+    @classmethod
+    def measure(cls, dtype: torch.dtype, *, int8: bool) -> Peaks:
+        values = torch.randn(SIDE, SIDE).to(dtype)
+        numbers = torch.randint(-127, 127, (SIDE, SIDE), dtype=torch.int8)
+        read = torch.ones(READ_BYTES // 4)
+        tower = 2 * SIDE**3 / _least_ms(lambda: values @ values)
+        text = 2 * SIDE**3 / _least_ms(lambda: torch._int_mm(numbers, numbers)) if int8 else tower
+        return cls(text, tower, READ_BYTES / _least_ms(read.sum))
+
+
+def _least_ms(work: Callable[[], object]) -> float:
+    def once() -> float:
+        begun = time.process_time()
+        work()
+        return 1e3 * (time.process_time() - begun)
+
+    return min(once() for _ in range(TRIES))
+
+
+def bench_limits(options: LimitsOptions) -> list[Limit]:
+    """Measure, and print the table. Raises ConfigError for a model without such shapes."""
+    device = pick_device("cpu", options.threads)
+    spec, dtype = load_spec(options.model), DTYPES[options.dtype]
+    if not isinstance(spec, QwenVLSpec) or spec.text.experts is not None:
+        raise ConfigError(f"--model {options.model}: only dense Qwen-VL's shapes are known here")
+    how = options.quantization
+    net = load_net(spec, options.model, dtype=dtype, device=device, quantization=how)
+    harness = Harness(net, dtype=options.dtype, max_running=max((8, *options.rows)))
+    measure = _Measure(harness, options)
+    int8 = how == "int8"
+    peaks = Peaks.measure(dtype, int8=int8)
+    limits = [measure.tower(spec, peaks), measure.prompt(spec, peaks)]
+    read = matrix_values(spec) * (1 if int8 else dtype.itemsize)
+    limits += [
+        Limit(f"{rows} rows of decode", read / peaks.bytes, measure.decode(rows))
+        for rows in options.rows
+    ]
+    harness.close()
+    Console().print(table(limits, where(device)))
+    return limits
+
+
+def matrix_values(spec: QwenVLSpec) -> int:
+    """Values in the language model's matrices, its head included."""
+    text = spec.text
+    return layer_values(spec) * text.layers + text.vocab_size * text.hidden
+
+
+def layer_values(spec: QwenVLSpec) -> int:
+    text = spec.text
+    heads = 2 * (text.heads + text.kv_heads) * text.head_dim
+    return text.hidden * (heads + 3 * text.intermediate)
+
+
+def prompt_operations(spec: QwenVLSpec, tokens: int) -> float:
+    """Of all layers: their products, and attention to the tokens before."""
+    text = spec.text
+    attention = 2 * tokens**2 * text.heads * text.head_dim
+    return text.layers * (2.0 * tokens * layer_values(spec) + attention)
+
+
+def tower_operations(spec: QwenVLSpec, patches: int) -> float:
+    """Of all blocks: their products, and attention to all patches or a window's."""
+    tower = spec.vision
+    matrices = 3 if tower.variant == "qwen2_5_vl" else 2
+    products = 2 * patches * tower.hidden * (4 * tower.hidden + matrices * tower.intermediate)
+    window = (tower.window // tower.patch) ** 2 or patches
+    full = len(tower.full_attention_layers) if tower.window else tower.depth
+    seen = full * patches + (tower.depth - full) * window
+    return float(tower.depth * products + 4 * patches * seen * tower.hidden)
+
+
+class _Measure:
+    """Runs requests, and finds the CPU ms of the steps that count."""
+
+    def __init__(self, harness: Harness, options: LimitsOptions) -> None:
+        self._harness = harness
+        self._options = options
+        self._requests = 0
+
+    def tower(self, spec: QwenVLSpec, peaks: Peaks) -> Limit:
+        tokens, found, patches = (FIRST_TOKEN, spec.image_token_id), [], 0
+        for turn in range(self._options.repeats):
+            height, width = self._options.image
+            image = self._harness.image(picture(height, width, seed=turn), f"image {turn}")
+            patches = image.num_patches
+            steps = self._run([self._request(tokens, image, max_tokens=1)])
+            found.append(sum(ms for plan, ms in steps if plan.encode or not plan.rows))
+        operations = tower_operations(spec, patches)
+        return Limit(f"tower, {patches} patches", operations / peaks.tower_products, min(found))
+
+    def prompt(self, spec: QwenVLSpec, peaks: Peaks) -> Limit:
+        count, found = self._options.prompt_tokens, []
+        for turn in range(self._options.repeats):
+            tokens = [FIRST_TOKEN + (turn + 7 * at) % 500 for at in range(count)]
+            steps = self._run([self._request(tokens, max_tokens=1)])
+            found.append(sum(ms for plan, ms in steps if plan.num_tokens > 1))
+        operations = prompt_operations(spec, count)
+        return Limit(f"prompt, {count} tokens", operations / peaks.products, min(found))
+
+    def decode(self, rows: int) -> float:
+        """Return the median of steps of so many rows that all draw at random."""
+        asked = [
+            self._request([FIRST_TOKEN + row] * 24, max_tokens=self._options.decoded, seed=row)
+            for row in range(rows)
+        ]
+        steps = self._run(asked)
+        return statistics.median(ms for plan, ms in steps if plan.num_tokens == rows)
+
+    def _request(self, tokens: Sequence[int], *images: object, **sampling: object) -> Request:
+        self._requests += 1
+        name = str(self._requests)
+        return self._harness.request(name, tokens, images, temperature=1.0, **sampling)  # type: ignore[arg-type]
+
+    def _run(self, requests: Sequence[Request]) -> list[tuple[Plan, float]]:
+        """Return each step with its CPU ms, the scheduler's part included."""
+        steps: list[tuple[Plan, float]] = []
+        before = time.process_time()
+
+        def note(plan: Plan) -> None:
+            nonlocal before
+            now = time.process_time()
+            steps.append((plan, 1e3 * (now - before)))
+            before = now
+
+        self._harness.run(requests, note)
+        return steps
+
+
+def table(limits: Sequence[Limit], machine: str) -> Table:
+    made = Table("work", "at the limit, ms", "measured, ms", "share", box=SIMPLE_HEAD)
+    made.title = f"CPU time beside the machine's limit, {machine}"
+    for each in limits:
+        made.add_row(
+            each.work, f"{each.limit:.2f}", f"{each.measured:.2f}", f"{100 * each.share:.0f} %"
+        )
+    return made
