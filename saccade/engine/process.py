@@ -42,7 +42,7 @@ from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.checkpoint import digest_weights
 from saccade.families.registry import load_spec
-from saccade.ipc.child import AsyncChannel, ParentLink, enter
+from saccade.ipc.child import AsyncChannel, Disconnected, ParentLink, enter
 from saccade.ipc.gc_freeze import settle
 from saccade.ipc.messages import (
     ENGINE_END,
@@ -51,6 +51,7 @@ from saccade.ipc.messages import (
     Load,
     Loading,
     Ready,
+    ServeModel,
     ToEngine,
     ToFront,
     TokenizerText,
@@ -80,9 +81,14 @@ async def run(boot: EngineBoot, parent: ParentLink) -> int:
     arrived = asyncio.Event()
     front = await AsyncChannel.open(parent.socket, ENGINE_END, arrived)
     metrics = Metrics()
-    workers = Workers(boot.parallel.ranks, arrived, metrics, front.send)
+    workers = Workers(boot.ranks, arrived, metrics, front.send)
     try:
-        await serve(boot, front, workers, arrived, metrics)
+        await workers.start(boot.arena_fd)
+        served = await front.receive()
+        assert isinstance(served, ServeModel)
+        await serve(served, front, workers, arrived, metrics)
+    except Disconnected:
+        return 1
     except StartupError as error:
         front.send(Failed(sendable(str(error))))
         return 1
@@ -100,7 +106,7 @@ async def run(boot: EngineBoot, parent: ParentLink) -> int:
 
 
 async def serve(
-    boot: EngineBoot,
+    boot: ServeModel,
     front: AsyncChannel[ToFront, ToEngine],
     workers: Workers,
     arrived: asyncio.Event,
@@ -117,7 +123,7 @@ async def serve(
     guides = GrammarLoader(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
     front.send(Loading("starting PyTorch"))
     # Load the model, and meanwhile the lexicon.
-    devices = await workers.start(boot.arena_fd, boot.arena_bytes)
+    devices = await workers.find()
     load = plan_load(boot, spec, devices)
     size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
@@ -153,9 +159,8 @@ async def serve(
         scheduler = generation = build_scheduler(config, spec, *given, exact=begun.exact)
         language = LanguageHalf(generation, guides)
     engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
-    facts = LoadFacts(
-        load.family_option, loaded[0].quantised, len(saved), drafts, unguessed, begun.prepared
-    )
+    found = load.family_option, loaded[0].quantised, len(saved)
+    facts = LoadFacts(*found, drafts, unguessed, begun.prepared, boot.arena_bytes)
     decided = describe(config, load.parallel, spec, hardware, facts)
     settle()
     served = Tower(begun.tower, config.dtype, spec.embedding_width)
@@ -164,7 +169,7 @@ async def serve(
     await workers.close()
 
 
-def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
+def plan_load(boot: ServeModel, spec: FamilySpec, devices: int) -> Load:
     """Return the load order for every rank, for workers that see `devices` CUDA devices.
 
     Raises ConfigError.
