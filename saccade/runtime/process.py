@@ -120,7 +120,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     settle()
     images = worker.images
     found = images.saved, images.store, images.tower, worker.kept
-    engine.send(Begun(*found, worker.exact, worker.prepared))
+    engine.send(Begun(*found, worker.batch_invariant, worker.prepared))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()

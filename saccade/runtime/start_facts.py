@@ -36,7 +36,7 @@ PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "microcode", "cache
 class StartFacts:
     """What is kept of a start. `kernels`: names of the files with the code that it needed."""
 
-    exact: bool
+    batch_invariant: bool
     kernels: tuple[str, ...]
 
 
@@ -47,13 +47,13 @@ def find_facts(words: str, find_out: Callable[[], bool]) -> tuple[bool, str]:
     Otherwise calls `find_out`, which compiles every kernel. Nothing is kept under empty words.
     """
     if words and (found := _read(words)) is not None:
-        return found.exact, f"{_count(found.kernels)} and exact rows kept from last start"
-    exact = find_out()
+        return found.batch_invariant, f"{_count(found.kernels)} and exact rows kept from last start"
+    batch_invariant = find_out()
     done = f"{_count(TALLY.made)} compiled, exact rows measured"
     if words:
-        facts = StartFacts(exact, tuple(sorted({*TALLY.made, *TALLY.found})))
+        facts = StartFacts(batch_invariant, tuple(sorted({*TALLY.made, *TALLY.found})))
         kept_files.keep(words, msgspec.json.encode(facts))
-    return exact, done
+    return batch_invariant, done
 
 
 def _count(kernels: Sequence[str]) -> str:

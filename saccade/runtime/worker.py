@@ -28,11 +28,11 @@ from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, Frame, PageTable
 from saccade.runtime.begun_step import MaskSource, Step
 from saccade.runtime.cuda.step_graphs import StepGraphs, StepMemory
-from saccade.runtime.cuda.warm import compile_few, rows_are_exact, warm_up
+from saccade.runtime.cuda.warm import compile_few, rows_are_batch_invariant, warm_up
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
 from saccade.runtime.row_parts import Draws, StatePart
 from saccade.runtime.sampling.finite import NO_TOKEN, finite_rows, quieten
-from saccade.runtime.sampling.head import HeadGuesser
+from saccade.runtime.sampling.head import HeadDrafter
 from saccade.runtime.sampling.sampler import Sampler
 from saccade.runtime.sampling.scores import STATE_PARTS
 from saccade.runtime.sleep import GivenBack, let_go
@@ -70,12 +70,12 @@ class Worker:
         self._shard = everyone = shard.everyone
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
-        kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
+        kept = spec.kv_spec(shard.size).with_dtype(config.kv.dtype)
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
         self.states = StateMemory(kept, config.max_running + config.snapshots.lines, dtype, device)
         per_token = [each for layer in caches for each in layer.values()]
         self._memory = GivenBack([*per_token, self.states.lines])
-        self._guesses = bool(config.snapshots.between)  # guesses are wanted, and kept on CPUs alone
+        self._drafts = bool(config.snapshots.between)  # drafts are wanted, and kept on CPUs alone
         sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
             keys_and_values(caches),
@@ -108,18 +108,18 @@ class Worker:
             encoder = self.images.encoder
             warm = net, self._attention, self._batcher, encoder, self._sampler, like
             warm_up(*warm, ranks=everyone.size)
-        self.exact, self.prepared = False, ""
+        self.batch_invariant, self.prepared = False, ""
         """As in `Begun`, where it is known."""
         if net.ops.compiles == "decode":
             words = words and f"{words}\n{describe_steps(config)}"
-            self.exact, self.prepared = find_facts(words, partial(self._find_out, config))
+            self.batch_invariant, self.prepared = find_facts(words, partial(self._find_out, config))
         self._renewal = Renewal(*source, config, everyone) if source else None
         self._graphs = self._capture(sizes, metrics) if sizes.count else None
 
     def _find_out(self, config: EngineConfig) -> bool:
         compile_few(self._net, self._attention, self._batcher, self.images.encoder)
         shown = self.images.embeddings
-        return rows_are_exact(self._net, self._attention, self._batcher, shown, config)
+        return rows_are_batch_invariant(self._net, self._attention, self._batcher, shown, config)
 
     @property
     def kept(self) -> tuple[tuple[bytes, int], ...]:
@@ -313,9 +313,9 @@ class Worker:
         if draws.rows:
             logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
             drawn = self._draw(logits, draws, _masked(plan), masks, step)
-        if self._net.head is not None and self._guesses:
-            guess = HeadGuesser(self._net.head, self._attention, self._batcher)
-            step.guess(guess(rows, batch, self._net.normed(states), drawn))
+        if self._net.head is not None and self._drafts:
+            drafter = HeadDrafter(self._net.head, self._attention, self._batcher)
+            step.add_drafts(drafter(rows, batch, self._net.normed(states), drawn))
 
     def _tell_extras(
         self, rows: Sequence[Row], frame: Frame | None, states: torch.Tensor, step: Step

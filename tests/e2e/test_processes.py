@@ -171,7 +171,7 @@ def test_no_process_of_a_server_has_a_key_in_its_environment(server: Server) -> 
     deadline = time.monotonic() + 60
     while len(children := front.children(recursive=True)) < 7:  # image workers may come later
         assert time.monotonic() < deadline, (
-            "engine, worker, and of images two stocks, nurseries and workers"
+            "engine, worker, and of images two fork servers, supervisors and workers"
         )
         time.sleep(0.05)
     for process in (front, *children):
