@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 
+from saccade.ipc.gc_freeze import begin_imports, end_imports
+
 INTERRUPTED = 128 + signal.SIGINT
 """The exit status of what Ctrl-C ended, as shells have it."""
 
@@ -25,7 +27,10 @@ def main() -> None:
     is interrupted as usual.
     """
     signal.signal(signal.SIGINT, leave)
+    begin_imports()
     from saccade.commands import run
+
+    end_imports()
 
     try:
         status = run()

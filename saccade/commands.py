@@ -40,7 +40,9 @@ from saccade.core.options import (
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
 from saccade.core.serve_options import ServeOptions
-from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
+from saccade.core.tuning import GONE as GONE_VALUES
+from saccade.core.tuning import Tuning, basic_options, tuning_values
+from saccade.ipc.gc_freeze import begin_imports, end_imports
 from saccade.tools.brought import join
 
 HELP = ("--help", "--help-advanced", "-h")
@@ -190,10 +192,17 @@ def serve(
         tuning.of(role),
     )
     print(f"loading {model} ... (Ctrl-C ends it)", flush=True)  # before imports that take seconds
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    begin_imports()
+    from saccade.edge.limits import raise_descriptors
+    from saccade.engine.link import begin_engine
+
+    raise_descriptors()
+    early = begin_engine(options.parallel.ranks)
     from saccade.api.serve import serve as serve_model
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(model, options)
+    end_imports()
+    return serve_model(model, options, early)
 
 
 @app.command(

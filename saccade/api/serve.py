@@ -28,7 +28,8 @@ from saccade.core.errors import ConfigError
 from saccade.core.serve_options import ServeOptions
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
-from saccade.edge.limits import ConnectionLimiter, raise_descriptors
+from saccade.edge.limits import ConnectionLimiter
+from saccade.engine.link import EarlyEngine
 from saccade.engine.startup_report import describe_intake
 from saccade.front.adapters import read_names
 from saccade.front.assemble import UNPROVEN, build_front
@@ -147,8 +148,9 @@ class Server(Serving):
         await asyncio.gather(draining, return_exceptions=True)
 
 
-def serve(model: str, options: ServeOptions) -> int:
+def serve(model: str, options: ServeOptions, early: EarlyEngine | None = None) -> int:
     """Serve `model` until a signal, or until the engine has failed: the command `saccade serve`.
+    `early`: the engine, if that has begun.
 
     Returns the exit status. Raises StartupError.
     """
@@ -157,7 +159,6 @@ def serve(model: str, options: ServeOptions) -> int:
     role = replace(options.role, encoder_key=options.role.key or None)
     options = replace(options, server=server, role=role)
     forget(*KEY_VARIABLES)
-    raise_descriptors()
     if options.watch.traces_url is not None:
         check_installed()
     names = server.served_model_name or (model,)
@@ -189,7 +190,7 @@ def serve(model: str, options: ServeOptions) -> int:
             print(f"to try it in a browser: {address}/", flush=True)
 
     async def run() -> int:
-        front = build_front(model, options)
+        front = build_front(model, options, early)
         serving = Server(front, names, options, model)
         with LoadingView(Console()) as view:
 

@@ -30,20 +30,27 @@ class Arena:
         self._memory = mmap.mmap(fd, size)
 
     @classmethod
-    def create(cls, size: int) -> Arena:
-        """Create an arena with at least `size` bytes.
+    def create(cls, size: int, fd: int | None = None) -> Arena:
+        """Create an arena with at least `size` bytes, in the memory that `reserve` made, if any.
 
         The kernel commits memory page by page, at the first write.
         """
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        fd = os.memfd_create("saccade-arena", os.MFD_CLOEXEC)
+        fd = cls.reserve() if fd is None else fd
         os.ftruncate(fd, size)
         return cls(fd, size)
 
+    @staticmethod
+    def reserve() -> int:
+        """Return a descriptor of memory without a size, for processes that start before it has
+        one.
+        """
+        return os.memfd_create("saccade-arena", os.MFD_CLOEXEC)
+
     @classmethod
-    def attach(cls, fd: int, size: int) -> Arena:
+    def attach(cls, fd: int, size: int | None = None) -> Arena:
         """Open the arena behind an inherited descriptor, in another process."""
-        return cls(fd, size)
+        return cls(fd, os.fstat(fd).st_size if size is None else size)
 
     def view(self, slot: PixelSlot) -> npt.NDArray[np.uint8]:
         """Return a slot's pixels, [height, width, 3], without a copy.

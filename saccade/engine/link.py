@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.core.arena import Arena
@@ -28,6 +29,7 @@ from saccade.ipc.messages import (
     Failed,
     Loading,
     Ready,
+    ServeModel,
     Stop,
     ToEngine,
     ToFront,
@@ -39,6 +41,25 @@ SILENT_SECONDS = 3.0
 """An engine that has not been heard of for so long is frozen."""
 END_SECONDS = 5.0
 """An engine that was told to stop gets so long to end its workers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EarlyEngine:
+    """An engine process that does not know its model yet, and the arena's memory."""
+
+    child: Child
+    arena_fd: int
+
+
+def begin_engine(ranks: int, arena_fd: int | None = None) -> EarlyEngine:
+    """Start an engine process and its workers. They import while the front does.
+
+    All end with the calling thread.
+    """
+    arena_fd = Arena.reserve() if arena_fd is None else arena_fd
+    boot = EngineBoot(arena_fd, ranks)
+    child = Child.spawn(MODULE, boot, (arena_fd,), environment=engine_environment())
+    return EarlyEngine(child, arena_fd)
 
 
 class EngineProcess:
@@ -54,11 +75,15 @@ class EngineProcess:
         tokenizer_json: str = "",
         caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
         role: Role = "all",
+        early: EarlyEngine | None = None,
     ) -> None:
-        """Prepare the start. `tokenizer_json`: for grammars, as in `messages.TokenizerText`."""
+        """Prepare the start. `tokenizer_json`: for grammars, as in `messages.TokenizerText`.
+        `early`: the process, if it has begun, with this arena's memory.
+        """
         self._vocabulary = TokenizerText(tokenizer_json)
-        told = str(folder), model, engine, parallel, arena.fd, arena.size, caches, role
-        self._boot = EngineBoot(*told)
+        self._served = ServeModel(str(folder), model, engine, parallel, arena.size, caches, role)
+        self._arena_fd = arena.fd
+        self._early = early
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None
         self._silence = Silence()
@@ -70,10 +95,10 @@ class EngineProcess:
 
         Raises StartupError with the engine's reason.
         """
-        self._child = Child.spawn(
-            MODULE, self._boot, (self._boot.arena_fd,), environment=engine_environment()
-        )
+        early = self._early or begin_engine(self._served.parallel.ranks, self._arena_fd)
+        self._child = early.child
         self._channel = await AsyncChannel.open(self._child.socket, FRONT_END)
+        self._channel.send(self._served)
         self._channel.send(self._vocabulary)
         try:
             while isinstance(message := await self.receive(), Loading):

@@ -48,7 +48,7 @@ from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.checkpoint import digest_weights
 from saccade.families.registry import load_spec
-from saccade.ipc.child import AsyncChannel, ParentLink, enter
+from saccade.ipc.child import AsyncChannel, Disconnected, ParentLink, enter
 from saccade.ipc.gc_freeze import settle
 from saccade.ipc.messages import (
     ENGINE_END,
@@ -57,6 +57,7 @@ from saccade.ipc.messages import (
     Load,
     Loading,
     Ready,
+    ServeModel,
     ToEngine,
     ToFront,
     TokenizerText,
@@ -86,9 +87,14 @@ async def run(boot: EngineBoot, parent: ParentLink) -> int:
     arrived = asyncio.Event()
     front = await AsyncChannel.open(parent.socket, ENGINE_END, arrived)
     metrics = Metrics()
-    workers = Workers(boot.parallel.ranks, arrived, metrics, front.send)
+    workers = Workers(boot.ranks, arrived, metrics, front.send)
     try:
-        await serve(boot, front, workers, arrived, metrics)
+        await workers.start(boot.arena_fd)
+        served = await front.receive()
+        assert isinstance(served, ServeModel)
+        await serve(served, front, workers, arrived, metrics)
+    except Disconnected:
+        return 1
     except StartupError as error:
         front.send(Failed(sendable(str(error))))
         return 1
@@ -106,7 +112,7 @@ async def run(boot: EngineBoot, parent: ParentLink) -> int:
 
 
 async def serve(
-    boot: EngineBoot,
+    boot: ServeModel,
     front: AsyncChannel[ToFront, ToEngine],
     workers: Workers,
     arrived: asyncio.Event,
@@ -125,7 +131,7 @@ async def serve(
     )
     front.send(Loading("starting PyTorch"))
     # Load the model, and meanwhile the lexicon.
-    devices = await workers.start(boot.arena_fd, boot.arena_bytes)
+    devices = await workers.find()
     load = plan_load(boot, spec, devices)
     size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
@@ -172,6 +178,7 @@ async def serve(
         drafts,
         no_drafts_reason,
         begun.prepared,
+        boot.arena_bytes,
     )
     decided = describe(config, load.parallel, spec, hardware, facts)
     settle()
@@ -181,7 +188,7 @@ async def serve(
     await workers.close()
 
 
-def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
+def plan_load(boot: ServeModel, spec: FamilySpec, devices: int) -> Load:
     """Return the load order for every rank, for workers that see `devices` CUDA devices.
 
     Raises ConfigError.

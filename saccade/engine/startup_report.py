@@ -25,7 +25,7 @@ class LoadFacts:
 
     `options`: the family's own. `quantised`: the 8-bit matrices; empty if all are wider. `saved`:
     embeddings found on disk. `drafts`: a sequence's draft tokens in a step. `no_drafts_reason`: why
-    drafting is off. `prepared`: as in `messages.Begun`.
+    drafting is off. `prepared`: as in `messages.Begun`. `pixels`: bytes of the arena.
     """
 
     options: tuple[str, ...]
@@ -34,6 +34,7 @@ class LoadFacts:
     drafts: int = 0
     no_drafts_reason: str = ""
     prepared: str = ""
+    pixels: int = 0
 
 
 def describe(
@@ -69,6 +70,7 @@ def describe(
         *(_describe_drafts(config, facts, state_bytes) if language else ()),
         ("vision tower", _describe_tower(config, spec)),
         *_describe_graphs(config),
+        *(_describe_growth(config, page_bytes, facts.pixels) if config.device == "cpu" else ()),
         *((("start-up", facts.prepared),) if facts.prepared else ()),
         *(_describe_images(config, spec, facts.saved, each) if spec.sees_images else ()),
     )
@@ -169,6 +171,21 @@ def _describe_graphs(config: EngineConfig) -> Iterator[tuple[str, str]]:
         yield "decode graphs", f"up to {_count(max(rows), 'sequence')}"
     if tokens := config.graphs.mixed_tokens:
         yield "prompt graphs", f"up to {_count(max(tokens), 'token')} in a step"
+
+
+def _describe_growth(
+    config: EngineConfig, page_bytes: int, pixels: int
+) -> Iterator[tuple[str, str]]:
+    """Describe the memory that a CPU's caches take as they fill, beside the weights."""
+    kv, embeddings = (config.kv_pages - 1) * page_bytes, config.embeddings.device_bytes
+    parts = (
+        (kv, "KV (--max-total-tokens)"),
+        (embeddings, "embeddings (--embedding-cache-device-mb)"),
+        (pixels, "pixels (--tune arena_mb)"),
+    )
+    told = " + ".join(f"{nbytes / MIB:.0f} of {what}" for nbytes, what in parts if nbytes)
+    total = sum(nbytes for nbytes, _ in parts)
+    yield "memory", f"grows by {total / MIB:.0f} MiB at most, as caches fill: {told}"
 
 
 def _describe_kv(kv: KVConfig) -> str:

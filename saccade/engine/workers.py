@@ -131,8 +131,9 @@ class _Pace:
 
 
 class Workers:
-    """A group of `size` processes. `start`, `load`, `begin`, then `send` and `take`; `close` or
-    `kill`.
+    """A group of `size` processes. `start`, `find`, `load`, `begin`, then `send` and `take`.
+
+    `close` or `kill` ends them.
 
     `arrived` is set whenever there is something to take, or trouble to see.
     """
@@ -157,20 +158,20 @@ class Workers:
 
     # ---- life
 
-    async def start(self, arena_fd: int, arena_bytes: int) -> int:
-        """Start every process. Returns the number of CUDA devices that the workers see.
-
-        Raises WorkersLost.
-        """
+    async def start(self, arena_fd: int) -> None:
+        """Start every process."""
         group_fd = os.memfd_create("saccade-ranks", os.MFD_CLOEXEC)
         for rank in range(self.size):
-            boot = WorkerBoot(rank, group_fd, arena_fd, arena_bytes)
+            boot = WorkerBoot(rank, group_fd, arena_fd)
             child = Child.spawn(MODULE, boot, (group_fd, arena_fd))
             channel = await AsyncChannel.open(child.socket, WORKERS_END, self._arrived)
             who = f"rank {rank}" if self.size > 1 else "the worker"
             name = f"{who} (process {child.pid})"
             self._ranks.append(_Rank(rank, child, channel, name))
         os.close(group_fd)
+
+    async def find(self) -> int:
+        """Return the number of CUDA devices that the workers see. Raises WorkersLost."""
         return min(found.cuda_devices for found in await self._answers(Found))
 
     async def load(self, load: Load) -> list[Loaded]:

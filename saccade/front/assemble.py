@@ -18,7 +18,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import CacheOptions, ModelOptions
 from saccade.core.serve_options import ServeOptions
 from saccade.core.store import CARDS
-from saccade.engine.link import EngineProcess
+from saccade.engine.link import EarlyEngine, EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import read_pooling
 from saccade.families.registry import load_spec
@@ -45,16 +45,18 @@ UNUSUAL = 61, 67
 """A size that nobody has asked about, so that the process that answers starts before images do."""
 
 
-def build_front(model: str, serving: ServeOptions) -> RequestManager:
-    """Build a front that is still to be started.
+def build_front(
+    model: str, serving: ServeOptions, early: EarlyEngine | None = None
+) -> RequestManager:
+    """Build a front that is still to be started. `early`: its engine, if that has begun.
 
     Call on a running event loop. Raises StartupError for unusable files or options.
     """
     with readable(model):
-        return _assemble(model, serving)
+        return _assemble(model, serving, early)
 
 
-def _assemble(model: str, serving: ServeOptions) -> RequestManager:
+def _assemble(model: str, serving: ServeOptions, early: EarlyEngine | None) -> RequestManager:
     options, engine, role = serving.model, serving.engine, serving.role
     folder = resolve_checkpoint(model, options)
     spec = load_spec(folder, options.family_option)
@@ -71,7 +73,8 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
     template = ChatTemplate.load(folder, tokenizer, override, spec.templates)
     words = tokenizer.backend.to_str()
     metrics = Metrics()
-    arena = Arena.create(arena_bytes(serving.media, spec))
+    memory = None if early is None else early.arena_fd
+    arena = Arena.create(arena_bytes(serving.media, spec), memory)
     defaults = load_sampling_defaults(folder)
     answers = serving.answers
     if answers.default_max_tokens is not None:
@@ -93,9 +96,8 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
         find_answer_format(template.sources, options.tool_parser, options.reasoning_parser),
         Sessions() if serving.caches.prepares_next else None,
     )
-    link = EngineProcess(
-        folder, options, engine, serving.parallel, arena, words, serving.caches, role.role
-    )
+    load = folder, options, engine, serving.parallel
+    link = EngineProcess(*load, arena, words, serving.caches, role.role, early)
     scoring = find_scoring(answers.pooling, read_pooling(folder), spec, tokenizer)
     pooled_outputs = PooledOutputCache(POOLED_OUTPUT_BYTES)
     most = serving.server.max_queued_requests

@@ -26,6 +26,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast, get_args
 
 import msgspec
 
+from saccade.ipc.gc_freeze import end_imports
 from saccade.ipc.tied import end_with
 
 HEARTBEAT_SECONDS = 0.5
@@ -406,7 +407,8 @@ def tie(parent: int) -> None:
 
 
 def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
-    """Read the boot message. A child's main calls this first."""
+    """Read the boot message. A child's main calls this first, when all is imported."""
+    end_imports()
     connection, words = map(int, sys.argv[1:3])
     # Not for the children of this process.
     os.set_inheritable(connection, False)

@@ -38,16 +38,12 @@ PEER_LOST_STATUS = 3
 
 @dataclass(frozen=True, slots=True)
 class EngineBoot:
-    """To the engine. `arena_fd` is inherited."""
+    """To the engine, which starts `ranks` workers. `arena_fd` is inherited, and gets its size
+    later.
+    """
 
-    folder: str
-    model: ModelOptions
-    engine: EngineOptions
-    parallel: ParallelOptions
     arena_fd: int
-    arena_bytes: int
-    caches: CacheOptions
-    role: Role = "all"
+    ranks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +55,22 @@ class WorkerBoot:
     rank: int
     group_fd: int
     arena_fd: int
-    arena_bytes: int
 
 
 # ---- front -> engine
+
+
+@dataclass(frozen=True, slots=True)
+class ServeModel:
+    """The first message: what to serve, once the front has read it. The arena has its size."""
+
+    folder: str
+    model: ModelOptions
+    engine: EngineOptions
+    parallel: ParallelOptions
+    arena_bytes: int
+    caches: CacheOptions
+    role: Role = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +354,8 @@ class Begun:
 
 
 ToEngine = (
-    TokenizerText
+    ServeModel
+    | TokenizerText
     | Submit
     | Abort
     | PixelsReady

@@ -11,12 +11,14 @@ import runpy
 import sys
 
 from saccade.ipc.child import tie
+from saccade.ipc.gc_freeze import begin_imports
 
 
 def main() -> None:
     """Become the module."""
     module = sys.argv.pop(1)
     tie(int(sys.argv[3]))
+    begin_imports()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -111,7 +111,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     begin = engine.receive()
     assert isinstance(begin, Begin)
     put_first(torch.device(begin.config.device))
-    arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
+    arena = Arena.attach(boot.arena_fd)
     metrics = Metrics()
     if boot.rank == 0:
         engine.send(Loading("caches and kernels"))

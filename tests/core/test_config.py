@@ -446,6 +446,13 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
         changed = replace(facts, **guesses)
         assert dict(describe(config, parallel, spec, MACHINE, changed))["speculation"] == said
     assert told["embedding cache"].endswith(f"5 MiB in {tmp_path} (1 image found there)")
+    changed = replace(facts, prepared="kept from last start", pixels=64 * MIB)
+    told = dict(describe(config, parallel, spec, MACHINE, changed))
+    assert told["start-up"] == "kept from last start"
+    caches = config.kv_tokens * kv_page_bytes(spec, 1, config.dtype) / MIB
+    caches += config.embeddings.device_bytes / MIB
+    assert told["memory"].startswith(f"grows by {caches + 64:.0f} MiB at most, as caches fill: ")
+    assert told["memory"].endswith(" + 64 of pixels (--tune arena_mb)")
     assert describe_intake(MediaOptions(media_workers=2)) == (
         ("sent images", "178956970 pixels at most, decoded by 2 processes"),
     )

@@ -168,8 +168,9 @@ class PackedEncoder:
             return
         bounds = self._spec.pixel_bounds
         bounds = replace(bounds, min_pixels=bounds.least)
-        for side in WARM_SIDES:
-            recipe = self._spec.recipe(side, side, bounds)
+        recipes = [self._spec.recipe(side, side, bounds) for side in WARM_SIDES]
+        # Where a family gives every image one size, once is enough.
+        for recipe in {(each.grid, each.canvas): each for each in recipes}.values():
             canvas = torch.zeros((*recipe.canvas, 3), dtype=torch.uint8, device=self._device)
             with self._adapters.tower.all(adapter):
                 self.encode_plainly(canvas, recipe.grid)
