@@ -40,8 +40,7 @@ from saccade.core.options import (
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
 from saccade.core.serve_options import ServeOptions
-from saccade.core.tuning import GONE as GONE_VALUES
-from saccade.core.tuning import Tuning, basic_options, tuning_values
+from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
 from saccade.ipc.gc_freeze import begin_imports, end_imports
 from saccade.tools.brought import join
 

@@ -130,9 +130,9 @@ PICTURES = ((112, 140), (84, 56), (56, 196))
 CIRCUMSTANCES: Mapping[str, dict[str, Any]] = {
     "side by side": {},
     "small chunks": {"chunk_tokens": 21},
-    "few pages": {"page_size": 4, "kv_pages": 70, "max_running": 6},
+    "few pages": {"page_size": 2},
 }
-"""Limits of servers that are asked all chats' next rounds at once."""
+"""Limits of servers that are asked all chats' next rounds at once. Few pages hold the longest."""
 
 
 class Guesser(Drafter):
@@ -276,6 +276,7 @@ class Chats:
         self._pixels = pixels
         self.rounds: list[list[Question]] = [[] for _ in range(ROUNDS)]
         self.cold: dict[str, Outcome] = {}
+        self.longest = 0
         rng, encode = random.Random(seed), model.tokenizer.encode
         special = set(encode("".join(SPECIAL) + model.placeholder).ids)
         harness = model.harness(0, {"prefix_cache": False})
@@ -288,9 +289,11 @@ class Chats:
                 pictures = pictures + [
                     f"{rng.choice(list(pixels))} {rng.randrange(4)}" for _ in range(text.count("@"))
                 ]
-                most = rng.randrange(2, 20)
+                most = rng.randrange(2, 28)
                 asked.append(Question(f"{chat}.{number}", tokens, pictures, most))
                 answer = self.ask(harness, asked[-1:])[asked[-1].id]
+                length = len(asked[-1].ask(harness, pixels).tokens) + most
+                self.longest = max(self.longest, length)
                 harness.scheduler.flush(embeddings=True)
                 self.cold[asked[-1].id] = answer
                 tokens = tokens + [each for each in answer.tokens if each not in special]
@@ -305,6 +308,7 @@ class Chats:
             cold = self.cold[id]
             bits = [each.logprob for each in outcome.logprobs]
             tally.compared += 1
+            tally.cached += outcome.cached_tokens
             if told(outcome) == told(cold) and bits == [each.logprob for each in cold.logprobs]:
                 tally.equal += 1
                 continue
@@ -323,7 +327,8 @@ def compare_cached(model: Model, seed: int, name: str) -> Tally:
             for question in questions:
                 whole.add(chats.compare(chats.ask(harness, [question]), f"{name} {times}"))
     for circumstance, limits in CIRCUMSTANCES.items():
-        harness = model.harness(0, limits)
+        few = {"kv_pages": 3 + chats.longest // 2} if "page_size" in limits else {}
+        harness = model.harness(0, {**limits, **few})
         for questions in chats.rounds:
             whole.add(chats.compare(chats.ask(harness, questions), f"{name} {circumstance}"))
         whole.preempted += harness.scheduler.counts.preemptions
@@ -339,6 +344,7 @@ class Tally:
     proposed: int = 0
     accepted: int = 0
     preempted: int = 0
+    cached: int = 0
 
     def add(self, other: Tally) -> None:
         for name in vars(self):
@@ -347,7 +353,7 @@ class Tally:
     def __str__(self) -> str:
         return (
             f"{self.equal} of {self.compared} answers equal; {self.accepted} of {self.proposed} "
-            f"guesses right; {self.preempted} preemptions"
+            f"guesses right; {self.preempted} preemptions; {self.cached} tokens cached"
         )
 
 

@@ -1,0 +1,26 @@
+"""What is cached, batched or cut otherwise never changes an answer in bfloat16, to the bit, where
+the processor multiplies bfloat16 numbers (decision 012).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from saccade.kernels.x86.attention import best_kind
+from saccade_bench import same_answers
+from saccade_bench.same_answers import CACHED_FAMILIES, CACHED_FORM, CHATS, CIRCUMSTANCES, ROUNDS
+
+pytestmark = pytest.mark.skipif(
+    best_kind() is None, reason="the processor multiplies no bfloat16, or no llvmlite"
+)
+
+
+@pytest.mark.first
+@pytest.mark.parametrize("family", CACHED_FAMILIES)
+def test_a_hit_has_the_bits_of_its_cold_answer(family: str, tmp_path: Path) -> None:
+    model = same_answers.Model.make(tmp_path, family, CACHED_FORM)
+    tally = same_answers.compare_cached(model, 1, family)
+    assert tally.compared == CHATS * ROUNDS * (2 + len(CIRCUMSTANCES))
+    assert tally.equal == tally.compared and tally.cached > 0
