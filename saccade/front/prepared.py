@@ -32,7 +32,7 @@ class Prompt:
     """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
     the images by their places. `reasoning`: the state in which the prompt leaves a reasoning model.
 
-    breakpoints: as in `Caching`. landmarks: (tokens, place) for the end of each chat part, in
+    breakpoints: as in `Caching`. message_offsets: (tokens, place) for the end of each chat part, in
     order; only for requests that ask why the cache missed.
     """
 
@@ -42,7 +42,7 @@ class Prompt:
     places: tuple[str, ...] = ()
     reasoning: Where | None = None
     breakpoints: tuple[tuple[int, int], ...] = ()
-    landmarks: tuple[tuple[int, str], ...] = ()
+    message_offsets: tuple[tuple[int, str], ...] = ()
     edited: AppliedEdit | None = None
 
 
@@ -112,7 +112,7 @@ class Preparation:
             prompt.places,
             request.n,
             self.reading,
-            prompt.landmarks,
+            prompt.message_offsets,
             request.silent,
             self.ignored,
             self.turn,
@@ -130,9 +130,9 @@ class PreparedRequest:
     the first).
 
     `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
-    "messages[2].content[0]". `reading`: how the answers are read. `landmarks`: as in `Prompt`.
-    `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch for.
-    `turn`: the request's place in its session, if it is followed. `edited`: what its edit did.
+    "messages[2].content[0]". `reading`: how the answers are read. `message_offsets`: as in
+    `Prompt`. `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch
+    for. `turn`: the request's place in its session, if it is followed. `edited`: what its edit did.
     """
 
     request: Request
@@ -140,7 +140,7 @@ class PreparedRequest:
     places: tuple[str, ...] = ()
     n: int = 1
     reading: ReadAs = PLAIN
-    landmarks: tuple[tuple[int, str], ...] = ()
+    message_offsets: tuple[tuple[int, str], ...] = ()
     silent: bool = False
     ignored: tuple[str, ...] = ()
     turn: SessionTurn | None = None

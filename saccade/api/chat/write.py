@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.api.trace.image_trace import ImageCost, Trace, tiers_of
-from saccade.core.types import CacheMiss, CacheMissReason, Guesses, Tier, TokenLogprobs
+from saccade.core.types import CacheMiss, CacheMissReason, DraftCounts, Tier, TokenLogprobs
 from saccade.front.answer_update import NOTHING_AHEAD, AnswerUpdate, Finish
 from saccade.front.prepared import PreparedRequest
 from saccade.text.answer.detokenize import Vocabulary
@@ -331,13 +331,13 @@ class UsageCounter:
         self._completion = 0
         self._cached = 0
         self._restored: Counter[Tier] = Counter()
-        self._guesses: dict[int, tuple[Guesses, ...]] = {}
+        self._draft_counts: dict[int, tuple[DraftCounts, ...]] = {}
         self._ahead = NOTHING_AHEAD
 
     def add(self, event: AnswerUpdate) -> None:
         self._completion += event.num_tokens
-        if event.guesses:
-            self._guesses[event.choice] = event.guesses
+        if event.draft_counts:
+            self._draft_counts[event.choice] = event.draft_counts
         if event.ahead is not None:
             self._ahead = event.ahead
         if event.choice % self._n == 0:
@@ -358,7 +358,7 @@ class UsageCounter:
 
     @property
     def usage(self) -> Usage:
-        guesses = [each for told in self._guesses.values() for each in told]
+        draft_counts = [each for told in self._draft_counts.values() for each in told]
         return Usage(
             self._prompt,
             self._completion,
@@ -373,9 +373,9 @@ class UsageCounter:
                 self._ahead.prepared - self._ahead.used or UNSET,
             ),
             CompletionTokensDetails(
-                sum(each.right for each in guesses), sum(each.wrong for each in guesses)
+                sum(each.right for each in draft_counts), sum(each.wrong for each in draft_counts)
             )
-            if guesses
+            if draft_counts
             else UNSET,
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from saccade.front.answer_update import NOTHING_AHEAD, AheadReport, AnswerUpdate
-from saccade.front.breakpoints import NO_WISH
+from saccade.front.breakpoints import NO_CACHE_REQUEST
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sessions.outline import MessageOutline, Outline, outline_of
@@ -329,4 +329,4 @@ def _without_bytes(
         for message in request.chat.messages
     )
     chat = replace(request.chat, messages=messages, tool_marks=())
-    return replace(request, prompt=chat, cache=NO_WISH), images
+    return replace(request, prompt=chat, cache=NO_CACHE_REQUEST), images
