@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -19,10 +20,12 @@ from saccade.front.answer_rules import NO_ANSWER_RULES
 from saccade.front.breakpoints import NO_CACHE_REQUEST
 from saccade.front.compiler import Compiler
 from saccade.front.fields import too_long
+from saccade.front.history_edits import AppliedEdit
 from saccade.front.prepared import Preparation, PreparedRequest, Prompt, Step
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
 from saccade.front.sessions.sessions import Sessions
 from saccade.front.steps.apply_rules import READABLE, ApplyRules
+from saccade.front.steps.edit_history import EditHistory
 from saccade.front.steps.follow_session import FollowSession
 from saccade.front.steps.form_answer import FormAnswer
 from saccade.front.steps.keep_prompt import KeepPrompt
@@ -76,6 +79,7 @@ class InputProcessor:
         self._form = FormAnswer(answer_format, compiler, tokenizer, tags)
         self._marks = KeepPrompt(spec)
         self._rules = ApplyRules(tokenizer, self.limits)
+        self._edits = EditHistory(self.prompts, self.sources)
         self._session = None if sessions is None else FollowSession(sessions)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -121,6 +125,8 @@ class InputProcessor:
         # What the text refuses: nothing is fetched before it fits.
         if ruled:
             yield self._rules.begin
+        if request.edit is not None:
+            yield self._edits.begin
         yield self._text.encode
         if ruled:
             yield self._rules.check
@@ -132,6 +138,8 @@ class InputProcessor:
             yield self._form.compile
         if chat.media:
             yield self.sources.open
+        if request.edit is not None:
+            yield self._edits.apply
         # The prompt as the engine gets it, and what depends on it.
         yield self._text.widen
         if chat.media and chat.goes_on and self._session is not None:
@@ -142,7 +150,7 @@ class InputProcessor:
             yield self._text.note_ignored
         if ruled:
             yield self._rules.apply
-        if chat.media or ruled:
+        if chat.media or ruled or request.edit is not None:
             yield self.limits.limit
         if request.prediction:
             yield self._text.predict
@@ -168,9 +176,15 @@ class InputProcessor:
         (request,) = await self.files.opened(
             [request], client, budget, context_length, most=READABLE
         )
-        encoded = await self.prompts.encode(request, context_length)
+        readable = context_length if request.edit is None else READABLE * context_length
+        encoded = await self.prompts.encode(request, readable)
         opened = await self.sources.opened(request, request.chat.sources, client, budget)
-        encoded = await self.sources.told(request, encoded, opened, context_length)
+        encoded = await self.sources.told(request, encoded, opened, readable)
+        applied: AppliedEdit | None = None
+        if request.edit is not None:
+            request, encoded, opened, applied = await self._edits.edited(
+                request, encoded, opened, context_length
+            )
         images = [image for each in opened for image in each.images]
         least = sum(each.image.num_tokens for each in images)
         least += len(encoded.tokens) - len(images)
@@ -178,4 +192,5 @@ class InputProcessor:
             param = request.names["messages" if opened else "prompt"]
             raise too_long(param, f"at least {least} tokens", context_length, bool(opened))
         make = partial(self.prompt, request, encoded, opened)
-        return await self.in_thread(make) if least > context_length else make()
+        prompt = await self.in_thread(make) if least > context_length else make()
+        return prompt if applied is None else replace(prompt, edited=applied)

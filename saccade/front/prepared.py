@@ -17,6 +17,7 @@ from saccade.core.client import Client
 from saccade.core.token_rules import NO_RULES, TokenRules
 from saccade.core.types import Caching, Request, SamplingParams, Span
 from saccade.front.compiler import MakeConstraint
+from saccade.front.history_edits import AppliedEdit
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
 from saccade.front.sessions.sessions import SessionTurn
 from saccade.media.opened import Opened, OpenedImage
@@ -42,6 +43,7 @@ class Prompt:
     reasoning: Where | None = None
     breakpoints: tuple[tuple[int, int], ...] = ()
     message_offsets: tuple[tuple[int, str], ...] = ()
+    edited: AppliedEdit | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class Preparation:
     ignored: tuple[str, ...] = ()
     # what comes before and after it
     turn: SessionTurn | None = None
+    edited: AppliedEdit | None = None
 
     def kept_of(self, tokens: int) -> int:
         """Return how many out of `tokens` tokens stay."""
@@ -113,6 +116,7 @@ class Preparation:
             request.silent,
             self.ignored,
             self.turn,
+            self.edited,
         )
 
 
@@ -128,7 +132,7 @@ class PreparedRequest:
     `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
     "messages[2].content[0]". `reading`: how the answers are read. `message_offsets`: as in
     `Prompt`. `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch
-    for. `turn`: the request's place in its session, if it is followed.
+    for. `turn`: the request's place in its session, if it is followed. `edited`: what an edit did.
     """
 
     request: Request
@@ -140,6 +144,7 @@ class PreparedRequest:
     silent: bool = False
     ignored: tuple[str, ...] = ()
     turn: SessionTurn | None = None
+    edited: AppliedEdit | None = None
 
     def shown_tokens(self, video: bool) -> int:
         """Count the prompt tokens that stand for videos, or for still images."""

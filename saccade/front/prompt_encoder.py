@@ -32,6 +32,7 @@ from saccade.front.breakpoints import NO_CACHE_REQUEST, CacheRequest
 from saccade.front.compiler import MakeConstraint
 from saccade.front.conversation import NO_CHAT, Chat
 from saccade.front.fields import too_long
+from saccade.front.history_edits import HistoryEdit
 from saccade.text.answer import reasoning
 from saccade.text.answer.answer_format import AnswerFormat
 from saccade.text.answer.reasoning import Where
@@ -72,7 +73,8 @@ class GenerationRequest:
     form; by default any text. `adapter`: the answering one. `separate_reasoning`: report reasoning
     apart from text, if the model reasons. `prompt_logprobs`: as in `Request`. `cache`: wishes for
     the caches, beside the marks in a chat. `names`: the fields' names in the client's API, for
-    refusals. `prediction`: text that the client expects in the answers.
+    refusals. `prediction`: text that the client expects in the answers. `edit`: how to shorten the
+    chat.
     """
 
     # the prompt
@@ -91,6 +93,7 @@ class GenerationRequest:
     rules: AnswerRules = NO_ANSWER_RULES
     adapter: AdapterRef = NO_ADAPTER
     prediction: str = ""
+    edit: HistoryEdit | None = None
 
     def __post_init__(self) -> None:
         check_sampling(self.sampling, self.names)

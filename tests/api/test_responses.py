@@ -299,7 +299,6 @@ def test_tools_that_nobody_here_runs_are_refused_by_name(served: Served, kind: s
     ("fields", "param"),
     [
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"include": ["everything"]}, "include[0]"),

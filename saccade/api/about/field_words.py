@@ -99,6 +99,13 @@ COMMON: dict[str, str] = {
     "enabled": f"The model reasons before it answers. {_PASSED_OVER}",
     "thinking": f"Whether the model reasons before it answers. {_PASSED_OVER}",
     "reasoning": f"How much the model reasons, in OpenRouter's terms. {_PASSED_OVER}",
+    "trigger": "Tokens of the prompt, or tool uses, beyond which the edit takes effect.",
+    "keep": "How many of the newest tool uses stay.",
+    "clear_at_least": "Prompt tokens that the edit must save to take effect.",
+    "exclude_tools": "Tools whose results stay.",
+    "clear_tool_inputs": "Whether the calls' arguments go too: of all tools, or of those listed.",
+    "truncation": "auto: the oldest messages go until the prompt fits the context. disabled: a "
+    "prompt that is too long is refused.",
     # ---- how the answer comes
     "stream": "The answer arrives piece by piece, as server-sent events.",
     "stream_options": "Options for a stream. They require stream.",

@@ -14,9 +14,11 @@ from msgspec import Meta, Struct
 
 from saccade.api.body_schema import BodySchema
 from saccade.core.config import PageView
+from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import CacheControl
 from saccade.front.content import Name
 from saccade.front.fields import Positive
+from saccade.front.history_edits import ClearToolUses
 from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import Rate
 
@@ -265,19 +267,65 @@ class Diagnostics(Struct, forbid_unknown_fields=True):
     """Accepted. The server compares the most similar earlier prompt."""
 
 
-class ContextEdit(Struct):
-    """A way to shorten the conversation. Templates leave old reasoning out according to their
-    model.
+class ClearThinking(Struct, tag_field="type", tag="clear_thinking_20251015"):
+    """Leaves old reasoning out. Templates do so according to their model."""
+
+
+class InputTokens(
+    Struct, tag_field="type", tag="input_tokens", forbid_unknown_fields=True, frozen=True
+):
+    """So many tokens of the prompt."""
+
+    value: Annotated[int, Meta(ge=0)]
+
+
+class ToolUses(Struct, tag_field="type", tag="tool_uses", forbid_unknown_fields=True, frozen=True):
+    """So many tool uses."""
+
+    value: Annotated[int, Meta(ge=0)]
+
+
+class ClearToolUsesEdit(
+    Struct, tag_field="type", tag="clear_tool_uses_20250919", forbid_unknown_fields=True
+):
+    """Replaces old tool results by a short text. trigger: beyond which it begins. keep: the newest
+    uses that stay. clear_at_least: fewer are not worth it. exclude_tools: whose results stay.
+    clear_tool_inputs: also the calls' arguments, of all tools or of these.
     """
 
-    type: Literal["clear_thinking_20251015"]
+    trigger: InputTokens | ToolUses = InputTokens(100_000)
+    keep: ToolUses = ToolUses(3)
+    clear_at_least: InputTokens | None = None
+    exclude_tools: list[Name] | None = None
+    clear_tool_inputs: bool | list[Name] | None = None
+
+    def read(self) -> ClearToolUses:
+        """Return the edit in the front's terms."""
+        trigger, inputs = self.trigger, self.clear_tool_inputs
+        by_tokens = isinstance(trigger, InputTokens)
+        return ClearToolUses(
+            trigger.value if by_tokens else None,
+            None if by_tokens else trigger.value,
+            self.keep.value,
+            0 if self.clear_at_least is None else self.clear_at_least.value,
+            frozenset(self.exclude_tools or ()),
+            frozenset(inputs) if isinstance(inputs, list) else bool(inputs),
+        )
 
 
 class ContextManagement(Struct, forbid_unknown_fields=True):
     """Ways to shorten the conversation."""
 
-    edits: list[ContextEdit] | None = None
+    edits: list[ClearThinking | ClearToolUsesEdit] | None = None
     """Ways to shorten the conversation."""
+
+    def read(self) -> ClearToolUses | None:
+        """Return the edit of tool uses, if asked for. Raises InvalidRequest for two."""
+        found = [each for each in self.edits or () if isinstance(each, ClearToolUsesEdit)]
+        if len(found) > 1:
+            where = "context_management.edits"
+            raise InvalidRequest(f"{where}: clear_tool_uses_20250919 may stand once", where)
+        return found[0].read() if found else None
 
 
 class Inquiry(Struct, kw_only=True):

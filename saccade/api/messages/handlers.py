@@ -31,6 +31,7 @@ from saccade.edge.disconnect import while_connected
 from saccade.edge.headers import request_id
 from saccade.edge.refusal import error_body
 from saccade.front.answer_update import AnswerUpdate
+from saccade.front.history_edits import AppliedEdit
 
 _encode = msgspec.json.Encoder().encode
 
@@ -70,7 +71,12 @@ class _Messages:
             length = front.check_ready().context_length
             reading = front.intake.read(asked.requests.pop(), length, held.client, held)
             prompt = await while_connected(receive, reading)
-            await send_json(send, {"input_tokens": len(prompt.tokens)})
+            told: dict[str, Any] = {"input_tokens": len(prompt.tokens)}
+            if asked.manages_context:
+                edited = prompt.edited
+                before = len(prompt.tokens) if edited is None else edited.tokens
+                told["context_management"] = {"original_input_tokens": before}
+            await send_json(send, told)
 
 
 HOUR = 3600
@@ -98,6 +104,18 @@ def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
     return {"cache_miss_reason": told}
 
 
+def applied_edits(edited: AppliedEdit | None) -> dict[str, Any]:
+    """Return what a request's edits did, in Anthropic's words."""
+    if edited is None or not edited.cleared_uses:
+        return {"applied_edits": []}
+    told = {
+        "type": "clear_tool_uses_20250919",
+        "cleared_input_tokens": edited.cleared_tokens,
+        "cleared_tool_uses": edited.cleared_uses,
+    }
+    return {"applied_edits": [told]}
+
+
 class MessageTeller:
     """Writes an answer as Anthropic's message (see `stream.ResponseWriter`). An empty answer is
     computed with one token, which stays hidden.
@@ -109,6 +127,8 @@ class MessageTeller:
         self._max_tokens = told.prepared[0].request.sampling.max_tokens
         self._most = asked.most
         self._stream = MessageStream(f"msg_{secrets.token_hex(12)}", model, asked.shows_thinking)
+        edited = told.prepared[0].edited
+        self._edited = applied_edits(edited) if asked.manages_context else None
         self._begun = False
         self._message = WholeMessage()
 
@@ -139,7 +159,7 @@ class MessageTeller:
                 finish = "length"
             elif finish == "length" and self._max_tokens < self._most:
                 finish = "context"
-            events += self._stream.end(finish, event.stop, self._usage)
+            events += self._stream.end(finish, event.stop, self._usage, self._edited)
         return events
 
     @property

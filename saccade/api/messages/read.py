@@ -76,13 +76,14 @@ _KIND: Reader[ToolKind] = Reader(ToolKind)
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
     """A body after reading. `requests` holds one request, until taken. `most`: the answer's maximum
-    tokens.
+    tokens. manages_context: the answer tells what edits did.
     """
 
     requests: list[GenerationRequest]
     reply: Reply
     most: int = 0
     shows_thinking: bool = True
+    manages_context: bool = False
 
 
 def read_message(body: bytearray, context_length: int) -> AskedMessage:
@@ -94,6 +95,7 @@ def read_message(body: bytearray, context_length: int) -> AskedMessage:
         Reply(model=request.inquiry.model, stream=drawing.stream),
         drawing.max_tokens,
         thinking is None or thinking.display != "omitted",
+        request.inquiry.context_management is not None,
     )
 
 
@@ -101,7 +103,9 @@ def read_count(body: bytearray, context_length: int) -> AskedMessage:
     """Read the request to count. Raises as `read_message`."""
     request = COUNT_TOKENS.read(body, context_length)
     return AskedMessage(
-        [message_request(request, context_length)], Reply(model=request.inquiry.model)
+        [message_request(request, context_length)],
+        Reply(model=request.inquiry.model),
+        manages_context=request.inquiry.context_management is not None,
     )
 
 
@@ -149,6 +153,7 @@ def message_request(
         constraint=_constraint(inquiry),
         cache=CacheRequest(diagnose=diagnose),
         names=FieldNames(names),
+        edit=None if inquiry.context_management is None else inquiry.context_management.read(),
     )
 
 

@@ -100,16 +100,25 @@ class MessageStream:
         """Return the events for new content."""
         return [told for event in events for told in self._feed(event)]
 
-    def end(self, finish: Ending, stop: str | None, usage: MessageUsage) -> list[StreamEvent]:
-        """Return the events after the last token. stop: the stop sequence that ended the answer."""
+    def end(
+        self,
+        finish: Ending,
+        stop: str | None,
+        usage: MessageUsage,
+        edited: dict[str, Any] | None = None,
+    ) -> list[StreamEvent]:
+        """Return the events after the last token. stop: the stop sequence that ended the answer.
+        edited: what the request's edits did, if it has any.
+        """
         reason = self._reason(finish, stop)
         delta = {
             "stop_reason": reason,
             "stop_sequence": stop if reason == "stop_sequence" else None,
         }
+        more = {} if edited is None else {"context_management": edited}
         return [
             *self._close(),
-            {"type": "message_delta", "delta": delta, "usage": usage.told()},
+            {"type": "message_delta", "delta": delta, "usage": usage.told(), **more},
             {"type": "message_stop"},
         ]
 
@@ -200,7 +209,10 @@ class WholeMessage:
                     text = delta["partial_json" if name == "input_json" else name]
                     self._pieces[event["index"]][1].append(text)
             case "message_delta":
-                self._message |= event["delta"] | {"usage": event["usage"]}
+                self._message |= event["delta"]
+                for name in ("usage", "context_management"):
+                    if name in event:
+                        self._message[name] = event[name]
 
     def told(self) -> dict[str, Any]:
         """Return the answer's body."""

@@ -89,6 +89,7 @@ class ResponseInput(Struct, kw_only=True):
     previous_response_id: Id | None = None
     """A stored response that the input continues."""
     cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ImageLimits | None = None
     media_io_kwargs: MediaReading | None = None
@@ -177,7 +178,6 @@ _NEUTRAL: Neutral = {
     "background": (False,),
     "context_management": ([],),
     "n": (1,),
-    "truncation": ("disabled",),
 }
 _IGNORED = frozenset({"request_id"})
 

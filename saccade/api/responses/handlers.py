@@ -409,7 +409,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
         "tools": form.tools or [],
         "top_logprobs": form.top_logprobs or 0,
         "top_p": sampling.top_p,
-        "truncation": "disabled",
+        "truncation": request.asked.truncation or "disabled",
         "usage": None,
         "user": delivery.user,
     }

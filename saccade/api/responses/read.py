@@ -30,6 +30,7 @@ from saccade.front.breakpoints import read_cache_request
 from saccade.front.content import check_lengths
 from saccade.front.conversation import Chat
 from saccade.front.fields import unsupported
+from saccade.front.history_edits import DropOldest
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.grammar.grammars import OutputConstraint, read_json_schema, read_response_format
@@ -138,6 +139,7 @@ def response_request(
         cache=cache,
         names=_NAMES,
         rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.read(),
+        edit=DropOldest() if asked.truncation == "auto" else None,
     )
 
 

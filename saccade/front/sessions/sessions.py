@@ -83,13 +83,15 @@ class ChatSession:
 class SessionTurn:
     """One request of a session, from its preparation to its answer.
 
-    asked: the client's wish, without bytes. images: its images, by their sources. found: what was
+    asked: the client's wish, without bytes. images: its images, by their sources. edited: its chat
+    is shorter than the client's. found: what was
     predicted for it, if that was right. answer: as far as it has come. begun: some of it has.
     """
 
     session: ChatSession
     asked: GenerationRequest
     images: dict[int, OpenedImage]
+    edited: bool = False
     found: ExpectedPrompt | None = None
     report: AheadReport = NOTHING_AHEAD
     answer: list[AnswerEvent] = field(default_factory=list)
@@ -136,11 +138,16 @@ class Sessions:
         return len(self._all)
 
     def follow(
-        self, tenant: Tenant, request: GenerationRequest, opened: Sequence[OpenedImage]
+        self,
+        tenant: Tenant,
+        request: GenerationRequest,
+        opened: Sequence[OpenedImage],
+        edited: bool = False,
     ) -> SessionTurn | None:
         """Find a request's session, or begin one, and learn from what changed.
 
-        `opened`: the images of the request's chat, in order.
+        `opened`: the images of the request's chat, in order. `edited`: the chat is shorter than
+        the client's, as the request asks for.
         """
         chat = request.chat
         if len(chat.messages) > MOST_MESSAGES:
@@ -150,10 +157,10 @@ class Sessions:
         session = self._find(tenant, outline)
         if session is None:
             session = ChatSession(tenant, rule=self._rules.get((tenant, outline[0].name)))
-            turn = SessionTurn(session, light, images)
+            turn = SessionTurn(session, light, images, edited)
         else:
             self._forget(session)
-            turn = SessionTurn(session, light, images)
+            turn = SessionTurn(session, light, images, edited)
             found = compare(session.outline, outline)
             if found.grown < len(outline):  # else the same request again
                 self._judge(turn, outline)
@@ -167,13 +174,19 @@ class Sessions:
         session, rule = turn.session, turn.session.rule
         forms = _answer_forms(gather(turn.answer))
         session.answers = outline_of(Chat(forms), ())
-        if rule is None or session.returned is None or not turn.answer:
+        if session.returned is None or not turn.answer:
             return None
-        before = turn.chat.messages[: len(turn.chat.messages) - rule.tail]
-        images = sum(message.images for message in session.outline)
-        if rule.surplus(images, session.coming) <= 0 and not rule.tail:
+        answer, edit = forms[min(session.returned, len(forms) - 1)], turn.asked.edit
+        messages: tuple[Message, ...] | None = None
+        if edit is not None:
+            messages = edit.foreseen((*turn.chat.messages, answer), turn.edited)
+        if messages is None and rule is not None:
+            before = turn.chat.messages[: len(turn.chat.messages) - rule.tail]
+            images = sum(message.images for message in session.outline)
+            if rule.surplus(images, session.coming) > 0 or rule.tail:
+                messages = rule.cut((*before, answer), session.coming)
+        if messages is None:
             return None
-        messages = rule.cut((*before, forms[session.returned]), session.coming)
         last = next(i for i, m in enumerate(reversed(turn.chat.messages)) if m.role == "assistant")
         beginning = turn.chat.messages[len(turn.chat.messages) - last]
         outline = outline_of(replace(turn.chat, messages=messages), images_in(messages, turn))

@@ -24,4 +24,5 @@ class FollowSession:
             client.share(request.cache_salt),
             request.adapter.fingerprint,
         )
-        preparation.turn = self._sessions.follow(tenant, request, images)
+        edited = preparation.edited is not None and preparation.edited.cleared_uses > 0
+        preparation.turn = self._sessions.follow(tenant, request, images, edited)

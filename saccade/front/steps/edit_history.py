@@ -1,0 +1,92 @@
+"""The shortening of a conversation that a request asks for (`front/history_edits.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate, islice, pairwise
+
+from saccade.front.conversation import Chat
+from saccade.front.history_edits import AppliedEdit
+from saccade.front.prepared import Preparation
+from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
+from saccade.front.steps.apply_rules import READABLE
+from saccade.front.steps.open_sources import OpenSources
+from saccade.media.opened import Opened
+
+MOST_FORMS = 16
+"""Shorter forms of one conversation that are tried."""
+
+
+class EditHistory:
+    """For chats with an edit."""
+
+    def __init__(self, prompts: PromptEncoder, sources: OpenSources) -> None:
+        self._prompts = prompts
+        self._sources = sources
+
+    async def begin(self, preparation: Preparation) -> None:
+        """Let the prompt be longer than the context: it may fit once it is shorter."""
+        preparation.readable = READABLE * preparation.context_length
+        preparation.kept = 1
+
+    async def apply(self, preparation: Preparation) -> None:
+        """Shorten the conversation, once its images are open and their tokens known."""
+        preparation.kept = None
+        request, encoded, opened, applied = await self.edited(
+            preparation.request,
+            preparation.encoded,
+            preparation.opened,
+            preparation.context_length,
+        )
+        preparation.request, preparation.encoded, preparation.opened = request, encoded, opened
+        preparation.edited = applied
+
+    async def edited(
+        self,
+        request: GenerationRequest,
+        encoded: EncodedPrompt,
+        opened: tuple[Opened, ...],
+        context_length: int,
+    ) -> tuple[GenerationRequest, EncodedPrompt, tuple[Opened, ...], AppliedEdit]:
+        """Return a request, its text and its images after its edit, and what that did."""
+        edit, before = request.edit, _tokens(encoded, opened)
+        assert edit is not None
+        most = context_length - min(request.sampling.get("max_tokens", 1), context_length // 2)
+        found = request, encoded, opened, AppliedEdit(before)
+        images = {id(source): each for source, each in zip(request.chat.sources, opened)}
+        sizes = _sizes(request.chat, images, before)
+        forms = edit.shorter(request.chat, sizes, most)
+        for chat, uses in islice(forms, MOST_FORMS):
+            shorter = replace(request, prompt=chat)
+            left = tuple(images[id(source)] for source in chat.sources)
+            text = await self._prompts.encode(shorter, READABLE * context_length)
+            text = await self._sources.told(shorter, text, left, READABLE * context_length)
+            tokens = _tokens(text, left)
+            cleared = max(0, before - tokens)
+            if cleared >= edit.least:
+                found = shorter, text, left, AppliedEdit(before, cleared, uses)
+            if tokens <= most:
+                break
+        return found
+
+
+def _sizes(chat: Chat, images: Mapping[int, Opened], tokens: int) -> list[int]:
+    """Share a prompt's tokens out to its messages: images exactly, the rest by characters."""
+    shown = [
+        sum(_shown(images[id(source)]) for source in message.media) for message in chat.messages
+    ]
+    characters = [message.num_characters + 1 for message in chat.messages]
+    share = (tokens - sum(shown)) / sum(characters)
+    ends = [0, *(round(share * end) for end in accumulate(characters))]
+    texts = [end - begin for begin, end in pairwise(ends)]
+    return [image + text for image, text in zip(shown, texts, strict=True)]
+
+
+def _shown(opened: Opened) -> int:
+    return sum(each.image.num_tokens for each in opened.images)
+
+
+def _tokens(encoded: EncodedPrompt, opened: tuple[Opened, ...]) -> int:
+    images = sum(len(each.images) for each in opened)
+    return len(encoded.tokens) - images + sum(map(_shown, opened))
