@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.errors import ConfigError, InvalidRequest
-from saccade.core.family import Cuts, LargestImage, PixelBounds, Templates
+from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid, Image, Span
 from saccade.core.video import VideoRules
@@ -271,7 +271,7 @@ def fingerprint(*facts: object) -> bytes:
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
 
 
-class AttendingTower(Protocol):
+class AttendingTower(TowerShape, Protocol):
     """A tower built from transformer blocks."""
 
     @property
@@ -303,6 +303,22 @@ def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
         experts=experts.count if experts else 0,
         expert_width=experts.width if experts else 0,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec(BaseSpec):
+    """The answers for a language model from `nn/decoder.py` whose layers all cache the same."""
+
+    vision: AttendingTower
+    text: TextConfig
+
+    def kv_spec(self, ranks: int = 1) -> KVSpec:
+        layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
+        return KVSpec((layer,) * self.text.layers)
+
+    @property
+    def cuts(self) -> Cuts:
+        return plain_cuts(self.text, self.vision)
 
 
 # ---- a family's own options

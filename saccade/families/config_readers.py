@@ -47,11 +47,16 @@ def text_section(config: Section) -> Section:
 
 def refuse_unsupported(text: Section, *flags: str) -> None:
     """Raise CheckpointError if one of `flags` is set, or the activation is other than silu."""
-    for name in flags:
-        if text.flag(name):
-            raise CheckpointError(f"{text.where}: {name} is not supported")
+    refuse_flags(text, *flags)
     if (activation := text.text("hidden_act", default="silu")) != "silu":
         raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
+
+
+def refuse_flags(section: Section, *flags: str) -> None:
+    """Raise CheckpointError if one of `flags` is set."""
+    for name in flags:
+        if section.flag(name):
+            raise CheckpointError(f"{section.where}: {name} is not supported")
 
 
 def require_flags(section: Section, *flags: str) -> None:
@@ -59,6 +64,12 @@ def require_flags(section: Section, *flags: str) -> None:
     for name in flags:
         if not section.flag(name, default=True):
             raise CheckpointError(f"{section.where}: {name} false is not supported")
+
+
+def require_kind(section: Section, kind: str) -> None:
+    """Raise CheckpointError if the section names another `model_type`."""
+    if (found := section.text("model_type", default=kind)) != kind:
+        raise CheckpointError(f"{section.where}: model_type {found!r} is not supported")
 
 
 def read_token(config: Section, vocab: int, *names: str, default: int) -> int:

@@ -102,9 +102,22 @@ def _share(cut: Cut) -> int:
     return (cut.rows.stop - cut.rows.start) // PROJECTION
 
 
+def tile_facts(tiles: int, rows: int, device: torch.device) -> GridFacts:
+    """Return the facts of tiles with `rows` each, which attend within a tile and need no places."""
+    places = torch.zeros((0, tiles * rows), dtype=torch.int64).to(device)
+    return GridFacts(places, segments=((rows,) * tiles,))
+
+
 def split_images(
     net: VisionNet, embeddings: torch.Tensor, facts: Sequence[GridFacts]
 ) -> tuple[torch.Tensor, ...]:
     """Split a pack's rows among its images."""
     counts = [net.rows(fact.num_patches) for fact in facts]
     return embeddings[: sum(counts)].split(counts)
+
+
+def copy_images(
+    net: VisionNet, embeddings: torch.Tensor, facts: Sequence[GridFacts]
+) -> list[torch.Tensor]:
+    """Copy each image's rows out of a pack. Answers `VisionNet.split` for rows in their order."""
+    return [rows.clone() for rows in split_images(net, embeddings, facts)]

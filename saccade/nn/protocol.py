@@ -133,10 +133,10 @@ class GridFacts:
     """
 
     places: torch.Tensor  # [A, N] int64
-    position_embedding: torch.Tensor | None  # [N, hidden]
-    order: torch.Tensor | None  # [M] int64
-    restore: torch.Tensor | None  # [M] int64
     segments: tuple[tuple[int, ...], ...]
+    position_embedding: torch.Tensor | None = None  # [N, hidden]
+    order: torch.Tensor | None = None  # [M] int64
+    restore: torch.Tensor | None = None  # [M] int64
 
     @property
     def num_patches(self) -> int:

@@ -15,7 +15,7 @@ from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, block_pieces, split_images
+from saccade.nn.patches import PatchKernel, block_pieces, copy_images, tile_facts
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.siglip_config import Colours, SiglipConfig
 from saccade.nn.weights import Part, Weights
@@ -138,13 +138,7 @@ class SiglipTower:
     def grid_facts(self, grid: Grid) -> GridFacts:
         rows, columns = grid
         tiles = rows * columns + 1
-        return GridFacts(
-            places=torch.zeros((0, tiles * self.config.patches), dtype=torch.int64).to(self.device),
-            position_embedding=None,
-            order=None,
-            restore=None,
-            segments=((self.config.patches,) * tiles,),
-        )
+        return tile_facts(tiles, self.config.patches, self.device)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         """Turn a canvas into rows. It has tiles side by side, the whole image last, and no more."""
@@ -161,4 +155,4 @@ class SiglipTower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split embeddings tile by tile, as tiles follow each other directly."""
-        return [part.clone() for part in split_images(self, embeddings, facts)]
+        return copy_images(self, embeddings, facts)

@@ -18,6 +18,7 @@ from saccade.families.config_readers import (
     read_text_config,
     read_theta,
     read_yarn,
+    refuse_flags,
     refuse_unsupported,
 )
 from saccade.nn.siglip_config import SiglipConfig
@@ -196,8 +197,7 @@ def read_vision(config: Section, out: int) -> SiglipConfig:
             f"{projector.where}: projector_type {kind!r} is not supported, or token_pooling is set "
             "(downsample_mlp_gelu without it is)"
         )
-    if vision.flag("class_token"):
-        raise CheckpointError(f"{vision.where}: class_token is not supported")
+    refuse_flags(vision, "class_token")
     hidden = vision.count("width", default=1024)
     for name, absent, wanted in (
         ("input_dim", 1152, hidden),

@@ -29,8 +29,8 @@ class CandidateRules:
     """Implements `ImageLayout`.
 
     `candidates` are sizes (width, height) in whole tiles, each `side` x `side` pixels. The one that
-    an image fills best is cut into tiles. The tower turns a tile's `patches` into `edge` x `edge`
-    tokens.
+    an image fills best is cut into tiles. The tower turns a tile's `patch_unit` patches into `edge`
+    x `edge` tokens.
 
     An image's grid is its rows and columns of tiles. On the canvas the tiles lie side by side. The
     whole image is under the first tile in the last row, and the rest there is empty.
@@ -40,7 +40,7 @@ class CandidateRules:
     candidates: tuple[tuple[int, int], ...]
     colours: Colours
     edge: int
-    patches: int
+    patch_unit: int
 
     @property
     def pixel_bounds(self) -> PixelBounds:
@@ -58,10 +58,6 @@ class CandidateRules:
     @property
     def sample(self) -> ImageRecipe:
         return self._recipe((self.side, self.side), (self.side, self.side))
-
-    @property
-    def patch_unit(self) -> int:
-        return self.patches
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
         if max(height, width) > LONGEST_ASPECT * min(height, width):
@@ -117,7 +113,7 @@ class CandidateRules:
         return edge * (edge + 1) + 1 + rows * edge * (columns * edge + 1)
 
     def num_patches(self, grid: Grid) -> int:
-        return (grid[0] * grid[1] + 1) * self.patches
+        return (grid[0] * grid[1] + 1) * self.patch_unit
 
 
 NO_IMAGES = CandidateRules(0, (), (HALF, HALF), 0, 0)

@@ -18,6 +18,8 @@ from saccade.families.config_readers import (
     read_layer_types,
     read_siglip,
     read_text_config,
+    refuse_flags,
+    require_kind,
 )
 from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import RopeConfig
@@ -64,9 +66,7 @@ def read_vision(config: Section, out: int) -> SiglipConfig:
     if not config.has("vision_config"):
         return NO_TOWER
     vision = config.section("vision_config")
-    kind = vision.text("model_type", default="siglip_vision_model")
-    if kind != "siglip_vision_model":
-        raise CheckpointError(f"{vision.where}: model_type {kind!r} is not supported")
+    require_kind(vision, "siglip_vision_model")
     tokens = config.integer("mm_tokens_per_image", default=256)
     side = vision.integer("image_size", default=SIGLIP.side)
     across = side // max(1, vision.integer("patch_size", default=SIGLIP.patch))
@@ -81,9 +81,7 @@ def read_vision(config: Section, out: int) -> SiglipConfig:
 
 def read_text(config: Section, text: Section) -> GemmaText:
     """Return the language model. Raises CheckpointError."""
-    for name in ("attention_bias", "use_bidirectional_attention"):
-        if text.flag(name, default=False):
-            raise CheckpointError(f"{text.where}: {name} is not supported")
+    refuse_flags(text, "attention_bias", "use_bidirectional_attention")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if text.has(name):
             raise CheckpointError(

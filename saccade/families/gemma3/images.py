@@ -24,12 +24,12 @@ ONE: Grid = (0, 0)
 class SquareRules:
     """Implements `ImageLayout`.
 
-    An image is `side` x `side` pixels. The tower turns its `patches` into `tokens`.
+    An image is `side` x `side` pixels. The tower turns its `patch_unit` patches into `tokens`.
     """
 
     side: int
     tokens: int
-    patches: int
+    patch_unit: int
     colours: Colours
     resample: Resample
 
@@ -44,10 +44,6 @@ class SquareRules:
     @property
     def sample(self) -> ImageRecipe:
         return replace(whole((self.side, self.side), ONE), resample=self.resample)
-
-    @property
-    def patch_unit(self) -> int:
-        return self.patches
 
     def recipe(self, _height: int, _width: int, _bounds: PixelBounds) -> ImageRecipe:
         return self.sample
@@ -64,7 +60,7 @@ class SquareRules:
         return self.tokens
 
     def num_patches(self, _grid: Grid) -> int:
-        return self.patches
+        return self.patch_unit
 
 
 NO_IMAGES = SquareRules(0, 0, 0, (HALF, HALF), "bilinear")

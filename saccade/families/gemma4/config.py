@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
+from saccade.families.config_readers import refuse_flags, require_kind
 from saccade.families.gemma4.layers import LayerShape, Rope, read_layers, read_ropes
 from saccade.nn.text_config import ExpertsConfig
 
@@ -107,8 +108,7 @@ NO_TOWER = TowerConfig(
 
 def read_text(config: Section, text: Section) -> Gemma4Text:
     """Return the language model. Raises CheckpointError."""
-    if text.flag("attention_bias"):
-        raise CheckpointError(f"{text.where}: attention_bias is not supported")
+    refuse_flags(text, "attention_bias")
     sight = text.text("use_bidirectional_attention", default="")
     if sight not in ("", "vision"):
         raise CheckpointError(
@@ -188,11 +188,8 @@ def read_vision(config: Section, out: int) -> TowerConfig:
     if not config.has("vision_config"):
         return NO_TOWER
     vision = config.section("vision_config")
-    kind = vision.text("model_type", default="gemma4_vision")
-    if kind != "gemma4_vision":
-        raise CheckpointError(f"{vision.where}: model_type {kind!r} is not supported")
-    if vision.flag("attention_bias"):
-        raise CheckpointError(f"{vision.where}: attention_bias is not supported")
+    require_kind(vision, "gemma4_vision")
+    refuse_flags(vision, "attention_bias")
     hidden = vision.count("hidden_size", default=768)
     heads = vision.count("num_attention_heads", default=12)
     kv_heads = vision.count("num_key_value_heads", default=12)

@@ -23,7 +23,7 @@ from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import activation
 from saccade.nn.norm import RMSNorm
-from saccade.nn.patches import block_pieces, merged_order, split_images
+from saccade.nn.patches import block_pieces, copy_images, merged_order
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -271,13 +271,7 @@ class Gemma4Tower:
         row, column = merged_order(grid[0] * merge, grid[1] * merge, merge)
         places = send(np.stack((column, row)), device)  # [2, N]
         across, down = (table[place] for table, place in zip(self.positions, places))
-        return GridFacts(
-            places=places,
-            position_embedding=across + down,
-            order=None,
-            restore=None,
-            segments=((len(row),),),
-        )
+        return GridFacts(places, segments=((len(row),),), position_embedding=across + down)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         config, scale, dtype = self.config, self.bytes_scale, self.positions.dtype
@@ -298,4 +292,4 @@ class Gemma4Tower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split [M, out] into [m, out] for each image, unchanged and in reading order."""
-        return [part.clone() for part in split_images(self, embeddings, facts)]
+        return copy_images(self, embeddings, facts)

@@ -28,7 +28,8 @@ class TileRules:
     """Implements `ImageLayout`.
 
     An image has `least` to `most` tiles, each `side` x `side` pixels. The tower turns a tile's
-    `rows` into `tokens`. An image's grid is its number of tiles, including the thumbnail.
+    `patch_unit` rows into `tokens`. An image's grid is its number of tiles, including the
+    thumbnail.
     """
 
     side: int
@@ -38,7 +39,7 @@ class TileRules:
     std: Colour
     resample: Resample
     tokens: int
-    rows: int
+    patch_unit: int
 
     @property
     def pixel_bounds(self) -> PixelBounds:
@@ -53,10 +54,6 @@ class TileRules:
     @property
     def sample(self) -> ImageRecipe:
         return self._recipe(1, 1)
-
-    @property
-    def patch_unit(self) -> int:
-        return self.rows
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
         """Return the recipe within `bounds`, which leave out the thumbnail."""
@@ -92,7 +89,7 @@ class TileRules:
 
     def num_patches(self, grid: Grid) -> int:
         """Count patches, including class tokens."""
-        return grid[0] * self.rows
+        return grid[0] * self.patch_unit
 
 
 def _with_thumbnail(tiles: int) -> int:

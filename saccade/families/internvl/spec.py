@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import Cuts, KVSpec, Templates, heads_cache
-from saccade.families.base_spec import BaseSpec, Placeholder, plain_cuts
+from saccade.core.family import Cuts, Templates
+from saccade.families.base_spec import DecoderSpec, Placeholder, plain_cuts
 from saccade.families.checkpoint import Checkpoint, Section, read_json
 from saccade.families.internvl.config import InternVisionConfig, read_text, read_vision
 from saccade.families.internvl.images import TileRules, read_images
 from saccade.families.internvl.video import read_video
-from saccade.nn.text_config import TextConfig
 
 TEMPLATES = Templates(
     tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<IMG_CONTEXT>")
@@ -24,16 +23,11 @@ TEMPLATES = Templates(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InternVLSpec(BaseSpec):
+class InternVLSpec(DecoderSpec):
     """CPU facts of one InternVL checkpoint."""
 
     vision: InternVisionConfig
-    text: TextConfig
     images: TileRules
-
-    def kv_spec(self, ranks: int = 1) -> KVSpec:
-        layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
-        return KVSpec((layer,) * self.text.layers)
 
     @property
     def cuts(self) -> Cuts:

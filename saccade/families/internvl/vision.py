@@ -19,7 +19,7 @@ from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear, share
 from saccade.nn.mlp import MLP, activation
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.patches import PatchKernel, block_pieces, merged_order, split_images
+from saccade.nn.patches import PatchKernel, block_pieces, copy_images, merged_order, tile_facts
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -192,13 +192,7 @@ class InternVisionTower:
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         (tiles,) = grid
-        return GridFacts(
-            places=torch.zeros((0, tiles * self.config.rows), dtype=torch.int64).to(self.device),
-            position_embedding=None,
-            order=None,
-            restore=None,
-            segments=((self.config.rows,) * tiles,),
-        )
+        return tile_facts(tiles, self.config.rows, self.device)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         rows = self.tile_embed(pixels)
@@ -216,7 +210,7 @@ class InternVisionTower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split the embeddings by image. An image's tiles follow each other directly."""
-        return [part.clone() for part in split_images(self, embeddings, facts)]
+        return copy_images(self, embeddings, facts)
 
 
 def _norm(weights: Weights, name: str, config: InternVisionConfig) -> LayerNorm | RMSNorm:

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import SiglipDefaults, read_siglip
+from saccade.families.config_readers import (
+    SiglipDefaults,
+    read_siglip,
+    refuse_flags,
+    require_kind,
+)
 from saccade.families.hybrid import read_hybrid
 from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.siglip_config import SiglipConfig
@@ -70,9 +75,7 @@ def read_text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]
 def read_vision(config: Section, out: int) -> MergingTower:
     """Return the vision tower, whose tokens have `out` values. Raises CheckpointError."""
     section = config.section("vision_config")
-    kind = section.text("model_type", default="minicpmv4_6_vision")
-    if kind != "minicpmv4_6_vision":
-        raise CheckpointError(f"{section.where}: model_type {kind!r} is not supported")
+    require_kind(section, "minicpmv4_6_vision")
     siglip = read_siglip(section, 1, out, SIGLIP)
     fixed = ((section, "window_kernel_size"), (config, "merge_kernel_size"))
     for where, name in fixed:
@@ -85,8 +88,7 @@ def read_vision(config: Section, out: int) -> MergingTower:
             f"{config.where}: merger_times {times} is not supported (1 is): the image processor "
             "counts no such tokens"
         )
-    if config.flag("drop_vision_last_layer"):
-        raise CheckpointError(f"{config.where}: drop_vision_last_layer is not supported")
+    refuse_flags(config, "drop_vision_last_layer")
     insert = config.integer("insert_layer_id", default=6)
     if not 0 <= insert < siglip.depth:
         raise CheckpointError(

@@ -21,7 +21,7 @@ from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.segments import Segments
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, merged_order, split_images, together
+from saccade.nn.patches import PatchKernel, copy_images, merged_order, together
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.siglip import SiglipBlock
 from saccade.nn.siglip_config import SiglipConfig
@@ -152,7 +152,6 @@ class MiniCPMTower:
             places=torch.zeros((0, len(found)), dtype=torch.int64).to(device),
             position_embedding=self.positions.index_select(0, found),
             order=send(canvas_blocks(grid), device),
-            restore=None,
             segments=(tuple(count * merge**2 for count in counts),),
         )
 
@@ -197,7 +196,7 @@ class MiniCPMTower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split the embeddings by image. An image's views follow each other directly."""
-        return [part.clone() for part in split_images(self, embeddings, facts)]
+        return copy_images(self, embeddings, facts)
 
 
 def nested(patches: np.ndarray, merge: int) -> np.ndarray:

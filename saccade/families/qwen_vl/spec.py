@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.family import Cuts, KVSpec, ScoreTemplates, Templates, heads_cache
+from saccade.core.family import ScoreTemplates, Templates
 from saccade.core.types import Grid, Span
 from saccade.families.base_spec import (
-    BaseSpec,
+    DecoderSpec,
     FamilyOptions,
     Placeholder,
-    plain_cuts,
     read_options,
 )
 from saccade.families.checkpoint import Checkpoint, read_pooling
@@ -34,7 +33,6 @@ from saccade.families.qwen_vl.config import (
 )
 from saccade.families.qwen_vl.images import ImageRules, read_images
 from saccade.families.qwen_vl.video import QwenVideo, read_video
-from saccade.nn.text_config import TextConfig
 
 SCORES = ScoreTemplates(
     instruction="Represent the user's input.",
@@ -64,11 +62,10 @@ class QwenOptions(FamilyOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QwenVLSpec(BaseSpec):
+class QwenVLSpec(DecoderSpec):
     """CPU facts of one Qwen-VL checkpoint."""
 
     vision: VisionConfig
-    text: TextConfig
     images: ImageRules
     video: QwenVideo | None = None
     patch_embed: PatchEmbedding = "auto"
@@ -78,14 +75,6 @@ class QwenVLSpec(BaseSpec):
     def with_options(self, options: Mapping[str, str]) -> QwenVLSpec:
         chosen = read_options(QwenOptions, self.family, options)
         return replace(self, patch_embed=chosen.patch_embed)
-
-    def kv_spec(self, ranks: int = 1) -> KVSpec:
-        layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
-        return KVSpec((layer,) * self.text.layers)
-
-    @property
-    def cuts(self) -> Cuts:
-        return plain_cuts(self.text, self.vision)
 
     @property
     def embedding_width(self) -> int:

@@ -37,7 +37,7 @@ class SplitRules:
     """Implements `ImageLayout`.
 
     An image's longer edge is resized to `edge` pixels. With `split`, it is cut into `side` x `side`
-    tiles. The tower turns a tile's `patches` into `tokens`.
+    tiles. The tower turns a tile's `patch_unit` patches into `tokens`.
 
     An image's grid is its rows and columns of tiles, both 0 if it is shown as one. On the canvas
     the tiles lie side by side. The whole image is under the first tile in the last row, and the
@@ -51,7 +51,7 @@ class SplitRules:
     std: Colour
     resample: Resample
     tokens: int
-    patches: int
+    patch_unit: int
 
     @property
     def across(self) -> int:
@@ -72,10 +72,6 @@ class SplitRules:
     @property
     def sample(self) -> ImageRecipe:
         return self._recipe((self.side, self.side), (self.side, self.side))
-
-    @property
-    def patch_unit(self) -> int:
-        return self.patches
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
         """Return the recipe with the longest edge whose tiles stay within the bounds."""
@@ -115,7 +111,7 @@ class SplitRules:
         return (grid[0] * grid[1] + 1) * self.tokens
 
     def num_patches(self, grid: Grid) -> int:
-        return (grid[0] * grid[1] + 1) * self.patches
+        return (grid[0] * grid[1] + 1) * self.patch_unit
 
 
 def longest_edge(size: Size, edge: int) -> Size:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import Cuts, KVSpec, Templates, heads_cache
+from saccade.core.family import Templates
 from saccade.core.types import Image
-from saccade.families.base_spec import BaseSpec, Ids, ImagePiece, Placeholder, plain_cuts
+from saccade.families.base_spec import DecoderSpec, Ids, ImagePiece, Placeholder
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import (
     SiglipDefaults,
@@ -61,20 +61,11 @@ class TilePlaceholder(Placeholder):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmolVLMSpec(BaseSpec):
+class SmolVLMSpec(DecoderSpec):
     """CPU facts of one SmolVLM checkpoint."""
 
     vision: SiglipConfig
-    text: TextConfig
     images: SplitRules
-
-    def kv_spec(self, ranks: int = 1) -> KVSpec:
-        layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
-        return KVSpec((layer,) * self.text.layers)
-
-    @property
-    def cuts(self) -> Cuts:
-        return plain_cuts(self.text, self.vision)
 
 
 def smolvlm_spec(checkpoint: Checkpoint) -> SmolVLMSpec:

@@ -52,7 +52,7 @@ class AnyTower:
         assert len(grid) < grid[3], "a canvas has more rows than its grid has numbers"
         places[0, 0] = len(grid)
         places[0, 1 : 1 + len(grid)] = torch.tensor(grid)
-        return GridFacts(places.to(self.device), None, None, None, ())
+        return GridFacts(places.to(self.device), segments=())
 
     def embed(self, pixels: torch.Tensor, _facts: GridFacts) -> torch.Tensor:
         return pixels.reshape(-1, ROW_BYTES)
