@@ -27,7 +27,7 @@ from saccade.runtime.memory import DTYPES
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import picture
-from saccade_bench.lab.machine import pick_device, where
+from saccade_bench.lab.machine import describe
 from saccade_bench.lab.options import LimitsOptions
 
 SIDE = 1024
@@ -80,7 +80,8 @@ def _least_ms(work: Callable[[], object]) -> float:
 
 def bench_limits(options: LimitsOptions) -> list[Limit]:
     """Measure, and print the table. Raises ConfigError for a model without such shapes."""
-    device = pick_device("cpu", options.threads)
+    torch.set_num_threads(options.threads)
+    device = torch.device("cpu")
     spec, dtype = load_spec(options.model), DTYPES[options.dtype]
     if not isinstance(spec, QwenVLSpec) or spec.text.experts is not None:
         raise ConfigError(f"--model {options.model}: only dense Qwen-VL's shapes are known here")
@@ -97,7 +98,7 @@ def bench_limits(options: LimitsOptions) -> list[Limit]:
         for rows in options.rows
     ]
     harness.close()
-    Console().print(table(limits, where(device)))
+    Console().print(table(limits, f"{describe()['cpu']}, {options.threads} threads"))
     return limits
 
 
