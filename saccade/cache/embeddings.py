@@ -281,7 +281,7 @@ class EmbeddingCache:
 
     def hit(self, key: ImageKey, client: str) -> None:
         """Renew a client's pin on `key`, if any, as the client names `key` again."""
-        if len(self.pins):
+        if self._pinned.items:
             self._pinned.hit([key], client)
 
     def end_pins(self) -> None:
@@ -366,7 +366,7 @@ class EmbeddingCache:
     def _make_place(self, key: ImageKey, keep: Collection[ImageKey]) -> list[Move]:
         nbytes = self._bytes(key)
         moves: list[Move] = []
-        for victim in self._pinned.make_room(self.device, nbytes, keep):
+        for victim in self._make_room(self.device, nbytes, keep):
             moves += self._demote(victim)
         self.device.put(key, nbytes, self._worth(key))
         return moves
@@ -389,12 +389,21 @@ class EmbeddingCache:
     def _put_in_tier(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
         """Put `key` on `cache_tier`. Returns the evicted keys, perhaps `key` itself."""
         cache_tier.put(key, self._bytes_on(cache_tier, key), self._worth(key))
-        return self._pinned.make_room(cache_tier, 0)
+        return self._make_room(cache_tier, 0)
+
+    def _make_room(
+        self, cache_tier: CacheTier[ImageKey], nbytes: int, keep: Collection[ImageKey] = ()
+    ) -> list[ImageKey]:
+        """Make room as `CacheTier.make_room` does, with care for what clients have pinned."""
+        if self._pinned.items:
+            return self._pinned.make_room(cache_tier, nbytes, keep)
+        return cache_tier.make_room(nbytes, keep)
 
     def _forget(self, key: ImageKey) -> int:
         """Drop all facts about `key` if it has left every tier. Returns its tokens."""
         num_tokens = self._known[key].num_tokens
         if self.locate(key) is None:
-            self._pinned.forget(key)
+            if self._pinned.items:
+                self._pinned.forget(key)
             del self._known[key]
         return num_tokens

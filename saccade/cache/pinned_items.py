@@ -26,7 +26,9 @@ class _Pinned:
 
 
 class PinnedItems(Generic[K]):
-    """The pinned items of a cache, as a container. nbytes: their bytes, each item counted once."""
+    """The pinned items of a cache. items: by key, none as long as nobody pins. nbytes: of these,
+    each counted once.
+    """
 
     def __init__(self, book: PinBook[K]) -> None:
         """Start without pins or tiers.
@@ -35,18 +37,15 @@ class PinnedItems(Generic[K]):
         """
         self.book = book
         self.nbytes = 0
-        self._items: dict[K, _Pinned] = {}
+        self.items: dict[K, _Pinned] = {}
         self._tiers: list[CacheTier[K]] = []
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._items
-
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self.items)
 
     def tier(self, budget_bytes: int, *, shared: bool = False) -> CacheTier[K]:
         """Create a tier that keeps what is pinned."""
-        tier: CacheTier[K] = CacheTier(budget_bytes, self, shared)
+        tier: CacheTier[K] = CacheTier(budget_bytes, self.items, shared)
         self._tiers.append(tier)
         return tier
 
@@ -59,9 +58,9 @@ class PinnedItems(Generic[K]):
         sums = list(accumulate(nbytes for _, nbytes in items))
         for key, nbytes in reversed(items[: bisect_right(sums, self.book.room(client))]):
             if self.book.set(client, key, seconds):
-                item = self._items.get(key)
+                item = self.items.get(key)
                 if item is None:
-                    item = self._items[key] = _Pinned(nbytes)
+                    item = self.items[key] = _Pinned(nbytes)
                     self.nbytes += nbytes
                 item.clients.add(client)
                 self.book.charge(client, item.nbytes)
@@ -81,7 +80,7 @@ class PinnedItems(Generic[K]):
 
     def forget(self, key: K) -> None:
         """Drop all pins on an item."""
-        item = self._items.get(key)
+        item = self.items.get(key)
         for client in tuple(item.clients) if item else ():
             self._end(client, key)
 
@@ -108,12 +107,12 @@ class PinnedItems(Generic[K]):
         return evicted
 
     def _end(self, client: str, key: K) -> None:
-        item = self._items[key]
+        item = self.items[key]
         self.book.drop(client, key)
         self.book.charge(client, -item.nbytes)
         item.clients.remove(client)
         if not item.clients:
-            del self._items[key]
+            del self.items[key]
             self.nbytes -= item.nbytes
             for tier in self._tiers:
                 if key in tier:

@@ -116,7 +116,7 @@ class _Known:
 class _DocumentMetadata:
     """Metadata in memory, least recently used dropped first, and on disk in pieces."""
 
-    def __init__(self, disk: MetadataStore) -> None:
+    def __init__(self, disk: MetadataStore | None) -> None:
         self._disk = disk
         self._metadata: LRUCache[bytes, bytes] = LRUCache(METADATA_BYTES, len)
 
@@ -126,7 +126,7 @@ class _DocumentMetadata:
         """Return a list with the given length if known, else `None`."""
         told = self._metadata.get(name)
         if told is None and self._disk:
-            told = await self._read(name)
+            told = await self._read(self._disk, name)
         if told is None:
             return None
         try:
@@ -142,6 +142,8 @@ class _DocumentMetadata:
     def put(self, name: bytes, metadata: Sequence[object]) -> None:
         told = msgspec.msgpack.encode(metadata)
         self._keep(name, told)
+        if self._disk is None:
+            return
         whole = len(told).to_bytes(8) + told
         for number, at in enumerate(range(0, len(whole), LARGEST)):
             self._disk.put(KIND, _piece(name, number), whole[at : at + LARGEST])
@@ -150,10 +152,10 @@ class _DocumentMetadata:
         if len(told) <= METADATA_BYTES:
             self._metadata[name] = told
 
-    async def _read(self, name: bytes) -> bytes | None:
+    async def _read(self, disk: MetadataStore, name: bytes) -> bytes | None:
         whole = b""
         for number in range(METADATA_BYTES // LARGEST):
-            piece = await self._disk.find(KIND, _piece(name, number))
+            piece = await disk.find(KIND, _piece(name, number))
             if not piece:
                 return None
             whole += piece
@@ -176,10 +178,10 @@ class Documents:
         spec: FamilySpec,
         options: MediaOptions,
         metrics: Metrics,
-        disk: MetadataStore,
+        disk: MetadataStore | None,
         fork_servers: ForkServers | None = None,
     ) -> None:
-        """Open the documents' metadata. `disk` is where metadata outlives the server."""
+        """Open the documents' metadata. `disk` is where metadata outlives the server, if any."""
         self._spec = spec
         self._options = options
         self._metrics = metrics

@@ -42,12 +42,12 @@ BUSY_SECONDS = 1.0
 
 
 class MetadataStore:
-    """Keep the metadata of `folder`, or of none. All work is on one thread. Errors are logged
-    instead of raised.
+    """Keep the metadata of `folder`. All work is on one thread. Errors are logged instead of
+    raised, and end the use of the folder.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path) -> None:
+        self._folder: Path | None = folder
         self._thread = ThreadPoolExecutor(1, "saccade-cards")
         self._database: sqlite3.Connection | None = None
         self._written = 0
@@ -131,9 +131,11 @@ class MetadataStore:
 
 
 class MetadataCache(Generic[T]):
-    """Metadata of one kind. `kind` names their form and their maker, the decoder."""
+    """Metadata of one kind. `kind` names their form and their maker, the decoder. Without `disk`,
+    it is in memory alone.
+    """
 
-    def __init__(self, disk: MetadataStore, kind: str, form: type[T]) -> None:
+    def __init__(self, disk: MetadataStore | None, kind: str, form: type[T]) -> None:
         self._disk = disk
         self._kind = kind
         self._decoder = msgspec.msgpack.Decoder(form)
@@ -152,6 +154,8 @@ class MetadataCache(Generic[T]):
 
     async def find_all(self, names: Sequence[bytes]) -> list[T | None]:
         """Return several entries on disk, in one look."""
+        if self._disk is None:
+            return [None] * len(names)
         written = await self._disk.find_all(self._kind, names)
         return [
             None if entry is None else self._read(name, entry)
@@ -167,4 +171,5 @@ class MetadataCache(Generic[T]):
 
     def put(self, name: bytes, entry: T) -> None:
         self._entries[name] = entry
-        self._disk.put(self._kind, name, msgspec.msgpack.encode(entry))
+        if self._disk is not None:
+            self._disk.put(self._kind, name, msgspec.msgpack.encode(entry))

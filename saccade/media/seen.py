@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blake3 import blake3
+from cachetools import LRUCache
 
 from saccade.core.types import Image, ImageKey
 from saccade.ipc.messages import Same
@@ -25,9 +26,9 @@ class SeenFiles:
     """
 
     def __init__(self, folder: Path | None, max_pixels: int) -> None:
-        self.disk = MetadataStore(folder)
+        self.disk = MetadataStore(folder) if folder is not None else None
         self._max_pixels = max_pixels
-        self._images = MetadataCache(MetadataStore(None), "image", Probe)
+        self._images: LRUCache[bytes, Probe] = LRUCache(MOST_ENTRIES)
         # 2: with `sound`; 3: with the orientation that the file asks for
         self._videos = MetadataCache(self.disk, f"video 3 {decoder_version()}", Probe)
         self._same = MetadataCache(self.disk, "same pixels", Image)
@@ -59,7 +60,11 @@ class SeenFiles:
         Raises ImageError for a size beyond this server's limit.
         """
         check_pixels(found, self._max_pixels)
-        (self._videos if video else self._images).put(_of_tenant(digest, tenant), found)
+        name = _of_tenant(digest, tenant)
+        if video:
+            self._videos.put(name, found)
+        else:
+            self._images[name] = found
 
     # ---- whose pixels an image has, which the engine finds and forgets when it ends
 
@@ -87,7 +92,8 @@ class SeenFiles:
 
     def close(self) -> None:
         """Close the disk once all is written."""
-        self.disk.close()
+        if self.disk is not None:
+            self.disk.close()
 
 
 def _of_tenant(digest: bytes, tenant: str) -> bytes:

@@ -82,7 +82,7 @@ def test_a_folder_that_will_not_do_costs_openings_alone(tmp_path: Path, damage: 
 
 def test_without_a_folder_metadata_is_in_memory_alone() -> None:
     async def look() -> None:
-        shelf = MetadataCache(MetadataStore(None), "video 1", Probe)
+        shelf = MetadataCache(None, "video 1", Probe)
         assert await shelf.find(b"name") is None
         shelf.put(b"name", PROBE)
         assert await shelf.find(b"name") == PROBE == shelf.get(b"name")

@@ -1,32 +1,42 @@
-"""KV pages in host memory: bytes come back as they were, and, on a GPU, who waits for whom. There
-streams and events write down what they are told.
+"""KV pages in other tiers: bytes come back as they were, from each. From host memory, on a GPU, who
+waits for whom: there streams and events write down what they are told.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from saccade.core.config import PageTierConfig
 from saccade.core.plan import PageCopy, TierMoves
+from saccade.parallel import WHOLE
 from saccade.runtime.tiers import host, page_host
+from saccade.runtime.tiers.page_disk import StoredPages
 from saccade.runtime.tiers.page_host import HostPages
-from saccade.runtime.tiers.page_parts import PoolParts
+from saccade.runtime.tiers.page_parts import PageTransfers, PoolParts
 from tests.runtime.test_side_stream import Event, Stub, stub
 
 __all__ = ["stub"]
 
 
 def memory(stream: Any = None, pages: int = 4) -> tuple[HostPages, list[torch.Tensor]]:
+    parts, tensors = pool()
+    return HostPages(6 * pages, parts, stream), tensors
+
+
+def pool() -> tuple[PoolParts, list[torch.Tensor]]:
     """Two layers of 8 pages, 6 bytes each together, and two lines of a state of 9 bytes."""
     torch.manual_seed(0)
     parts = [torch.randint(0, 256, (8, width), dtype=torch.uint8) for width in (4, 2)]
     lines = torch.randint(0, 256, (2, 9), dtype=torch.uint8)
-    return HostPages(6 * pages, PoolParts(parts, lines), stream), [*parts, lines]
+    return PoolParts(parts, lines), [*parts, lines]
 
 
-def save(kept: HostPages, *copies: PageCopy) -> None:
+def save(kept: PageTransfers, *copies: PageCopy) -> None:
     kept.leave(TierMoves(save=copies))
 
 
@@ -34,23 +44,33 @@ def name(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-def test_pages_and_states_come_back_as_they_were() -> None:
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_pages_and_states_come_back_as_they_were(tmp_path: Path, tier: str) -> None:
     """Also where a state lies in parts, between pages that have gone."""
-    kept, (keys, values, lines) = memory(pages=5)
+    parts, (keys, values, lines) = pool()
+    config = PageTierConfig(str(tmp_path), 1 << 20, b"i" * 16)
+    made: dict[str, Callable[[], PageTransfers]] = {
+        "host": lambda: HostPages(6 * 5, parts, None),
+        "disk": lambda: StoredPages(config, parts, WHOLE),
+    }
+    kept = made[tier]()
     before = keys.clone(), values.clone(), lines.clone()
     save(kept, *(PageCopy(name(page), page) for page in range(4)))
     kept.leave(TierMoves(drop=(name(0), name(2)), save=(PageCopy(name(9), 1, True),)))
     keys.zero_(), values.zero_(), lines.zero_()
     back = PageCopy(name(3), 6), PageCopy(name(1), 7), PageCopy(name(9), 0, True)
     kept.come(TierMoves(fetch=back))
-    assert kept.told and {each for each, _ in kept.collect()} == {copy.name for copy in back}
-    assert not kept.reading
+    told = {*kept.collect()}
+    while kept.reading:
+        told |= {*kept.collect()}
+    assert told == {(copy.name, "read") for copy in back} and not kept.told
     kept.come(TierMoves(place=back))
     for now, then in ((keys, before[0]), (values, before[1])):
         assert torch.equal(now[6:], then[[3, 1]]) and not now[:6].any()
     assert torch.equal(lines[0], before[2][1]) and not lines[1].any()
     kept.leave(TierMoves(drop=tuple(copy.name for copy in back)))
     save(kept, *(PageCopy(name(20 + page), page) for page in range(5)))
+    kept.close()
 
 
 def test_what_leaves_is_copied_beside_the_steps(

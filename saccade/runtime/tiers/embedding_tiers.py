@@ -71,21 +71,16 @@ def open_tiers(
 
     Raises StartupError.
     """
-    stored = budgets.folder is not None and not rank
-    if not (budgets.host_bytes or stored):
-        return NO_TIERS
-    copies = Copies(like.device) if like.is_cuda else None
-    host = open_host(budgets.host_bytes, like, copies) if budgets.host_bytes else None
-    if budgets.folder is None or rank:
+    folder, host_bytes = None if rank else budgets.folder, budgets.host_bytes
+    copies = Copies(like.device) if like.is_cuda and (folder or host_bytes) else None
+    host = open_host(host_bytes, like, copies) if host_bytes else None
+    if folder is None:
         return EmbeddingTiers(host)
     buffers = open_buffers(like, copies)
     items = Embeddings(bytes.fromhex(tower), like.shape[1], like.dtype)
     try:
-        root = Path(budgets.folder)
-        store = open_store(budgets.store, root, items, buffers, budgets.disk_bytes)
+        store = open_store(budgets.store, Path(folder), items, buffers, budgets.disk_bytes)
     except OSError as error:
         option = "shared" if budgets.shared else "dir"
-        raise StartupError(
-            f"--embedding-cache-{option} {budgets.folder}: {error.strerror}"
-        ) from None
+        raise StartupError(f"--embedding-cache-{option} {folder}: {error.strerror}") from None
     return EmbeddingTiers(host, StoredEmbeddings(store, buffers))

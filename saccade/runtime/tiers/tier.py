@@ -1,9 +1,8 @@
 """What every tier answers: items by name, as rows beside the device.
 
-An item is an image's embedding, or a KV page or state. A tier is a file of this folder, opened by
-its name where an option asks for it. It decides nothing: the engine's books say what it holds. Host
-memory is reached in the order of the device's streams. A store blocks, so one thread does its work
-(`background.py`), and its items outlive the server.
+An item is an image's embedding, or a KV page or state. A tier decides nothing: the engine's books
+say what it holds. Host memory is reached in the order of the device's streams. A store is a file of
+this folder, opened by its name. It blocks, so one thread does its work (`background.py`).
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ class Tier(Protocol[Asked]):
         ...
 
     def get(self, key: Asked, size: int) -> tuple[torch.Tensor, Ready]:
-        """Return an item's rows. A store raises OSError, and Damaged for a wrong checksum."""
+        """Return an item's rows. A store raises OSError, and Damaged where they are not what was
+        put, which it then drops.
+        """
         ...
 
     def drop(self, key: Asked) -> None: ...
 
 
 class Store(Tier[K], Protocol[K]):
-    """A tier that blocks. what: its name in logs. found: (key, size) of what an earlier run left,
-    the oldest first. shared: the folder where other servers find the same items, or "".
+    """A tier that blocks. what: its name in logs. found: (key, size) left by an earlier run, the
+    oldest first. shared: the folder where other servers find the same items, or "".
     """
 
     what: str
     found: tuple[tuple[K, int], ...]
     shared: str
 
-    def name(self, key: K) -> str:
-        """Return an item's name in logs."""
-        ...
+    def name(self, key: K) -> str: ...
 
     def close(self) -> None: ...
 
