@@ -23,23 +23,23 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 
 from saccade import __version__
-from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.given_paths import reason, sendable, shown
-from saccade.core.observability_options import ObservabilityOptions
 from saccade.core.options import (
+    AnswerOptions,
     CacheOptions,
     ConnectionOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
+    ObservabilityOptions,
     ParallelOptions,
     ResponseOptions,
     RoleOptions,
+    ServeOptions,
     ServerOptions,
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
-from saccade.core.serve_options import ServeOptions
 from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
 from saccade.tools.brought import join
 
