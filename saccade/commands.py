@@ -368,7 +368,7 @@ def run() -> int:
     try:
         if (command := next(iter(sys.argv[1:]), "")) in GONE_COMMANDS:
             raise ConfigError(f"saccade {command} is gone: {GONE_COMMANDS[command]}")
-        if command in ("serve", "route"):
+        if command in ("serve", "route", "chat"):
             check_spelling(sys.argv[2:])
         check_words(sys.argv[1:])
         status: int | None = app(result_action="return_value")

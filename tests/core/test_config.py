@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cyclopts import CycloptsError
 
+from saccade import LLM
 from saccade.commands import SERVE_OPTIONS, app, check_spelling
 from saccade.core.claims import DiskFolder
 from saccade.core.config import (
@@ -230,6 +231,13 @@ def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
 def test_an_option_of_an_earlier_version_is_told_how_it_is_said_now(line: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_spelling(line.split())
+
+
+def test_python_is_told_how_an_earlier_option_is_said_now() -> None:
+    with pytest.raises(ConfigError, match=r"^LLM has no option 'gguf_file': name the file behind"):
+        LLM(gguf_file="Q8_0")
+    with pytest.raises(ConfigError, match=r"^LLM has no option 'cuda_graph_max_bs': graphs are"):
+        LLM(cuda_graph_max_bs=8)
 
 
 def test_options_of_today_are_spelled_right() -> None:
