@@ -402,7 +402,18 @@ def test_a_folder_may_have_a_size(given: str, path: str, nbytes: int | None) -> 
 
 
 @pytest.mark.parametrize(
-    "size", ["64", "64MB", "64 GiB", "1.5GiB", "-1GiB", "1,5G", "64gib", "1KiB"]
+    "size",
+    [
+        "64",
+        "64MB",
+        "64 GiB",
+        pytest.param("9" * 5000 + "M", id="huge"),
+        "1.5GiB",
+        "-1GiB",
+        "1,5G",
+        "64gib",
+        "1KiB",
+    ],
 )
 @pytest.mark.parametrize("option", ["--embedding-cache-dir", "--kv-cache-dir", "--files-dir"])
 def test_a_size_that_cannot_be_read_is_no_part_of_a_folders_name(
