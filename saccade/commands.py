@@ -23,23 +23,23 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 
 from saccade import __version__
-from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.given_paths import reason, sendable, shown
-from saccade.core.observability_options import ObservabilityOptions
 from saccade.core.options import (
+    AnswerOptions,
     CacheOptions,
     ConnectionOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
+    ObservabilityOptions,
     ParallelOptions,
     ResponseOptions,
     RoleOptions,
+    ServeOptions,
     ServerOptions,
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
-from saccade.core.serve_options import ServeOptions
 from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
 from saccade.ipc.gc_freeze import begin_imports, end_imports
 from saccade.tools.brought import join
@@ -376,7 +376,7 @@ def run() -> int:
     try:
         if (command := next(iter(sys.argv[1:]), "")) in GONE_COMMANDS:
             raise ConfigError(f"saccade {command} is gone: {GONE_COMMANDS[command]}")
-        if command in ("serve", "route"):
+        if command in ("serve", "route", "chat"):
             check_spelling(sys.argv[2:])
         check_words(sys.argv[1:])
         status: int | None = app(result_action="return_value")

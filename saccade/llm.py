@@ -23,17 +23,17 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest, NotFound
 from saccade.core.given_paths import reason, regular, shown
 from saccade.core.options import (
+    AnswerOptions,
     CacheOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    ServeOptions,
 )
-from saccade.core.serve_options import ServeOptions
 from saccade.core.tuning import GONE
 from saccade.core.types import (
     NO_ADAPTER,

@@ -57,9 +57,7 @@ from saccade.api.trace.image_trace import ImageCost
 from saccade.api.trace.request_trace import Journeys, RequestTimeline, note_failure
 from saccade.core.config import MIB
 from saccade.core.errors import InternalError, RequestError, Unauthorized
-from saccade.core.observability_options import ObservabilityOptions
-from saccade.core.options import ServerOptions
-from saccade.core.serve_options import ServeOptions
+from saccade.core.options import ObservabilityOptions, ServeOptions, ServerOptions
 from saccade.core.store import BATCHES
 from saccade.edge import metrics_text as metrics
 from saccade.edge.admission import Admission

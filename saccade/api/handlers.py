@@ -25,7 +25,7 @@ from saccade.api.stream import AnswerContext, ResponseWriter, stream
 from saccade.api.trace.image_trace import Tracer
 from saccade.api.trace.request_trace import AnswerTold, journey
 from saccade.core.errors import InternalError, InvalidRequest, NotFound, RequestError
-from saccade.core.observability_options import ObservabilityOptions
+from saccade.core.options import ObservabilityOptions
 from saccade.core.types import NO_ADAPTER, AdapterRef
 from saccade.edge.admission import Admission
 from saccade.edge.body import Held

@@ -41,7 +41,7 @@ class LoadAdapter(Struct, forbid_unknown_fields=True):
 
 
 class UnloadAdapter(Struct, forbid_unknown_fields=True):
-    """POST /v1/unload_lora_adapter. lora_int_id: as sent by vLLM's clients, without a meaning."""
+    """POST /v1/unload_lora_adapter."""
 
     lora_name: str
     lora_int_id: int | None = None
@@ -60,10 +60,7 @@ class UpdateWeights(Struct, forbid_unknown_fields=True):
 
 
 class UpdateFromDisk(Struct):
-    """Body for POST /update_weights_from_disk. abort_all_requests: those in flight end with an
-    error, else they are answered first. keep_pause: new ones wait until somebody resumes. SGLang's
-    other fields say what its caches do.
-    """
+    """Body for POST /update_weights_from_disk."""
 
     model_path: str
     load_format: str | None = None

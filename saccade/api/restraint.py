@@ -23,10 +23,7 @@ _WINDOW = 100
 
 
 class ExtraArguments(Struct, forbid_unknown_fields=True):
-    """Arguments for logits processors, as sent by vLLM's users. ngram_size, window_size,
-    whitelist_token_ids: DeepSeek-OCR's, over the answer's last tokens. no_repeat_ngram_size: as
-    beside it.
-    """
+    """Arguments for logits processors, as sent by vLLM's users."""
 
     ngram_size: Natural | None = None
     """Length of n-grams that may appear only once in the answer's last window_size tokens."""
@@ -39,7 +36,7 @@ class ExtraArguments(Struct, forbid_unknown_fields=True):
 
 class Restraint(Struct, kw_only=True):
     """Which tokens and words are kept out of the answer, how long it reasons, how its end is shown,
-    and its turn. spaces_between_special_tokens: tokens are joined without spaces.
+    and its turn.
     """
 
     allowed_token_ids: list[Natural] | None = None

@@ -25,7 +25,7 @@ from saccade.api.batches.runner import BatchRunner
 from saccade.api.trace.telemetry import Telemetry, check_installed
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
-from saccade.core.serve_options import ServeOptions
+from saccade.core.options import ServeOptions
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter

@@ -29,7 +29,7 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 _SIZED = re.compile(r"(.*):([-+]?\d[^/:]*)", re.DOTALL)
-_SIZE = re.compile(r"(\d+)(\w+)")
+_SIZE = re.compile(r"(\d{1,12})(\w+)", re.ASCII)
 _UNITS = {"M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30, "T": 1 << 40, "TiB": 1 << 40}
 
 

@@ -8,10 +8,11 @@ environment holds are read here alone. How an open option is decided stands in `
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 from saccade.core.bounds import MOST_IMAGE_WORKERS, above, at_least, at_most, named
 from saccade.core.claims import DiskFolder, check_folder
@@ -555,6 +556,99 @@ class RoleOptions:
     def key(self) -> str:
         """Return the key for encoders, or "" without one."""
         return self.encoder_key or os.environ.get("SACCADE_ENCODER_KEY") or ""
+
+
+Pooling = Literal["auto", "last", "embed", "rank", "none"]
+"""As `AnswerOptions.pooling`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Answer settings that requests leave open, and adapters that requests choose."""
+
+    default_max_tokens: int | None = basic(None)
+    """Maximum length of an answer whose request sets none (completions: 16, as in OpenAI's API).
+    Derived: max_new_tokens of the checkpoint's generation_config.json, else the rest of the
+    context.
+    """
+
+    pooling: Pooling = "auto"
+    """How embeddings and ranks are computed. auto: as the checkpoint's files say
+    (Qwen3-VL-Embedding, Qwen3-VL-Reranker). embed, rank: as these models do, if the files do not
+    say. last: embed by the last state of a chat model. It was not trained for that, so embeddings
+    are not calibrated. none: turn both off.
+    """
+    lora: tuple[str, ...] = ()
+    """An adapter as PEFT writes it (LoRA), NAME=FOLDER. Repeat the option for several. Requests
+    choose one by the field model. POST /v1/load_lora_adapter loads more.
+    """
+    max_loras: int = tuned(16, "Maximum loaded adapters. 0 refuses all adapters.")
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "default_max_tokens")
+        at_least(0, self, "max_loras")
+        named(self, "lora")
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityOptions:
+    """Metrics, logs and request traces."""
+
+    metrics_without_key: bool = False
+    """Answer /metrics to clients without the key, too."""
+    log_requests: bool = tuned(False, "Log one line per request with its tokens, images and times.")
+    log_slow_seconds: float | None = tuned(
+        None, "Log each image's trace for requests that take more seconds than this (off)."
+    )
+    otlp_traces_endpoint: str | None = None
+    """Send a trace of every request, with a span for each stage, to this OpenTelemetry collector
+    (OTLP over HTTP, protobuf), for example http://127.0.0.1:4318. A trace holds no text and no
+    image. OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS are honoured. This
+    option needs the extra otel.
+    """
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "log_slow_seconds")
+        if self.otlp_traces_endpoint is not None:
+            _ = self.traces_url
+
+    @property
+    def traces_url(self) -> str | None:
+        """Return the collector's endpoint, with the usual path if the given URL lacks one.
+
+        Raises ConfigError unless the endpoint is an http(s) URL.
+        """
+        given = self.otlp_traces_endpoint
+        if given is None:
+            return None
+        try:
+            url = urlsplit(given)
+            whole = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:  # a port that is no number
+            whole = False
+        if not whole:
+            raise ConfigError(
+                f"--otlp-traces-endpoint {given!r}: give a URL such as http://127.0.0.1:4318 (OTLP "
+                "over HTTP; 4317 is usually the port for gRPC)"
+            )
+        return given if url.path.strip("/") else urlunsplit(url._replace(path="/v1/traces"))
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """`LLM` is told the first six: what a model needs without HTTP."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    caches: CacheOptions = field(default_factory=CacheOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    media: MediaOptions = field(default_factory=MediaOptions)
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    edge: ConnectionOptions = field(default_factory=ConnectionOptions)
+    kept: ResponseOptions = field(default_factory=ResponseOptions)
+    watch: ObservabilityOptions = field(default_factory=ObservabilityOptions)
+    role: RoleOptions = field(default_factory=RoleOptions)
 
 
 def cache_folder(name: str) -> Path:

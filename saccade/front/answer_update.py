@@ -109,3 +109,13 @@ class AnswerUpdate:
     pooled_output: PooledOutput | None = None
     draft_counts: tuple[DraftCounts, ...] = ()
     ahead: AheadReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """An answer in flight. `seconds`: since its request arrived. `generated`: tokens so far."""
+
+    seconds: float
+    prompt_tokens: int
+    images: int
+    generated: int

@@ -8,27 +8,25 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from saccade.core.answer_options import AnswerOptions
 from saccade.core.arena import Arena
 from saccade.core.config import MIB, Role
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.given_paths import readable
 from saccade.core.metrics import Metrics
-from saccade.core.options import CacheOptions, ModelOptions
-from saccade.core.serve_options import ServeOptions
+from saccade.core.options import AnswerOptions, CacheOptions, ModelOptions, ServeOptions
 from saccade.core.store import CARDS
 from saccade.engine.link import EarlyEngine, EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import read_pooling
 from saccade.families.registry import load_spec
 from saccade.front.adapters import AdapterBook, read_names
+from saccade.front.answer_rules import load_sampling_defaults
 from saccade.front.changes import EngineChanges
 from saccade.front.compiler import Compiler
 from saccade.front.input_processor import InputProcessor
 from saccade.front.pooled_output_cache import PooledOutputCache
 from saccade.front.request_manager import RequestManager
-from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.front.score_prompts import find_scoring
 from saccade.front.sessions.sessions import Sessions
 from saccade.gguf.folder import resolve_checkpoint

@@ -49,10 +49,7 @@ class PromptCacheBreakpoint(Struct):
 
 
 class PromptCacheOptions(Struct, forbid_unknown_fields=True):
-    """mode: implicit keeps the whole prompt; explicit the prompt up to breakpoints. ttl: default
-    for breakpoints. comparison_response_id: asks for diagnostics, which compare with this client's
-    likest prompt, for any response id. prewarm: compute the prompt without an answer.
-    """
+    """What the caches keep of a prompt that has no marks of its own, and for how long."""
 
     mode: Literal["implicit", "explicit"] = "implicit"
     """implicit keeps the whole prompt. explicit keeps what precedes breakpoints."""

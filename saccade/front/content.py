@@ -93,10 +93,7 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Marked, kw_only=True):
-    """A message in any role. reasoning: another name for `reasoning_content`, if a text. images:
-    stand before the content, as in ollama's chats. refusal: an answer's text, in place of absent
-    content.
-    """
+    """A message in any role. refusal: an answer's text, in place of absent content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None

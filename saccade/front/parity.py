@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from saccade.core.errors import CheckpointError, RequestError
-from saccade.core.serve_options import ServeOptions
+from saccade.core.options import ServeOptions
 from saccade.core.types import Size
 from saccade.families.transformers_any.parity import (
     NEW_TOKENS,

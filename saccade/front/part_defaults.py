@@ -38,8 +38,7 @@ class ImageBounds(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
     """Bounds for a request's images without bounds of their own (`mm_processor_kwargs`), and the
-    way to look at its videos. do_sample_frames: true is the rule; a client's frames are taken as
-    they are.
+    way to look at its videos.
     """
 
     min_pixels: Positive | None = None

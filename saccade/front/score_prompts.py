@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from saccade.core.answer_options import Pooling
 from saccade.core.errors import ConfigError, InvalidRequest
 from saccade.core.family import FamilySpec, ScoreTemplates
+from saccade.core.options import Pooling
 from saccade.families.checkpoint import PoolingFiles
 from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.part_defaults import ImageLimits

@@ -100,7 +100,7 @@ AnyVideoPart = VideoURLPart | VideoPart | InputVideoPart
 
 class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
     """The way to look at a request's videos without wishes of their own, and facts about frames
-    (`media_io_kwargs.video`). total_num_frames, duration: about the frames' video.
+    (`media_io_kwargs.video`).
     """
 
     fps: Rate | None = None

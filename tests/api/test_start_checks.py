@@ -16,10 +16,8 @@ import pytest
 
 from saccade.api.app import build_app
 from saccade.api.serve import serve
-from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.core.options import ModelOptions
-from saccade.core.serve_options import ServeOptions
+from saccade.core.options import AnswerOptions, ModelOptions, ServeOptions
 from saccade.families.base_spec import BaseSpec
 from saccade.families.registry import load_spec
 from saccade.front import parity

@@ -21,8 +21,7 @@ from saccade.api.trace import telemetry
 from saccade.api.trace.telemetry import Telemetry
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
-from saccade.core.observability_options import ObservabilityOptions
-from saccade.core.options import ServerOptions
+from saccade.core.options import ObservabilityOptions, ServerOptions
 from tests.edge.test_tenants import part, png
 from tests.helpers.asking import BODY, eventually, in_flight
 from tests.helpers.collector import Collector, Span, collecting

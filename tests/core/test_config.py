@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cyclopts import CycloptsError
 
+from saccade import LLM
 from saccade.commands import SERVE_OPTIONS, app, check_spelling
 from saccade.core.claims import DiskFolder
 from saccade.core.config import (
@@ -232,6 +233,13 @@ def test_an_option_of_an_earlier_version_is_told_how_it_is_said_now(line: str, w
         check_spelling(line.split())
 
 
+def test_python_is_told_how_an_earlier_option_is_said_now() -> None:
+    with pytest.raises(ConfigError, match=r"^LLM has no option 'gguf_file': name the file behind"):
+        LLM(gguf_file="Q8_0")
+    with pytest.raises(ConfigError, match=r"^LLM has no option 'cuda_graph_max_bs': graphs are"):
+        LLM(cuda_graph_max_bs=8)
+
+
 def test_options_of_today_are_spelled_right() -> None:
     shared = ("--embedding-cache-dir", "d", "--embedding-cache-shared")
     check_spelling(("model", *shared, "--tune", "page_size=32", "--port", "1"))
@@ -394,7 +402,18 @@ def test_a_folder_may_have_a_size(given: str, path: str, nbytes: int | None) -> 
 
 
 @pytest.mark.parametrize(
-    "size", ["64", "64MB", "64 GiB", "1.5GiB", "-1GiB", "1,5G", "64gib", "1KiB"]
+    "size",
+    [
+        "64",
+        "64MB",
+        "64 GiB",
+        pytest.param("9" * 5000 + "M", id="huge"),
+        "1.5GiB",
+        "-1GiB",
+        "1,5G",
+        "64gib",
+        "1KiB",
+    ],
 )
 @pytest.mark.parametrize("option", ["--embedding-cache-dir", "--kv-cache-dir", "--files-dir"])
 def test_a_size_that_cannot_be_read_is_no_part_of_a_folders_name(

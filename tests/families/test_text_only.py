@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from saccade.core.answer_options import AnswerOptions
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets, Hardware
 from saccade.core.errors import ConfigError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.options import (
+    AnswerOptions,
     CacheOptions,
     EngineOptions,
     MediaOptions,

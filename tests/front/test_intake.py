@@ -25,14 +25,13 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.types import LARGEST, Request, SamplingParams
 from saccade.families.registry import load_spec
-from saccade.front.answer_rules import AnswerRules
+from saccade.front.answer_rules import AnswerRules, load_sampling_defaults
 from saccade.front.breakpoints import CacheRequest
 from saccade.front.compiler import Compiler
 from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.input_processor import InputProcessor
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.media.media import Media
 from saccade.media.sources.source import ImageSource, SentFile
 from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat

@@ -22,18 +22,18 @@ import saccade.demo
 from saccade.api.serve import Server
 from saccade.core.arena import Arena
 from saccade.core.metrics import Metrics
-from saccade.core.observability_options import ObservabilityOptions
 from saccade.core.options import (
     ConnectionOptions,
     MediaOptions,
+    ObservabilityOptions,
+    ServeOptions,
     ServerOptions,
 )
 from saccade.core.route_options import RouteOptions
-from saccade.core.serve_options import ServeOptions
 from saccade.families.registry import load_spec
+from saccade.front.answer_rules import load_sampling_defaults
 from saccade.front.input_processor import InputProcessor
 from saccade.front.request_manager import RequestManager
-from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.front.score_prompts import Scoring
 from saccade.media.media import Media
 from saccade.route.run import RouteServer

@@ -55,7 +55,7 @@ MOST_SHOWN = 50
 
 
 class Underway(Struct):
-    """An answer on its way. `seconds`: since its request arrived. `generated`: tokens so far."""
+    """An answer on its way."""
 
     seconds: float
     """Seconds since the request arrived."""
@@ -70,7 +70,6 @@ class ServerState(Struct):
     """The server as its page shows it. Times in seconds; `context_length` and `kv_tokens` are null
     until the model is loaded.
 
-    `takes`: what requests may hold besides text; `frames` are lists of a video's images.
 
     `answers` are the longest on their way, at most `MOST_SHOWN`. A holder of one of several keys
     sees only its own answers.

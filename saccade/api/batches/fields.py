@@ -66,7 +66,7 @@ class BatchLine(Struct):
 
 
 class BatchError(Struct):
-    """Why a whole batch failed. `line`: in the input file, from 1."""
+    """Why a whole batch failed."""
 
     code: str
     message: str

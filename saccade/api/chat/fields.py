@@ -44,10 +44,7 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """How to stream.
-
-    continuous_usage_stats: with include_usage, every chunk carries the usage so far.
-    """
+    """How to stream."""
 
     include_usage: bool = False
     """The stream ends with a chunk that reports usage."""
@@ -57,11 +54,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class SaccadeOptions(Struct, forbid_unknown_fields=True):
-    """Fields that only this server has.
-
-    trace: say in the answer each image's place, the reason for misses, and the cost. documents:
-    what is shown from a PDF's pages: their text, their images, or both.
-    """
+    """Fields that only this server has."""
 
     trace: bool = False
     """Report where the server found each image, why not sooner, and at what cost."""

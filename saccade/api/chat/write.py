@@ -25,9 +25,7 @@ from saccade.text.answer.tool_calls import CallArguments, CallEnded, CallStarted
 
 class PromptTokensDetails(Struct):
     """Prompt token counts: from the prefix cache, computed and now kept by a breakpoint, in images,
-    and in videos (if any). cached_tokens_by_tier: the cached tokens' tiers, unless all are on the
-    device. prepared_tokens: cached tokens that were computed before the request came.
-    prepared_in_vain_tokens: computed so, and not used.
+    and in videos (if any).
     """
 
     cached_tokens: int
@@ -65,9 +63,7 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens in one request. The prompt counts once, whatever `n`. completion_tokens_details: if
-    any were guessed.
-    """
+    """Tokens in one request. The prompt counts once, whatever `n`."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -244,7 +240,7 @@ class MissReason(Struct):
 
 
 class CacheDiagnostics(Struct):
-    """cache_miss_reason: null if all was found that earlier prompts contain."""
+    """What the caches lacked of a prompt that earlier ones contain."""
 
     cache_miss_reason: MissReason | None
     """Null if the cache held everything that earlier prompts contain."""
@@ -276,9 +272,7 @@ class Completion(Struct):
 
 
 class Model(Struct):
-    """An entry in the model list. parent: the model below an adapter. unproven: no test compares
-    the architecture's answers with transformers' own.
-    """
+    """An entry in the model list."""
 
     id: str
     created: int
@@ -303,7 +297,7 @@ class ModelList(Struct):
 class TokenCount(Struct):
     """Answer to POST /tokenize: a prompt's size, and each image's.
 
-    `max_model_len`: maximum tokens in prompt and answer. `token_strs`: if requested.
+    `max_model_len`: maximum tokens in prompt and answer.
     """
 
     count: int

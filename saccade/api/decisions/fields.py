@@ -85,7 +85,7 @@ Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 class DecisionInput(Struct, kw_only=True):
-    """The input, and questions about it. input: a text, or items as in /v1/responses."""
+    """The input, and questions about it."""
 
     input: Raw
     """What to judge: a text, or items as in /v1/responses."""

@@ -23,7 +23,7 @@ class ChoiceProbability(Struct):
 
 
 class LevelProbability(Struct):
-    """A level's probability. value: its place, from 1."""
+    """A level's probability."""
 
     label: str
     probability: float

@@ -127,7 +127,7 @@ class Citations(Struct):
 
 
 class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True):
-    """A document: a PDF, a text, or texts and images. title, context: lines before it."""
+    """A document: a PDF, a text, or texts and images."""
 
     source: PlainSource | PartsSource | PDFBytes | URLSource | FileSource
     title: str | None = None
@@ -186,9 +186,7 @@ class InputMessage(RefusedWords):
 
 
 class ToolDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool run by the client. eager_input_streaming: its input may be shown before being
-    complete. input_examples: a hint.
-    """
+    """A tool run by the client."""
 
     name: str
     input_schema: dict[str, Any]
@@ -225,9 +223,7 @@ class ToolChoice(Struct, forbid_unknown_fields=True):
 
 
 class Thinking(Struct, forbid_unknown_fields=True):
-    """Reasoning before the answer: on or off. budget_tokens: a hint. display: show the
-    reasoning.
-    """
+    """Reasoning before the answer: on or off."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     """disabled turns reasoning off. All other values turn it on."""
@@ -245,7 +241,7 @@ class OutputFormat(Struct, forbid_unknown_fields=True):
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    """The answer's form. effort: a hint."""
+    """The answer's form."""
 
     format: OutputFormat | None = None
     """The answer's form: JSON with a schema."""
@@ -329,9 +325,7 @@ class ContextManagement(Struct, forbid_unknown_fields=True):
 
 
 class Inquiry(Struct, kw_only=True):
-    """The model, messages and tools. A message is an `InputMessage`, a tool a `ToolDefinition`.
-    thread: a conversation kept by the server, which this server refuses.
-    """
+    """The model, messages and tools. A message is an `InputMessage`, a tool a `ToolDefinition`."""
 
     model: str
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
@@ -368,7 +362,7 @@ class Drawing(Struct, kw_only=True):
 
 
 class DocumentOptions(Struct, forbid_unknown_fields=True):
-    """Fields that only this server has. documents: as in chats."""
+    """Fields that only this server has."""
 
     documents: PageView | None = None
     """How the model sees a PDF's pages: text, images, or both."""

@@ -36,9 +36,7 @@ class ScoreScope(Struct, kw_only=True):
 
 
 class EmbeddingInput(Struct, kw_only=True):
-    """What to embed. input: a text, tokens, or a list with texts or lists of tokens. messages: a
-    chat, or several, whose system message is the instruction.
-    """
+    """What to embed."""
 
     input: Raw = field(default_factory=Raw)
     """A text, tokens, or a list of texts or token lists."""
@@ -47,9 +45,7 @@ class EmbeddingInput(Struct, kw_only=True):
 
 
 class EmbeddingForm(Struct, kw_only=True):
-    """How embeddings are written. dimensions: keep this many first values, scaled to length 1
-    again.
-    """
+    """How embeddings are written."""
 
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     """Keep only this many first values, rescaled to length 1."""
@@ -96,9 +92,7 @@ class CohereInputs(Struct, kw_only=True):
 
 
 class CohereForm(Struct, kw_only=True):
-    """How embeddings are made and written. input_type: search_query has its own instruction, unless
-    the body has one.
-    """
+    """How embeddings are made and written."""
 
     input_type: (
         Literal["search_document", "search_query", "classification", "clustering", "image"] | None

@@ -45,7 +45,7 @@ class ScoreUsage(Struct):
 
 
 class EmbeddingList(Struct):
-    """Answer to /v1/embeddings. data: an `EmbeddingEntry` for each input, in order."""
+    """Answer to /v1/embeddings."""
 
     data: list[Any]
     """The embeddings, in the inputs' order."""
@@ -64,7 +64,7 @@ class EmbeddingEntry(Struct):
 
 
 class CohereEmbeddings(Struct):
-    """Answer to /v2/embed. embeddings: by form."""
+    """Answer to /v2/embed."""
 
     id: str
     embeddings: dict[str, list[Any]]

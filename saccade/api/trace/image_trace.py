@@ -33,10 +33,7 @@ class Size(Struct):
 
 
 class ImageCost(Struct):
-    """An image by its header (upright), and its size after processing.
-
-    `place`: the request's name for the image.
-    """
+    """An image by its header (upright), and its size after processing."""
 
     place: str
     """The part of the request, such as messages[0].content[1]."""
