@@ -5,7 +5,6 @@ chunk size, page size or cache.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,27 +39,6 @@ def test_one_at_a_time_and_again_with_everything_cached(model: Model) -> None:
         request = model.request(harness, name)
         assert outcomes[name].cached_tokens == (len(request.tokens) - 1) // 16 * 16
     assert len(harness.encoded) == seen, "a seen picture is not encoded again"
-
-
-@pytest.mark.first
-@pytest.mark.once("model")
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
-@pytest.mark.parametrize("chunk_tokens", [16, 2048])
-def test_answers_survive_preemption(model: Model, chunk_tokens: int, prefix_cache: bool) -> None:
-    probe = Harness(model.net)
-    lengths = [len(model.request(probe, name).tokens) + NEW_TOKENS for name in CASES]
-    longest = max(lengths)
-    several = 5 * longest < sum(lengths)
-    # for two of the longest; where tiles make some much longer, for little more than it
-    pages = (2 * (longest // 2 + 1) if several else longest // 2 + NEW_TOKENS) + 1
-    harness = Harness(
-        model.net, chunk_tokens=chunk_tokens, page_size=2, kv_pages=pages, prefix_cache=prefix_cache
-    )
-    check(model, harness.run([model.request(harness, name) for name in CASES]))
-    assert harness.scheduler.counts.preemptions > 0
-    assert len(harness.encoded) == len(set(harness.encoded)), (
-        "whatever was interrupted, in the middle of a picture too"
-    )
 
 
 @pytest.mark.once("model")
@@ -128,17 +106,6 @@ def test_another_picture_of_equal_size_gets_its_own_answer(model: Model) -> None
     )
     assert again.tokens == a.tokens
     assert again.levels == ["kv"]
-
-
-@pytest.mark.once("model")
-def test_a_salt_separates_tenants(model: Model) -> None:
-    harness = Harness(model.net, page_size=1)
-    plain = model.request(harness, "text")
-    harness.run([plain])
-    salted = harness.run([replace(plain, cache_salt="tenant")])["text"]
-    assert salted.cached_tokens == 0
-    assert salted.tokens == model.answers["text"]
-    assert harness.run([plain])["text"].cached_tokens > 0
 
 
 @pytest.mark.once("model")

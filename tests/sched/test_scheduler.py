@@ -8,7 +8,7 @@ import pytest
 from saccade.core.plan import Plan, StepResult
 from saccade.core.types import Image, ImageKey, ImageOutcome, Request, Span
 from saccade.sched.limits import SchedulerLimits
-from tests.sched.simulator import EOS, PLACEHOLDER, Simulation, picture, reference
+from tests.sched.simulator import PLACEHOLDER, Simulation, picture
 
 IMAGE = 3 * 80 * 16 * 16
 """Bytes of the pixels of an image of 20 tokens: whole pages of memory."""
@@ -114,18 +114,6 @@ def test_slots_are_given_first_come_first_served() -> None:
     assert order == ids
 
 
-def test_a_slot_is_closed_before_it_is_opened_again() -> None:
-    sim = simulation(limits(max_running=1))
-    add_text(sim, 4, max_tokens=1)
-    add_text(sim, 4, max_tokens=1)
-    plans = list(steps(sim))
-    assert [(plan.close, [entry.slot for entry in plan.open]) for plan in plans] == [
-        ((), [0]),
-        ((0,), [0]),
-        ((0,), []),
-    ]
-
-
 def test_a_request_that_does_not_fit_is_not_overtaken() -> None:
     sim = simulation(pages=16, prefix=False)
     add_text(sim, 20)
@@ -195,45 +183,7 @@ def test_the_kv_cache_bounds_a_request_too() -> None:
     assert len(sim.output(fits)) == 1 and sim.deltas[fits][-1].finish == "length"
 
 
-# ---- how answers end
-
-
-def answer_with_eos(sim: Simulation, **sampling: Any) -> tuple[Request, int]:
-    """A request whose answer has its first EOS at a known place, at least third."""
-    for first in range(1, 4000):
-        request = sim.request([1 + first % 38, 1 + first // 38], max_tokens=60, **sampling)
-        free, _ = reference(sim.request(list(request.tokens), max_tokens=60, ignore_eos=True), 1000)
-        if EOS in free[2:50] and EOS not in free[:2]:
-            return request, free.index(EOS)
-    raise AssertionError("no such answer")
-
-
-def test_an_answer_ends_with_eos() -> None:
-    sim = simulation()
-    request, place = answer_with_eos(sim)
-    sim.add(request)
-    sim.run()
-    assert len(sim.output(request.id)) == place + 1 and sim.deltas[request.id][-1].finish == "stop"
-
-
-def test_eos_does_not_end_an_answer_that_is_too_short_or_ignores_it() -> None:
-    sim = simulation()
-    request, place = answer_with_eos(sim, min_tokens=55)
-    deaf, _ = answer_with_eos(sim, ignore_eos=True)
-    for each in (request, deaf):
-        sim.add(each)
-    sim.run()
-    assert len(sim.output(request.id)) > place + 1
-    assert len(sim.output(deaf.id)) == 60 and sim.deltas[deaf.id][-1].finish == "length"
-
-
-def test_a_stop_token_ends_an_answer() -> None:
-    sim = simulation()
-    probe = sim.request([1, 2, 3], **ENDLESS)
-    token = reference(probe, 1000)[0][3]
-    id = sim.add(sim.request([1, 2, 3], stop_token_ids=(token,), **ENDLESS))
-    sim.run()
-    assert sim.output(id)[-1] == token and sim.deltas[id][-1].finish == "stop"
+# ---- answers
 
 
 def test_every_token_is_news_at_once_and_the_first_tells_what_was_cached() -> None:
