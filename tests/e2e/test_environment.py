@@ -12,6 +12,7 @@ import pytest
 
 from saccade import LLM
 from saccade_bench.fixtures.server import routing, serving
+from tests.helpers.processes import children_of
 
 pytestmark = pytest.mark.slow  # of a server alone: tests/e2e/test_processes.py
 
@@ -34,10 +35,8 @@ def test_no_process_of_a_server_has_a_key_in_its_environment(
         monkeypatch.setenv(name, value)
     with serving(checkpoint("qwen3_vl"), tmp_path) as server:
         front = psutil.Process(server.process.pid)
-        children = front.children(recursive=True)
-        assert len(children) >= 7, (
-            "engine, worker, and of images two fork servers, supervisors and workers"
-        )
+        # engine, worker, and of images two fork servers, supervisors and workers
+        children = children_of(front, 7)
         for process in (front, *children):
             found = environment_of(process)
             kept = SECRETS if process is front else SECRETS | OF_OTHERS
@@ -61,10 +60,7 @@ def test_no_process_that_llm_starts_has_a_key_in_its_environment(
         monkeypatch.setenv(name, value)
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     with LLM(checkpoint("qwen3_vl")):
-        children = psutil.Process().children(recursive=True)
-        ours = [each for each in children if each.pid not in before]
-        assert len(ours) >= 7
-        for process in ours:
+        for process in children_of(psutil.Process(), 7, before):
             found = environment_of(process)
             kept = (SECRETS | OF_OTHERS).values()
             assert not [value for value in kept if value.encode() in found], process

@@ -25,6 +25,7 @@ from saccade.engine.link import EngineProcess
 from saccade.ipc.messages import Abort, Figures, Output, Scrape, Submit
 from saccade_bench.fixtures.server import Server, serving
 from tests.helpers.breadth import broad
+from tests.helpers.processes import children_of
 
 pytestmark = pytest.mark.more
 
@@ -168,12 +169,8 @@ def test_only_workers_have_loaded_torch(server: Server) -> None:
 def test_no_process_of_a_server_has_a_key_in_its_environment(server: Server) -> None:
     """What others have put there for their own programs: none but the front has it."""
     front = psutil.Process(server.process.pid)
-    deadline = time.monotonic() + 60
-    while len(children := front.children(recursive=True)) < 7:  # image workers may come later
-        assert time.monotonic() < deadline, (
-            "engine, worker, and of images two fork servers, supervisors and workers"
-        )
-        time.sleep(0.05)
+    # engine, worker, and of images two fork servers, supervisors and workers
+    children = children_of(front, 7)
     for process in (front, *children):
         found = Path(f"/proc/{process.pid}/environ").read_bytes()
         assert b"PATH=" in found

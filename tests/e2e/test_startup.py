@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.engine.link import EngineProcess
 from saccade.ipc.child import Child
 from saccade.ipc.messages import Loading
+from saccade.kernels.device import has_numba
+from saccade.kernels.x86.jit_cache import code_folder
+from saccade_bench.fixtures.server import serving
 from tests.terminal import CTRL_C, Terminal, gone
 
 pytestmark = pytest.mark.more
@@ -50,6 +54,26 @@ def test_start_up_says_how_far_it_is_from_before_the_heavy_imports_to_the_pages_
     serving, page = said[-2:]
     url = serving.removeprefix("serving at ").removesuffix("/v1")
     assert page == f"to try it in a browser: {url}/"
+
+
+@pytest.mark.skipif(not has_numba(), reason="Numba's kernels are for x86-64")
+@pytest.mark.timeout(400)
+def test_the_second_start_compiles_and_measures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = code_folder("code")
+    assert known is not None
+    shutil.copytree(known, tmp_path / "saccade" / "code")  # or all kernels would be compiled here
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def start() -> str:
+        shapes = "--dtype", "bfloat16", "--context-length", "1234"  # nobody else's
+        with serving("demo", tmp_path, *shapes) as server:
+            (line,) = (each for each in server.log.read_text().splitlines() if "start-up" in each)
+        return line.split("start-up")[1].strip()
+
+    assert start().endswith(" compiled, exact rows measured")
+    assert start().endswith(" kernels and exact rows kept from last start")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -83,3 +86,18 @@ def test_an_end_instead_of_masks_is_an_end(running: Any) -> None:
     engine.send(Finish())
     thread.join(10)
     assert device.log == [0, None]
+
+
+NEEDLESS = ("numba", "llvmlite", "transformers", "sympy", "torch._dynamo", "torch._inductor")
+IMPORTED = f"""
+import json, sys
+import saccade.runtime.process, saccade.kernels.x86.ops
+print(json.dumps([each for each in {NEEDLESS!r} if each in sys.modules]))
+"""
+
+
+@pytest.mark.more
+def test_a_worker_imports_no_compiler_before_it_compiles() -> None:
+    command = [sys.executable, "-c", IMPORTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []

@@ -40,10 +40,10 @@ class Kernel:
         def make() -> bytes:
             from saccade.kernels.x86.jit import compile_body
 
-            body: Body = vars(code())[name](*sizes)
-            return compile_body(name, body)
+            return compile_body(name, vars(code())[name](*sizes))
 
-        words = "\n".join((name, repr(sizes), machine_code.describe_target(), _sources()))
+        body = code.__module__, name, repr(sizes)
+        words = "\n".join((*body, machine_code.describe_target(), _sources()))
         self._function = machine_code.link(kept_files.kept(words, make), (name,))[name]
 
     def __call__(self, items: int, values: int, *numbers: int) -> None:
