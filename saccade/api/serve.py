@@ -35,6 +35,7 @@ from saccade.front.assemble import UNPROVEN, build_front
 from saccade.front.loading import LoadingView
 from saccade.front.parity import check_parity
 from saccade.front.request_manager import RequestManager
+from saccade.ipc.allocated import keep_freed
 from saccade.ipc.gc_freeze import settle
 from saccade.ipc.messages import Loading, Ready
 from saccade.ipc.secrets import KEY_VARIABLES, forget
@@ -46,6 +47,8 @@ FAILED_SECONDS = 5.0
 goes too.
 """
 
+KEPT_BYTES = 32 << 20
+"""Memory of answered requests that stays for the next: the body and images of 16 screenshots."""
 STOPPED_EARLY = 128 + signal.SIGINT
 """The exit status where Ctrl-C has ended start-up, as shells have it."""
 
@@ -158,6 +161,7 @@ def serve(model: str, options: ServeOptions) -> int:
     options = replace(options, server=server, role=role)
     forget(*KEY_VARIABLES)
     raise_descriptors()
+    keep_freed(KEPT_BYTES)
     if options.watch.traces_url is not None:
         check_installed()
     names = server.served_model_name or (model,)

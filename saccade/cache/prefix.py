@@ -113,13 +113,16 @@ class PrefixCache:
         self.evictable = 0
         self.evictions = 0
 
-    def find(self, content: Content) -> list[Node]:
+    def find(self, content: Content, known: Sequence[Node] = ()) -> list[Node]:
         """Return the longest cached path that a sequence can go on from, without side effects.
 
-        The path leaves at least one token to compute.
+        The path leaves at least one token to compute. known: a path found for this content before,
+        which is not walked again.
         """
-        path: list[Node] = []
-        node = self._roots.get(content.partition)
+        path = [*known]
+        while path and path[-1].used == GONE:  # leaves go first, so what is before is there
+            path.pop()
+        node = path[-1] if path else self._roots.get(content.partition)
         size = self._pool.page_size
         while node is not None and (len(path) + 1) * size < len(content.tokens):
             node = node.children.get(content.page(len(path), size))

@@ -67,7 +67,8 @@ class KVCacheManager:
 
     def find(self, sequence: Sequence) -> list[Node]:
         """Return a waiting sequence's cached pages. Sets `matched`."""
-        path = self._prefix.find(sequence.content) if self._prefix else []
+        path = self._prefix.find(sequence.content, sequence.path) if self._prefix else []
+        sequence.path = path
         if sequence.shareable < len(sequence.tokens):
             path = path[: sequence.shareable // self._pool.page_size]
             path = self._prefix.resumable(path) if self._prefix else path
@@ -167,6 +168,7 @@ class KVCacheManager:
         if self._prefix is None:
             return None
         node = self._prefix.hold(sequence.content, path)
+        sequence.path = []
         if sequence.cached is None and (self._prefix.pinned or self._prefix.kept is not None):
             self._prefix.hit(path, sequence.client)
         if self._arrivals is not None:

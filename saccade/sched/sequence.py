@@ -120,8 +120,9 @@ class Sequence:
 
     order: place of arrival. asks: the request asks something from the caches. shown: its images.
 
-    matched: tokens found in the prefix cache at the last lookup, while waiting. blocked: the image
-    awaited by a waiting sequence. cramped: the device lacked room for the next image beside those
+    matched: tokens found in the prefix cache at the last lookup, while waiting. path: the pages
+    found by it, where the next goes on. blocked: the image awaited by a waiting sequence. cramped:
+    the device lacked room for the next image beside those
     present, so any step is welcome.
 
     encoded: images encoded for this sequence: why they were missing, and their source. found:
@@ -146,6 +147,7 @@ class Sequence:
         "guide",
         "matched",
         "order",
+        "path",
         "request",
         "run",
         "scored",
@@ -169,6 +171,7 @@ class Sequence:
         self.run: Run | None = None
         self.shown = ShownImages(request)
         self.matched: int | None = None
+        self.path: list[Node] = []
         self.blocked: ImageKey | None = None
         self.cramped = False
         self.encoded: dict[ImageKey, tuple[Missed, Source]] = {}

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
-from saccade.cache.content import Content
+from saccade.cache.content import Content, PageKey
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.types import Image, ImageKey, Span
@@ -53,6 +55,35 @@ def test_the_same_pages_are_found_again() -> None:
     pages = case.serve(text(1, 2, 3, 4, 5))
     assert [node.page for node in case.cache.find(text(1, 2, 3, 4, 7))] == pages[:2]
     assert case.serve(text(1, 2, 3, 4, 7))[:2] == pages[:2]
+
+
+class Counted(Content):
+    """Counts the pages that are looked at."""
+
+    looked: ClassVar[int] = 0
+
+    def page(self, index: int, size: int) -> PageKey:
+        Counted.looked += 1
+        return super().page(index, size)
+
+
+def test_a_path_found_before_is_not_walked_again() -> None:
+    """A prompt of many seen images has hundreds of pages, and is looked up twice."""
+    case, tokens = Case(), list(range(20))
+    case.serve(text(*tokens))
+    content = Counted([*tokens, 20], (), ())
+    path = case.cache.find(content)
+    assert len(path) == Counted.looked == 10
+    assert case.cache.find(content, path) == path and Counted.looked == 10
+    case.serve(text(*tokens, 20, 21))
+    content.tokens.extend((21, 22))
+    longer = case.cache.find(content, path)
+    assert longer[:10] == path and len(longer) == Counted.looked == 11
+    case.cache.evict(4)
+    shorter = case.cache.find(content, longer)
+    assert shorter == longer[:7] == case.cache.find(content)
+    case.cache.flush()
+    assert not case.cache.find(content, shorter)
 
 
 @pytest.mark.parametrize(

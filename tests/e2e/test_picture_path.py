@@ -4,9 +4,11 @@ what is hostile is refused; what dies takes nothing with it.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
 import json
+import mmap
 import struct
 import threading
 import time
@@ -190,6 +192,23 @@ def test_a_picture_a_round_is_decoded_encoded_and_shipped_once(server: Server) -
         answer = ask(server, *messages, user(text("which was best?")), saccade={"trace": True})
         assert so_far() == [0, 0, 0]
     assert [each["found"] for each in answer["saccade"]["images"]] == ["kv"] * 8
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc")
+def test_the_memory_of_a_request_with_seen_pictures_serves_the_next(server: Server) -> None:
+    """Fresh pages cost the front as much as all else that a seen picture asks of it."""
+    pictures = [image(png() + bytes(400_000)) for _ in range(12)]
+
+    def fresh() -> int:
+        """The pages that the system has given the front so far."""
+        stat = Path(f"/proc/{server.process.pid}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[7])
+
+    for _ in range(3):
+        ask(server, user(*pictures, text("again")))
+    before = fresh()
+    ask(server, user(*pictures, text("again")))
+    assert (fresh() - before) * mmap.PAGESIZE < 12 * 400_000 / 4
 
 
 def test_sixteen_requests_with_one_new_picture_fetch_decode_and_encode_it_once(

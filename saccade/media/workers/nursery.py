@@ -43,6 +43,7 @@ import PIL.Image
 
 from saccade.core.arena import Arena
 from saccade.core.recipe import OwnPixels
+from saccade.ipc.allocated import keep_freed
 from saccade.ipc.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.ipc.gc_freeze import settle
 from saccade.media.formats import heif
@@ -89,7 +90,7 @@ SOON = 0.001
 """Seconds after which a worker's processor time is looked at again, at least."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+M_ARENA_MAX = -8
 
 
 class Outbox:
@@ -521,8 +522,7 @@ def main() -> int:
     boot, link = enter(Boot)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_NAME, b"saccade-images")
-    libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)  # the most it takes
-    libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    keep_freed(KEPT_BYTES)
     libc.mallopt(M_ARENA_MAX, 1)  # a second thread's would take 64 MiB of a worker's address space
     PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as all else here: a worker may begin no thread
